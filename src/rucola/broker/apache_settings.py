@@ -1,8 +1,7 @@
 """Settings of Apache's broker without effect here, and their values in GET_BROKER_CONFIG responses.
 
-A broker.conf may contain them, and tools of Apache read them: `mqadmin exportConfigs` fails on an answer without
-filterServerNums and useTLS. The values are Apache's defaults, on a machine with two processors where they depend on it.
-A value in broker.conf does not change the answer, since it has no effect either.
+Apache's tools read them: `mqadmin exportConfigs` fails without filterServerNums and useTLS. The values are Apache's
+defaults (on two processors), even if broker.conf sets others.
 
 Corresponds to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8.
 """
@@ -43,11 +42,11 @@ _BROKER_AND_STORE: Final = """
 APACHE_SETTINGS: Final = (
     dict(pair.split("=") for pair in _BROKER_AND_STORE.split()) | NETTY_CLIENT_SETTINGS | NETTY_SERVER_SETTINGS
 )
-"""Key and value of each setting that Apache's broker answers and Rucola does not have."""
+"""Settings that GET_BROKER_CONFIG returns in addition to Rucola's."""
 
 _WITHOUT_DEFAULT: Final = """
     dLegerGroup dLegerPeers dLegerSelfId enableBatchPush preferredLeaderId readOnlyCommitLogStorePaths
     storePathDLedgerCommitLog
 """
 WITHOUT_EFFECT: Final = APACHE_SETTINGS.keys() | frozenset(_WITHOUT_DEFAULT.split())
-"""All keys of Apache's broker.conf that have no meaning here; those without a default are not answered."""
+"""Keys of Apache's broker.conf without effect; those without a default are not returned."""

@@ -1,12 +1,11 @@
 """Positions of a consumer group in Apache's bloom filters, for `config/consumerFilter.json`.
 
-Apache's broker can store beside each ConsumeQueue unit which groups match the message: three of 112 bits per group,
-computed from a hash of 64 bits:
+Apache's broker can store with each ConsumeQueue unit which groups match the message: three of 112 bits per group.
 
     murmur3(group#topic) = a + b * 2^32        position k = (a + k * b) mod 112, for k = 1, 2, 3
 
-Rucola evaluates the message properties instead, and writes the positions only for an Apache broker that opens the same
-store later.
+Rucola evaluates message properties instead, and writes the positions only for an Apache broker that opens the store
+later.
 
 Corresponds to `BloomFilter` of Apache RocketMQ 4.9.8, with its default sizes: 32 groups, 20 % false positives.
 """
@@ -23,7 +22,6 @@ _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
 
 
 def bloom_filter_positions(text: str) -> list[int]:
-    """Return the bit positions of `text`."""
     value = _murmur3(text.encode())
     first, step = (value & 0xFFFFFFFF), value >> 32
     positions = []
@@ -35,7 +33,7 @@ def bloom_filter_positions(text: str) -> list[int]:
 
 
 def _murmur3(data: bytes) -> int:
-    """Return the first 64 bits of MurmurHash3_x64_128 with seed 0."""
+    """First 64 bits of MurmurHash3_x64_128 with seed 0."""
     h1 = h2 = 0
     # Blocks of 16 bytes; the last one is padded with zeros and skips the mixing of the body (`is_whole`).
     padded = data + bytes(-len(data) % 16)
@@ -48,7 +46,6 @@ def _murmur3(data: bytes) -> int:
         h2 ^= _rotate(k2 * _C2 & _MASK, 33) * _C1 & _MASK
         if is_whole:
             h2 = ((_rotate(h2, 31) + h1) * 5 + 0x38495AB5) & _MASK
-    # Finalization.
     h1, h2 = h1 ^ len(data), h2 ^ len(data)
     h1 = (h1 + h2) & _MASK
     h2 = (h2 + h1) & _MASK

@@ -1,10 +1,7 @@
 """The broker: one store, served to clients and, as master or slave, replicated.
 
-`Broker` holds the configuration and the exit stack of the running parts; `assembly.startup` builds, starts and stops
-them, and `role_control` does so again in another role. A broker that fails to start releases everything that it took.
-
-Corresponds to `BrokerController` of Apache RocketMQ 4.9.8. Deliberate difference: the parts receive what they need and
-do not know this class.
+Corresponds to `BrokerController` of Apache RocketMQ 4.9.8. Deliberate difference: the parts do not depend on this
+class.
 """
 
 from __future__ import annotations
@@ -29,17 +26,15 @@ from rucola.store.directory_lock import check_store_directory
 
 
 def wall_clock_ms() -> int:
-    """Return milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class Broker:
     """One broker over one store directory. Use `start` and `stop`, or `async with`.
 
-    If `listen_port` is 0 the system chooses a port, which `config.listen_port` and `address` contain after the start.
-    Settings that operators change at runtime are written into `config_file`. Each of `interceptors` sees every request
-    before the broker's own checks (see `rucola.access`). `probe_disk` and `clock` are for tests. ConfigError if the
-    certificates that `config.tls` names cannot be used.
+    If `listen_port` is 0 the system chooses a port, which `config.listen_port` and `address` have after the start.
+    Settings changed at runtime are written into `config_file`. `interceptors` see every request before the broker's own
+    checks (see `rucola.access`). Raises ConfigError if the certificates of `config.tls` cannot be used.
     """
 
     def __init__(
@@ -59,7 +54,6 @@ class Broker:
         if config.coordination.is_enabled:
             self._coordination = BrokerCoordination(config, store_config, client_tls)
         self.role = BrokerRoleControl(self, config, store_config, clock)
-        """The role of this broker, and its changes while the broker runs."""
         self._environment = BrokerEnvironment(
             config,
             store_config,
@@ -76,19 +70,17 @@ class Broker:
             client_tls,
         )
         self._running = AsyncExitStack()
-        """The shutdown of everything that is open."""
         self._opened: OpenedParts | None = None
-        """What `open` has opened, until the start."""
         self.parts: RunningParts | None = None
-        """The running parts; None while the broker is stopped."""
+        """None while stopped."""
 
     @property
     def address(self) -> str:
-        """The address that clients connect to, "ip:port"."""
+        """The address for clients, "ip:port"."""
         return f"{self.config.broker_ip1}:{self.config.listen_port}"
 
     async def open(self) -> None:
-        """Open the store without binding a port. Raises StoreError. `start` follows, or `stop`."""
+        """Open the store without binding a port. Raises StoreError. `start` or `stop` follows."""
         if not self.role.is_loaded:
             store_config = self._environment.store_config
             # Before anything is read or written in the directory, which the store itself locks later.
@@ -107,10 +99,7 @@ class Broker:
             self._running = opening.pop_all()
 
     async def start(self) -> None:
-        """Open the store, unless `open` did, and begin to serve.
-
-        Raises StoreError, ConfigError or RemotingError.
-        """
+        """Open the store, unless `open` did, and start serving. Raises StoreError, ConfigError or RemotingError."""
         try:
             if self._opened is None:
                 await self.open()
@@ -123,17 +112,14 @@ class Broker:
             raise
 
     async def reload(self) -> None:
-        """Load the certificates, and read `config_file` again (see `services.configuration`).
-
-        ConfigError, and then what failed is unchanged.
-        """
+        """Load the certificates, and read `config_file` again. Raises ConfigError; the failed part is unchanged."""
         if self._environment.tls is not None:
             self._environment.tls.reload()
         if self.parts is not None:
             await self.parts.services.configuration.reload()
 
     async def stop(self) -> None:
-        """Stop serving and close the store. Idempotent. Everything that was acknowledged is on disk afterwards."""
+        """Stop serving and close the store. Idempotent. All acknowledged messages are on disk afterwards."""
         if self._coordination is not None:
             await self._coordination.stop()
         async with self.role.changing:
@@ -148,10 +134,7 @@ class Broker:
         await self.role.wait_failed()
 
     async def start_parts(self, start: RoleStart) -> None:
-        """Start all parts in the role of the configuration.
-
-        Opens the store unless `open` did. Raises as `start`.
-        """
+        """Start all parts in the configured role. Raises as `start`."""
         if self._opened is None:
             await self.open()
         assert self._opened is not None
@@ -162,7 +145,6 @@ class Broker:
             self._running = starting.pop_all()
 
     async def stop_parts(self) -> None:
-        """Stop all parts and close the store."""
         self._opened = self.parts = None
         await self._running.aclose()
 

@@ -1,4 +1,4 @@
-"""Calls from the broker to its clients, carried out by an adapter over their connections."""
+"""Calls from the broker to its clients."""
 
 from __future__ import annotations
 
@@ -13,21 +13,15 @@ from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 
 
 class ClientCalls(Protocol):
-    """Requests of a broker to its connected clients.
-
-    Methods that are not coroutines send, and wait for no response.
-    """
+    """Requests of a broker to its connected clients. Methods that are not coroutines wait for no response."""
 
     def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
-        """Tell a member that its group changed, so that it rebalances."""
+        """Make a member rebalance after a change of its group."""
 
     def check_transaction(
         self, channel: ClientChannel, request: CheckTransactionStateRequestHeader, record: bytes
     ) -> None:
-        """Ask a producer how the transaction of a half message ended.
-
-        It responds with a request of its own.
-        """
+        """Request the state of a half message's transaction; the producer responds with END_TRANSACTION."""
 
     async def reset_offsets(
         self,
@@ -35,15 +29,12 @@ class ClientCalls(Protocol):
         request: ResetOffsetRequestHeader,
         offsets: Mapping[MessageQueue, int],
     ) -> None:
-        """Have members continue at these offsets, and commit them. Waits for no response."""
+        """Have members continue at these offsets, and commit them."""
 
     async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
-        """Deliver the reply to a request; return why the client lacks it, or None."""
+        """Deliver a reply; return the reason if the client did not get it, or None."""
 
     async def consumer_status(
         self, channel: ClientChannel, client_id: str, topic: str, group: str
     ) -> dict[MessageQueue, int] | None:
-        """Return the offsets at which a client consumes the topic.
-
-        None, with a warning, if it does not respond.
-        """
+        """Return the offsets at which a client consumes the topic; None, with a warning, if it does not respond."""

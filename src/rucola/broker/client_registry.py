@@ -1,18 +1,17 @@
 """Client registry: producer groups, consumer groups and their members, as heartbeats announce them.
 
 A member of a group is a channel (one connection) with a client id. It leaves when it unregisters, when its connection
-closes, or when no heartbeat arrived for `EXPIRY_MS`. Whenever the members or the subscriptions of a consumer group
-change, every member is notified at once, so that the group rebalances; unless the group or the broker has
-notifyConsumerIdsChangedEnable=false. A notification of a large group is followed by a pause in which its changes are
-coalesced: n members that join one after the other would otherwise cost n² notifications.
+closes, or after `EXPIRY_MS` without a heartbeat. Whenever members or subscriptions of a consumer group change, every
+member is notified, unless the group or the broker has notifyConsumerIdsChangedEnable=false. The notification of a large
+group is followed by a pause in which changes are coalesced: otherwise n members that join cause n² notifications.
 
-With access control, what is meant for one user's producers reaches no other user. Anyone may be in a producer group, as
-all Java clients are in CLIENT_INNER_PRODUCER; but of its users the one that registered first, and is still connected,
-comes first (`next_producer`). A client id belongs to the user that registered it first, for as long as its connection
-is in a producer group. Connections with the same client id are one client only if they are of the same user.
+With access control, requests to one user's producers reach no other user. Anyone may be in a producer group (all Java
+clients are in CLIENT_INNER_PRODUCER), but its connected user that registered first takes precedence (`next_producer`).
+A client id belongs to the user that registered it first, for as long as its connection is in a producer group.
+Connections with the same client id are one client only if they are of the same user.
 
-A client that reconnects has two channels until the old connection closes. If heartbeats arrive over both in turn, they
-are two clients with one client id: each gets the same queues, and so all of their messages. That is logged.
+If heartbeats arrive over two connections with one client id in turn, they are two clients: each gets the same queues
+and so all their messages. That is logged.
 
 Corresponds to `ConsumerManager`, `ProducerManager` and `DefaultConsumerIdsChangeListener` of Apache RocketMQ 4.9.8.
 Deliberate difference: a client with two connections is listed once, and leaves with both. Apache lists it twice, and no
@@ -33,26 +32,22 @@ from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionD
 logger = logging.getLogger(__name__)
 
 _SLICE: Final = 32
-"""Members of all groups together that are notified in one iteration of the event loop: 0.3 ms of work."""
+"""Members notified in one iteration of the event loop: 0.3 ms of work."""
 _SLICE_PAUSE_S: Final = 0.001
-"""Time until the next slice."""
 _LARGE: Final = 256
-"""Members above which a group pauses after a notification."""
 _MAX_TRIED: Final = 64
-"""Producers that are looked at for one that can answer a transaction check."""
 _PAUSE_MS_PER_MEMBER: Final = 0.2
-"""Pause after a notification: a member costs 8 µs, so notifications take at most 4 % of the event loop's time."""
+"""Limits notifications, at 8 µs a member, to 4 % of the event loop's time."""
 
 EXPIRY_MS = 120_000
-"""The connection of a client without a heartbeat for this long is closed. Clients send one every 30 s."""
+"""A connection without a heartbeat for this long is closed. Clients send one every 30 s."""
 
 
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], object]
-"""Calls a function after a number of seconds, as the event loop's `call_later` does."""
 
 
 class ClientChannel(Protocol):
-    """The way back to a connected client, hashable by identity. `rucola.remoting.connection.Connection` is one."""
+    """A connected client, hashable by identity, such as `rucola.remoting.connection.Connection`."""
 
     @property
     def peer(self) -> str:
@@ -63,59 +58,50 @@ class ClientChannel(Protocol):
 
     @property
     def is_congested(self) -> bool:
-        """Whether the client does not read what it is sent; a large message should wait."""
+        """Whether the client does not read; a large message should wait."""
 
     def close(self) -> None:
-        """Close the connection after what was written to it is sent."""
+        """Close the connection after sending what was written to it."""
 
 
 @dataclass(slots=True)
 class Member:
-    """The part of a client that belongs to a group: one per channel."""
+    """A client's membership in a group: one per channel."""
 
     client_id: str
     caller: Caller
-    """Whose client it is."""
     language: str
     version: int
     last_heartbeat_ms: int
-    """When the last heartbeat arrived, milliseconds since 1970."""
 
     @property
     def user(self) -> str:
-        """The name of its user; empty without access control."""
+        """Empty without access control."""
         return "" if self.caller.user is None else self.caller.user.name
 
     def is_same_client(self, other: Member) -> bool:
-        """Tell whether another member is of the same client."""
         return self.client_id == other.client_id and self.user == other.user
 
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The members of a consumer group and what the group subscribes to, by topic."""
-
     name: str
     consume_type: str
     message_model: str
     consume_from_where: str
     members: dict[ClientChannel, Member] = field(default_factory=dict)
     channels: dict[str, list[ClientChannel]] = field(default_factory=dict)
-    """The channels of each client id."""
     shared_ids: set[str] = field(default_factory=set)
-    """The client ids that several clients use at once."""
+    """Client ids that several clients use at once."""
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     is_notifying: bool = False
-    """Whether members are being notified, or the pause after that lasts."""
+    """Whether a notification, or the pause after it, is in progress."""
     is_outdated: bool = False
-    """Whether the group has changed meanwhile."""
+    """Whether the group has changed since that notification started."""
 
     @property
     def client_ids(self) -> list[str]:
-        """The client id of every member, each once.
-
-        This holds even if a client reconnected and its old connection is still open.
-        """
+        """The client id of every member, each once even if it has two connections."""
         return list(self.channels)
 
     def join(self, channel: ClientChannel, member: Member) -> bool:
@@ -150,7 +136,7 @@ class ConsumerGroup:
         return True
 
     def subscribe(self, subscriptions: list[SubscriptionData]) -> bool:
-        """Replace the subscriptions with a heartbeat's, and return whether a topic was added or removed."""
+        """Replace the subscriptions; return whether a topic was added or removed."""
         changed = False
         for subscription in subscriptions:
             known = self.subscriptions.get(subscription.topic)
@@ -165,12 +151,7 @@ class ConsumerGroup:
 
 
 class ClientRegistry:
-    """All groups that have a member now. Belongs to the event loop.
-
-    `should_notify` tells whether the members of a consumer group are notified of changes, and `notify` notifies one of
-    them. `on_group_left` is called with the name of a consumer group whose last member left. `call_later` ends the
-    pauses after notifications.
-    """
+    """All groups that have members. Belongs to the event loop. `call_later` ends the pauses after notifications."""
 
     def __init__(
         self,
@@ -184,18 +165,15 @@ class ClientRegistry:
         self._notify_member = notify
         self._on_group_left = on_group_left
         self.consumers: dict[str, ConsumerGroup] = {}
-        """Consumer groups by name; a group without members is removed."""
+        """By name; a group without members is removed."""
         self.producers: dict[str, dict[ClientChannel, Member]] = {}
-        """Members of producer groups by group name."""
         self._turns: dict[str, dict[str, dict[ClientChannel, None]]] = {}
-        """The channels of producer groups by user: the users as they registered, the channels as they are next."""
+        """By group, then user in order of registration: channels in rotation."""
         self._producers_by_id: dict[str, tuple[ClientChannel, Member]] = {}
         self._groups_of: dict[ClientChannel, tuple[set[str], set[str]]] = {}
-        """The producer groups and the consumer groups of each channel."""
         self._notifying: deque[tuple[ConsumerGroup, Iterator[ClientChannel]]] = deque()
-        """Groups with the members that are still to be notified. Groups take turns."""
+        """Groups with the members still to be notified, in rotation."""
         self._slice_left = _SLICE
-        """Members that may be notified before the next slice begins."""
 
     def heartbeat(
         self,
@@ -224,10 +202,7 @@ class ClientRegistry:
         return len(producers - announced) + len(consumers - subscribing)
 
     def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
-        """Remove a client from one or both groups, with all of its channels.
-
-        The channel of an older connection may be dead.
-        """
+        """Remove a client with all its channels from one or both groups; an older channel may be dead."""
         # The channels are collected first: leaving changes the dictionaries.
         producers = self.producers.get(producer_group or "", {})
         consumers = self.consumers.get(consumer_group or "")
@@ -237,7 +212,6 @@ class ClientRegistry:
             self._leave_consumers(one, consumer_group or "")
 
     def closed(self, channel: ClientChannel) -> None:
-        """Remove a channel whose connection was closed from every group."""
         producers, consumers = self._groups_of.get(channel, (set(), set()))
         for group in list(producers):
             self._leave_producers(channel, group)
@@ -245,10 +219,7 @@ class ClientRegistry:
             self._leave_consumers(channel, group)
 
     def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
-        """Close the channels without a heartbeat for longer than `EXPIRY_MS`.
-
-        They leave their groups when closed. A generator of small steps (see `rucola.slices`).
-        """
+        """Close channels without a heartbeat for `EXPIRY_MS`, in small steps (see `rucola.slices`)."""
         for channel, (producers, consumers) in list(self._groups_of.items()):
             members = [self.producers[group][channel] for group in producers]
             members += [self.consumers[group].members[channel] for group in consumers]
@@ -257,14 +228,10 @@ class ClientRegistry:
             yield
 
     def subscribed_groups(self, topic: str) -> list[str]:
-        """Return the consumer groups with members that subscribe to the topic."""
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
     def next_producer(self, group: str, admits: Callable[[Caller], bool]) -> ClientChannel | None:
-        """Return a connected producer of the group, each in rotation; None if none reads.
-
-        It is a client of the first user that `admits` approves of.
-        """
+        """Return the next producer of the group, of the first user that `admits` accepts; None if none reads."""
         members = self.producers.get(group, {})
         for channels in self._turns.get(group, {}).values():
             for _ in range(min(len(channels), _MAX_TRIED)):
@@ -275,11 +242,11 @@ class ClientRegistry:
                 if channel.is_open and not channel.is_congested:
                     return channel
             else:
-                return None  # they are this user's, who reads nothing now
+                return None  # they are this user's, but none reads now
         return None
 
     def producer(self, client_id: str) -> tuple[ClientChannel, Caller] | None:
-        """Return the client to which this id belongs, which is in a producer group, or None."""
+        """Return the producer to which this client id belongs, or None."""
         found = self._producers_by_id.get(client_id)
         return None if found is None else (found[0], found[1].caller)
 
@@ -339,20 +306,14 @@ class ClientRegistry:
         self._notify(group)
 
     def _forget(self, channel: ClientChannel, kind: int, group: str) -> None:
-        """Remove a group from those of a channel.
-
-        `kind` is 0 for producers, 1 for consumers.
-        """
+        """Remove a group from a channel. `kind` is 0 for producers, 1 for consumers."""
         groups = self._groups_of[channel]
         groups[kind].discard(group)
         if not groups[0] and not groups[1]:
             del self._groups_of[channel]
 
     def _notify(self, group: ConsumerGroup) -> None:
-        """Notify the members of a group.
-
-        If they are being notified, or the pause after that lasts, they are notified once more at its end.
-        """
+        """Notify the members of a group, or once more after the notification in progress and its pause."""
         if group.is_notifying:
             group.is_outdated = True
         elif self._should_notify(group.name):
@@ -361,10 +322,6 @@ class ClientRegistry:
             self._notify_some()
 
     def _notify_some(self) -> None:
-        """Notify members until the slice is used up.
-
-        A client can be in hundreds of groups, each with hundreds of members.
-        """
         while self._notifying and self._slice_left:
             group, members = self._notifying.popleft()
             channel = next(members, None)
@@ -382,7 +339,6 @@ class ClientRegistry:
         self._notify_some()
 
     def _notified(self, group: ConsumerGroup) -> None:
-        """End the notification of a group, after a pause if it is large."""
         if len(group.members) > _LARGE:
             # Without a pause, n members that start together cause n * n / 2 notifications. With 10,000 members it lasts
             # 2 s, and all changes of that time are announced at its end, once.
@@ -399,6 +355,5 @@ class ClientRegistry:
 
 
 def _of_same_client(members: dict[ClientChannel, Member], channel: ClientChannel) -> list[ClientChannel]:
-    """Return the channels in a group that belong to the same client as `channel`."""
     member = members.get(channel)
     return [] if member is None else [one for one, other in members.items() if other.is_same_client(member)]

@@ -1,9 +1,8 @@
 """BrokerConfig: the settings of a broker, with the keys of Apache's broker.conf.
 
 A field has the name of its key in snake case (`broker_cluster_name` for `brokerClusterName`). Keys of the store are
-fields of `rucola.store.config.StoreConfig`; `from_properties` distributes the keys of one file to both. Apache's keys
-without a meaning here (thread pools, buffer pools) are accepted and reported as unused, so that an existing broker.conf
-works unchanged.
+fields of `rucola.store.config.StoreConfig`. Apache's keys without a meaning here (thread pools, buffer pools) are
+accepted and reported as unused, so that an existing broker.conf works unchanged.
 
 Corresponds to `BrokerConfig` and `MessageStoreConfig` of Apache RocketMQ 4.9.8. Deliberate difference: a key that
 neither system has is an error, while Apache ignores it.
@@ -41,7 +40,7 @@ _REFUSED: Final = {
     "enableDLegerCommitLog": "there is no DLedger log, and messages would not be replicated",
     "enableConsumeQueueExt": "extended units are read and not written; consumers get the same messages without them",
 }
-"""Switches of Apache's broker.conf that promise what this broker does not do, and the consequence of ignoring them."""
+"""Switches of Apache's broker.conf that this broker cannot honour, and the consequence of ignoring them."""
 
 
 class TransferFrom(Enum):
@@ -55,45 +54,38 @@ class TransferFrom(Enum):
 
 @dataclass(slots=True)
 class BrokerConfig:
-    """Name, addresses and behaviour of a broker.
-
-    The docstring of a field is its entry in the reference.
-    """
+    """Name, addresses and behaviour of a broker. The docstring of a field is its entry in the reference."""
 
     # Identity
 
     broker_cluster_name: str = "DefaultCluster"
     """Cluster that the broker joins. Set it if one name server knows several clusters."""
     broker_name: str = dataclasses.field(default_factory=socket.gethostname)
-    """Name of the broker; by default the host name. A master and its slaves have the same name.
-
-    Set it always: queues, offsets and offsetMsgIds of consumers refer to it, so it must not change with the machine.
+    """Name of the broker; by default the host name. A master and its slaves have the same name. Set it always: queues,
+    offsets and offsetMsgIds of consumers refer to it, so it must not change with the machine.
     """
     broker_id: Annotated[Count, Range(0, INT_MAX)] = 0
-    """0 on a master, a unique number above 0 on each slave. A master always has 0, whatever the file says."""
+    """0 on a master, a unique number above 0 on each slave. A master always has 0, even if the file says otherwise."""
 
     # Addresses
 
     broker_ip1: str = dataclasses.field(default="", metadata={"key": "brokerIP1"})
-    """Address announced to clients; by default bindAddress, or an address of this machine if bound to all.
-
-    Set it if clients reach the broker by another address, for example behind NAT or in a container.
+    """Address announced to clients; by default bindAddress, or an address of this machine if bound to all. Set it if
+    clients reach the broker by another address, for example behind NAT or in a container.
     """
     bind_address: str = ""
-    """Address on which the broker listens; by default brokerIP1 if that is set, else 127.0.0.1.
-
-    An address that other machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
+    """Address on which the broker listens; by default brokerIP1 if that is set, else 127.0.0.1. An address that other
+    machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
     """
     listen_port: Port = 10911
     """Port for clients; 0 selects a free port, with a free one two below it for the VIP channel."""
     vip_channel_enabled: bool = True
-    """Whether the broker also listens on listenPort - 2, the VIP channel.
-
-    A slave of Apache needs it to learn topics, and clients with sendMessageWithVIPChannel (the default up to 4.5.0)
-    send there. Disable it if the port belongs to another process.
+    """Whether the broker also listens on listenPort - 2, the VIP channel. A slave of Apache needs it to learn topics,
+    and clients with sendMessageWithVIPChannel (the default up to 4.5.0) send there. Disable it if the port belongs to
+    another process.
     """
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
-    """Address announced to slaves; by default brokerIP1. Set it if replication has a network of its own."""
+    """Address announced to slaves; by default brokerIP1. Set it if replication has its own network."""
     ha_listen_port: Annotated[Port, Range(-1, 65_535)] = -1
     """Port for slaves; by default listenPort + 1, or any free port if listenPort is 0."""
     namesrv_addr: str = ""
@@ -116,26 +108,19 @@ class BrokerConfig:
     ha_transfer_batch_size: Annotated[Bytes, Range(1, 16 * 1024 * 1024)] = 32 * 1024
     """Maximum size of one transfer to a slave. A slave of Apache reads no more than 32 KiB at once."""
     ha_transfer_from: TransferFrom = TransferFrom.begin
-    """Where a master begins for a slave without a log: at its oldest message, or with the newest file of the log.
-
-    With `last`, as with Apache's master, older messages exist only on the master.
+    """Where a master begins for a slave without a log: at its oldest message, or with the newest file of the log. With
+    `last`, as with Apache's master, older messages exist only on the master.
     """
     ha_catch_up_rate: Annotated[Bytes, Range(0, 2**62)] = 0
-    """Maximum number of bytes per second to a slave that lags by haSlaveFallbehindMax or more; 0 is unlimited.
-
-    Set it if a new slave would take the network or the disk from clients; above the rate of puts, or it never catches
-    up.
+    """Maximum number of bytes per second to a slave that lags by haSlaveFallbehindMax or more; 0 is unlimited. Set it
+    if a new slave would slow down clients; above the rate of puts, or it never catches up.
     """
     ha_slave_fallbehind_max: Annotated[Bytes, Range(0, 2**62)] = 256 * 1024 * 1024
-    """Lag beyond which a slave does not count as available for SYNC_MASTER.
-
-    Lower it if producers should see SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
+    """Lag beyond which a slave does not count as available for SYNC_MASTER. Lower it if producers should see
+    SLAVE_NOT_AVAILABLE rather than wait for a slave that is far behind.
     """
     max_slaves: Count = 64
-    """Maximum number of replication connections that have sent a report; further ones are closed.
-
-    Raise it for more slaves of one master.
-    """
+    """Maximum number of replication connections that have sent a report; further ones are closed."""
     slave_timeout: Milliseconds = 3000
     """Time for which a SYNC_MASTER waits for a slave before it answers FLUSH_SLAVE_TIMEOUT."""
     slave_read_enable: bool = False
@@ -202,33 +187,25 @@ class BrokerConfig:
 
     connection_limits: ConnectionLimits = dataclasses.field(default_factory=ConnectionLimits)
     max_held_pulls_per_connection: Count = 8192
-    """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue.
-
-    One with a long expression counts as several, one for each 2 KiB that its filter takes: about 20 tags.
+    """Maximum number of held pulls of one connection; more are refused as busy. A consumer holds one per queue. One
+    with a long expression counts as several, one for each 2 KiB that its filter takes: about 20 tags.
     """
     max_held_pulls: Count = 65_536
-    """Maximum number of held pulls in total, counted likewise.
-
-    For each further one, the oldest of a connection that holds most is answered early.
+    """Maximum number of held pulls in total; beyond it, the oldest of a connection that holds most is answered early.
     """
 
     # Limits
 
     max_topic_nums: Count = 20_000
-    """Number of topics from which on requests of clients create no more; operators still do.
-
-    Retry topics count. Dead letter queues count, but are always created. Raise it if one broker has more topics.
+    """Number of topics from which requests of clients create none; operators still do. Retry topics count. Dead
+    letter queues count, but are always created. Raise it if one broker has more topics.
     """
     max_subscription_group_nums: Count = 10_000
-    """Number of consumer groups from which on requests of clients create no more; operators still do."""
+    """Number of consumer groups from which requests of clients create none; operators still do."""
     max_consumer_offsets: Count = 1_000_000
-    """Number of consumer offsets of all groups and queues, from which on commits for further queues are refused.
-
-    The broker takes about 100 bytes for each.
-    """
+    """Maximum number of consumer offsets, about 100 bytes each; commits for further queues are refused."""
     max_consumer_filters: Count = 10_000
-    """Number of SQL92 expressions of groups on topics, from which on heartbeats add no more; pulls by them are refused.
-
+    """Number of SQL92 expressions of groups on topics, from which heartbeats add none; pulls by them are refused.
     Those of groups that have disconnected count for filterDataCleanTimeSpan.
     """
     max_queue_locks: Count = 100_000
@@ -238,27 +215,20 @@ class BrokerConfig:
     max_subscriptions_per_heartbeat: Count = 1024
     """Maximum number of subscriptions in one heartbeat, over all of its groups."""
     max_subscription_expression_size: Bytes = 16 * 1024
-    """Maximum size of a subscription's expression, and of all SQL92 expressions of one heartbeat together.
-
-    A single SQL92 expression has 4,096 characters at most.
+    """Maximum size of a subscription's expression, and of all SQL92 expressions of a heartbeat (4,096 characters each).
     """
     max_queue_nums_per_topic: Annotated[Count, Range(1, 65_536)] = 8192
     """Maximum number of queues of a topic, read or write. Topics that have more already keep them."""
     max_messages_per_batch: Annotated[Count, Range(1, 1_000_000)] = 16_384
-    """Maximum number of messages in one batch; the size of a batch is limited by maxMessageSize.
-
-    Raise it if producers send batches of several megabytes with very small messages.
+    """Maximum number of messages in one batch; the size of a batch is limited by maxMessageSize. Raise it if producers
+    send batches of several megabytes with very small messages.
     """
     max_keys_per_message: Annotated[Count, Range(1, 16_384)] = 2048
-    """Maximum number of keys (words of KEYS) of one message; each takes 20 bytes of the index.
-
-    A message of a message trace has the ids and keys of up to 100 (Java) or about 500 messages (Python).
+    """Maximum number of keys (words of KEYS) of one message; each takes 20 bytes of the index. A message of a message
+    trace has the ids and keys of up to 100 (Java) or about 500 messages (Python).
     """
     max_json_body_size: Annotated[Bytes, Range(1024, 16 * 1024 * 1024)] = 256 * 1024
-    """Maximum size of a request's body of JSON or settings, for example of a heartbeat.
-
-    Bodies of messages have maxMessageSize.
-    """
+    """Maximum size of a request's body of JSON or settings, such as a heartbeat; messages have maxMessageSize."""
 
     # Periodic tasks
 
@@ -271,9 +241,7 @@ class BrokerConfig:
     register_broker_timeout_mills: Interval = 6000
     """Time that a registration may take per name server."""
     compressed_register: bool = False
-    """Whether registrations are always compressed; by default only those above 1 MiB, some thousands of topics.
-
-    A compressed registration lacks the unit flags of topics.
+    """Whether registrations are always compressed, which omits the unit flags of topics; by default only above 1 MiB.
     """
 
     # Transactions
@@ -307,15 +275,11 @@ class BrokerConfig:
     authorization_enabled: bool = False
     """Whether policies decide what a user may do; without it, every user may do everything."""
     init_authentication_user: Secret | None = None
-    """First super user: `file:PATH` or `env:NAME`, or the JSON itself: {"username":"...","password":"..."}.
-
-    By default from the environment variable ROCKETMQ_INIT_AUTHENTICATION_USER.
+    """First super user: `file:PATH` or `env:NAME`, or the JSON itself: {"username":"...","password":"..."}. By default
+    from the environment variable ROCKETMQ_INIT_AUTHENTICATION_USER.
     """
     credentials_file: Path | None = None
-    """File with the accessKey and secretKey with which this broker signs requests to name servers and its master.
-
-    By default they come from the environment, as for clients.
-    """
+    """File with the accessKey and secretKey for requests to name servers and the master; by default the environment."""
     audit_log_path: Path | None = None
     """File of the audit log; by default audit/audit.jsonl in the store directory, with access control only."""
     audit_log_max_size: Bytes = 64 * 1024 * 1024
@@ -357,12 +321,12 @@ class BrokerConfig:
 
     @property
     def namesrv_addresses(self) -> list[str]:
-        """The addresses of the name servers, separated by semicolons or commas in `namesrvAddr`."""
+        """The addresses in `namesrvAddr`, separated by semicolons or commas."""
         return [address for part in re.split("[;,]", self.namesrv_addr) if (address := part.strip())]
 
     @property
     def region_fields(self) -> dict[str, str]:
-        """Header fields of every response to a producer: region and trace switch."""
+        """Header fields of every response to a producer."""
         return {properties.MSG_REGION: self.region_id, properties.TRACE_ON: str(self.trace_on).lower()}
 
     @property
@@ -372,10 +336,9 @@ class BrokerConfig:
 
 
 def local_address() -> str:
-    """Return an IPv4 address of this machine that others can reach.
+    """IPv4 address of this machine that others can reach, else loopback.
 
-    Without a default route, that is the loopback address. Connecting a UDP socket sends nothing, but makes the
-    kernel select the source address of the default route.
+    Connecting a UDP socket sends nothing, but makes the kernel select the source address of the default route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -388,8 +351,7 @@ def local_address() -> str:
 def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[BrokerConfig, StoreConfig, list[str]]:
     """Parse a broker.conf; return both configurations, and its Apache keys without effect here.
 
-    `defaults` are field names of either, with the values of absent keys. Raises ConfigError, which names the key,
-    for an invalid value or an unknown key.
+    `defaults` are field names of either, for missing keys. Raises ConfigError, which names an invalid or unknown key.
     """
     properties = with_tls_file(properties)
     unused = settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, properties)
@@ -420,7 +382,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
             )
         if not broker.ha_listen_port:
             raise ConfigError("etcdEndpoints and haListenPort=0: slaves must know the port before the election")
-    # A master always has id 0, whatever brokerId says: clients find the master by it.
+    # A master always has id 0, even if brokerId differs: clients find the master by it.
     if not store.is_slave:
         broker.broker_id = MASTER_ID
     elif broker.broker_id <= MASTER_ID:

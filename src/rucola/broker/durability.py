@@ -1,4 +1,4 @@
-"""Durability: the guarantee behind the response to a send, by flushDiskType and brokerRole.
+"""Durability: the guarantee of the response to a send, by flushDiskType and brokerRole.
 
     flushDiskType   brokerRole      SEND_OK means the message is          otherwise
     ASYNC_FLUSH     ASYNC_MASTER    in the log (nothing to wait for)
@@ -26,26 +26,17 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 Missing: TypeAlias = tuple[PutMessageStatus, str]
-"""The status of a message that is stored but not safe, and a text for people."""
+"""Status of a message that is stored but not safe, and a text for people."""
 
 
 class ReplicationWaiter(Protocol):
-    """Replication as senders of a SYNC_MASTER see it; implemented by `HAService`."""
-
     async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
-        """Wait until a slave has everything below `physical_offset`.
-
-        Returns PUT_OK, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE.
-        """
+        """Wait until a slave has everything below `physical_offset`; return PUT_OK or the status of the failure."""
         ...
 
 
 class Durability:
-    """Waits until messages of one store are durable.
-
-    `must_wait` is False if the configuration gives no guarantee; then `when_durable` need not be called. With `lease`,
-    nothing is safe once the right of this master to acknowledge has ended.
-    """
+    """Waits until messages of one store are durable; if `must_wait` is False, there is no guarantee to wait for."""
 
     def __init__(
         self,
@@ -60,7 +51,7 @@ class Durability:
         self._replication = replication if store.config.broker_role is BrokerRole.SYNC_MASTER else None
         self._is_flushed = store.config.is_sync_flush
         self._waiting: set[asyncio.Future[Missing | None]] = set()
-        """Tasks that wait for a slave; asyncio itself does not keep them alive."""
+        """Strong references: asyncio keeps none."""
         self.must_wait = self._is_flushed or self._replication is not None
 
     def when_durable(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
@@ -118,8 +109,6 @@ class Durability:
 
 
 def _while_held(lease: WriteLease, done: Callable[[Missing | None], None]) -> Callable[[Missing | None], None]:
-    """Return `done`, with a missing guarantee if the right to acknowledge has ended meanwhile."""
-
     def done_if_held(missing: Missing | None) -> None:
         # Asked after the wait, because the right may have ended during it.
         if missing is None and not lease.is_held():

@@ -1,28 +1,21 @@
-"""Flow control: rejection of requests that would wait for too long.
+"""Flow control: rejection of requests that would wait for too long, so that clients can try another broker.
 
-A client that is rejected can try another broker.
+Requests wait if the disk is slower than the senders, so that prefaulting pages of the log blocks (in a thread, before a
+put would), or if more arrive than one thread can serve: then they wait in the sockets for one iteration of the event
+loop, or for several if these serve all ready sockets.
 
-Two things make requests wait:
-
-* The disk is slower than the senders, so that touching a page of the log blocks. The thread that touches the pages of
-  the next messages in advance notices that first.
-* More requests arrive than one thread can serve. They wait in the sockets, for as long as one iteration of the event
-  loop takes, or the iterations in which it serves all sockets that were ready at the same time.
-
-    touching pages takes   osPageCacheBusyTimeOutMills (1000)       no message is stored       [PCBUSY_CLEAN_QUEUE]
+    prefaulting takes      osPageCacheBusyTimeOutMills (1000)       no message is stored       [PCBUSY_CLEAN_QUEUE]
     an iteration takes     waitTimeMillsInSendQueue (200)           no message is stored       [TIMEOUT_CLEAN_QUEUE]
                            waitTimeMillsInPullQueue (5000)          no pull is answered
                            waitTimeMillsInTransactionQueue (3000)   no transaction is ended
                            waitTimeMillsInHeartbeatQueue (31000)    no heartbeat is processed
 
-The response is SYSTEM_BUSY. The length of iterations counts only with brokerFastFailureEnable. `FlowControl.tick`
-decides every 20 ms; a request only looks at the last decision.
+The response is SYSTEM_BUSY. Iterations count only with brokerFastFailureEnable.
 
 Corresponds to `BrokerFastFailure` and `DefaultMessageStore.isOSPageCacheBusy` of Apache RocketMQ 4.9.8. Deliberate
-difference: brokerFastFailureEnable is false by default. Requests wait in the sockets, not in this process, and TCP
-slows down a client that sends too much, so that clients are served late instead of not at all. SYSTEM_BUSY is final for
-Apache's clients, and a few hundred of them with many requests in flight make an iteration longer than 200 ms now and
-then without any need.
+difference: brokerFastFailureEnable is false by default. Requests wait in the sockets, and TCP slows down clients that
+send too much; SYSTEM_BUSY is final for Apache's clients, a few hundred of which make an iteration longer than 200 ms
+now and then.
 """
 
 from __future__ import annotations
@@ -40,14 +33,11 @@ TICK_MS = 20
 
 
 class _Gate:
-    """Whether the requests of some actions are rejected now."""
-
     __slots__ = ("name", "refusal")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.refusal: str | None = None
-        """Why requests are rejected; None while they are served."""
 
     def check(self, caller: Caller, resource: Resource) -> None:
         if self.refusal is not None:
@@ -62,8 +52,7 @@ class _Gate:
 class FlowControl:
     """The interceptor that rejects requests while the broker is overloaded.
 
-    `clock` counts milliseconds monotonically and may be called from any thread. `round_ms` returns for how long ready
-    sockets wait until all are served, if that takes several iterations.
+    `clock` counts milliseconds monotonically, in any thread. `round_ms` is the time until all ready sockets are served.
     """
 
     def __init__(self, config: BrokerConfig, clock: Callable[[], int], round_ms: Callable[[], int] = lambda: 0) -> None:
@@ -72,7 +61,7 @@ class FlowControl:
         self._round_ms = round_ms
         self._last_tick_ms = clock()
         self._touching_since_ms: int | None = None
-        """When the thread began to touch pages; None while it does not. Written by that thread."""
+        """Written by the thread."""
         self._sends = _Gate("messages")
         self._pulls = _Gate("pulls")
         self._transaction_ends = _Gate("ends of transactions")
@@ -90,10 +79,7 @@ class FlowControl:
         return gate.check if gate is not None else None
 
     async def touch(self, pages: Callable[[], None]) -> None:
-        """Touch pages in a thread, and measure there how long that takes.
-
-        The thread takes the time itself: if the event loop is blocked by something else, the disk is not to blame.
-        """
+        """Prefault pages in a thread, which measures the time: a blocked event loop must not count as a slow disk."""
 
         def timed() -> None:
             self._touching_since_ms = self._clock()
@@ -118,7 +104,7 @@ class FlowControl:
                 return None
             return _refusal("TIMEOUT", iteration_ms, limit_ms, key)
 
-        # 2. Each gate has a limit of its own; a busy disk closes that of the sends alone.
+        # 2. Each gate has its own limit; a busy disk closes only the sends' gate.
         sends = self._disk_is_busy(now_ms) or too_long(config.wait_time_mills_in_send_queue, "waitTimeMillsInSendQueue")
         self._sends.decide(sends)
         self._pulls.decide(too_long(config.wait_time_mills_in_pull_queue, "waitTimeMillsInPullQueue"))

@@ -6,11 +6,8 @@
     FlowControl     requests that would wait for too long are rejected (`rucola.broker.flow_control`)
     Permission      the permission of the broker, of the topic and of the group allows the action
 
-`broker_interceptors` returns them in this order, behind those that the embedding program adds (see `rucola.access`).
-
-Some resources are known only while a request is carried out: the topic of a message that is read by its id, of a half
-message, and of a message that is sent back; and a held pull is answered long after its checks. `LateChecks` holds the
-checks for these.
+`LateChecks` are for resources known only while a request is carried out (the topic of a message read by its id, of a
+half message or of a message sent back), and for held pulls.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from rucola.protocol.topic import PERM_READ, PERM_WRITE
 
 @dataclass(frozen=True, slots=True)
 class LateChecks:
-    """Checks of a chain that services and adapters run themselves."""
+    """Checks that services and adapters run themselves."""
 
     fetch: Check
     """Before each retry of a held pull: access control and permission."""
@@ -40,13 +37,12 @@ class LateChecks:
     create: Check
     """Before a message is stored in a topic that it creates: permission."""
     read: Check | None
-    """Before a message that was found by key or offset is returned, sent to a client or sent back: access control."""
+    """Before a message found by key or offset is returned, sent to a client or sent back: access control."""
     receive: Callable[[Caller, str | None], bool]
     """Before a client is sent a reply, see `may_receive`."""
 
 
 def late_checks(access: AccessControl | None, permission: Permission) -> LateChecks:
-    """Return the late checks of a broker; `access` is None without access control."""
     if access is None:
         return LateChecks(permission.check_fetch, _pass, permission.check_publish, None, may_receive(None))
     may_fetch, may_publish, may_read = map(access.check_for, (Action.FETCH, Action.END_TRANSACTION, Action.READ))
@@ -59,10 +55,7 @@ def late_checks(access: AccessControl | None, permission: Permission) -> LateChe
 
 
 def may_receive(access: AccessControl | None) -> Callable[[Caller, str | None], bool]:
-    """Return what tells whether a client may be sent another's message, with the rights that its user has now.
-
-    A half message is for producers that may send to its topic; a reply (None) for a client whose account still exists.
-    """
+    """Return a check whether a client's user may still be sent a half message of a topic, or a reply (None)."""
     if access is None:
         return lambda caller, topic: True
     may_publish = access.check_for(Action.PUBLISH)
@@ -90,10 +83,7 @@ def broker_interceptors(
     flow_control: FlowControl,
     permission: Permission,
 ) -> list[Interceptor]:
-    """Return the whole chain of a broker.
-
-    `access` is None without access control, `role_refusal` if no refusal is due.
-    """
+    """Return the whole chain of a broker: `added` interceptors first, then the checks in the order above."""
     chain: list[Interceptor | None] = [*added, access, role_refusal, flow_control, permission]
     return [interceptor for interceptor in chain if interceptor is not None]
 
@@ -115,12 +105,7 @@ _REFUSED_BY_SLAVE = {
 
 
 class SlaveRefusal:
-    """Rejection of changes on a slave.
-
-    It names the master if a name server has announced it.
-
-    Consumer offsets are accepted, as Apache's slave accepts them: consumers commit them here while the master is down,
-    and the master's replace them afterwards.
+    """Rejection of changes on a slave. Consumer offsets are accepted until the master's replace them, as in Apache.
 
     Corresponds to the checks for BrokerRole.SLAVE in `DefaultMessageStore`, `EndTransactionProcessor` and
     `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: CONSUMER_SEND_MSG_BACK is rejected with the
@@ -143,7 +128,7 @@ class SlaveRefusal:
 
 
 class LeaseRefusal:
-    """Rejects messages on a master whose right to acknowledge them has ended (`rucola.coordination`)."""
+    """Rejects messages on a master whose lease has ended (`rucola.coordination`)."""
 
     def __init__(self, lease: WriteLease) -> None:
         self._is_held = lease.is_held
@@ -163,15 +148,10 @@ class LeaseRefusal:
 LEASE_ENDED = (
     "this master accepts no messages: etcd does not answer, and neither do all brokers that could be elected instead"
 )
-"""Why the messages of a master without the right to acknowledge are refused."""
 
 
 class Permission:
-    """Checks brokerPermission, the permission of the topic, and the consumeEnable of the group.
-
-    A topic or group that does not exist passes: the service creates it, and checks again, or rejects the request with
-    the reason that it is missing.
-    """
+    """Checks the permissions of broker, topic and group. A missing topic or group passes: the service decides."""
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigTable, groups: SubscriptionGroupTable) -> None:
         self._config = config
@@ -188,10 +168,7 @@ class Permission:
         return self._checks.get(action)
 
     def check_publish(self, caller: Caller, resource: Resource) -> None:
-        """Raise Refused if the topic accepts no messages from producers.
-
-        Called for every message: 0.2 µs.
-        """
+        """Raise Refused if the topic accepts no messages from producers."""
         name = resource.topic
         topic = self._topic(name)
         # One condition lets all valid requests pass; the reason of a refusal is determined afterwards.
@@ -205,7 +182,6 @@ class Permission:
         raise self._forbidden("topic", name, "sending", self._region)
 
     def check_retry(self, caller: Caller, resource: Resource) -> None:
-        """Raise Refused if the retry topic accepts no messages."""
         if not self._config.broker_permission & PERM_WRITE:
             raise self._forbidden("broker", self._config.broker_ip1, "sending")
         # The retry topic is created by the first retry, readable and writeable; an operator may have changed it since.
@@ -214,10 +190,7 @@ class Permission:
             raise self._forbidden("topic", resource.topic, "sending")
 
     def check_fetch(self, caller: Caller, resource: Resource) -> None:
-        """Raise Refused if the group may not read the topic.
-
-        Called for every pull, and again while it is held.
-        """
+        """Raise Refused if the group may not read the topic."""
         if not self._config.broker_permission & PERM_READ:
             raise self._forbidden("broker", self._config.broker_ip1, "pulling")
         group = self._groups.get(resource.group)

@@ -1,11 +1,10 @@
-"""Limits on what single requests and clients may ask of a broker.
+"""Limits of single requests and clients.
 
 Every limit is a key of broker.conf (`BrokerConfig`, section Limits), and every refusal names it with its value:
 
     a heartbeat with 60000 groups; the limit is 256 (maxGroupsPerClient)
 
-The first refusal by a limit is logged, and further ones once a minute with their number; the metric
-rocketmq_limit_refusals_total counts all. So an operator notices a limit that is too low, or a client that misbehaves.
+The first refusal by a limit is logged, then their number once a minute; rocketmq_limit_refusals_total counts all.
 """
 
 from __future__ import annotations
@@ -24,27 +23,19 @@ from rucola.protocol.route import MAX_NAME_LENGTH
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_MS: Final = 60_000
-"""Least time between two log lines about one limit."""
 
 
 class Limits:
-    """Limits of one broker, and how often each was exceeded.
-
-    Belongs to the event loop.
-    """
+    """Limits of one broker, and how often each was exceeded. Belongs to the event loop."""
 
     def __init__(self, config: BrokerConfig, clock: Callable[[], int]) -> None:
         self._config = config
         self._clock = clock
         self.refusals: Counter[str] = Counter()
-        """Refusals since the start, by key."""
         self._logged_ms: dict[str, int] = {}
 
     def refused(self, key: str, limit: int, found: str) -> Refused:
-        """Count and log a refusal and return it.
-
-        `found` says what exceeds the limit, beginning in lower case.
-        """
+        """Count and log a refusal and return it. `found`, in lower case, is what exceeds the limit."""
         self.refusals[key] += 1
         text = f"{found}; the limit is {limit} ({key})"
         now_ms = self._clock()
@@ -55,22 +46,18 @@ class Limits:
         return Refused(Reason.FAILED, text)
 
     def check_new_topic(self, topic: str, count: int) -> None:
-        """Raise Refused if a request would create a topic beside too many others (`count`)."""
+        """Raise Refused if a request would create a topic in addition to `count` others."""
         limit = self._config.max_topic_nums
         if count >= limit:
             raise self.refused("maxTopicNums", limit, f"topic {topic} is not created beside {count} others")
 
     def check_new_group(self, group: str, count: int) -> None:
-        """Raise Refused if a request would create a group beside too many others (`count`)."""
         limit = self._config.max_subscription_group_nums
         if count >= limit:
             raise self.refused("maxSubscriptionGroupNums", limit, f"group {group} is not created beside {count} others")
 
     def check_heartbeat(self, heartbeat: HeartbeatData, known_groups: int) -> None:
-        """Raise Refused for too many groups or subscriptions, or an expression that is too long.
-
-        `known_groups` is the number of other groups of the same connection.
-        """
+        """Raise Refused for too many groups or subscriptions, counting `known_groups`, or a too long expression."""
         config = self._config
         groups = len(heartbeat.consumer_data_set) + len(heartbeat.producer_data_set) + known_groups
         if groups > config.max_groups_per_client:
@@ -91,14 +78,10 @@ class Limits:
             raise self.refused("maxSubscriptionExpressionSize", config.max_subscription_expression_size, found)
 
     def check_subscription(self, wanted: SubscriptionData) -> None:
-        """Raise Refused for an expression that is too long, before it is parsed."""
         self.check_expression(wanted.topic, wanted.sub_string)
 
     def check_expression(self, topic: str, expression: str | None) -> None:
-        """Raise Refused for an expression that is too long, before it is parsed.
-
-        Called for every pull with an expression.
-        """
+        """Raise Refused for an expression that is too long, before it is parsed."""
         limit = self._config.max_subscription_expression_size
         # UTF-8 has up to 4 bytes per character: only then is it encoded.
         if expression and len(expression) * 4 > limit and (size := len(expression.encode("utf-8", "replace"))) > limit:
@@ -107,11 +90,7 @@ class Limits:
             )
 
     def check_offset(self, offsets: ConsumerOffsetTable, group: str, topic: str, queue_id: int) -> None:
-        """Raise Refused if a commit would add an entry to a full table, or one of another group than it names.
-
-        An entry is an offset, or a group with offsets. Called for every commit; that of a queue on which the group has
-        an offset is never refused for the size of the table.
-        """
+        """Raise Refused if a commit would add an entry to a full table, or one of another group than it names."""
         if "@" in topic or not topic:
             raise Refused(Reason.INVALID, f"an offset of group {group!r} on {topic!r}, which is no name of a topic")
         if offsets.has(group, topic, queue_id):
@@ -135,10 +114,7 @@ class Limits:
             )
 
     def check_queue_nums(self, name: str, count: int) -> None:
-        """Raise Refused for more queues than a topic may have.
-
-        `name` is the field of the request.
-        """
+        """Raise Refused for more queues than a topic may have. `name` is the field of the request."""
         limit = self._config.max_queue_nums_per_topic
         if count > limit:
             raise self.refused("maxQueueNumsPerTopic", limit, f"{name} is {count}")

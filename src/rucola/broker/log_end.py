@@ -1,17 +1,15 @@
 """Ends of the log that progress needs.
 
-What a master delivers itself (delayed, timer and half messages), it notes in files of progress. Their offsets count
-records that it has put; without these, they would skip messages. Therefore each file names an end of the log, up to
-which it has all of them:
+Progress of delivery (delayed, timer and half messages) counts records that the broker has put; without these records it
+would skip messages. Therefore each file names the end of the log up to which it needs them:
 
     config/delayOffset.json       {"offsetTable":{1:40},"logEnd":81920}
     config/timer.json             {"deliveredMs":…,"queueOffset":40,"rolledOffset":0,"logEnd":81920}
     config/consumerOffset.json    {"offsetTable":{…},"logEnd":81920}        for the offsets of CID_RMQ_SYS_TRANS
 
-Files are written after a flush, so that no crash leaves progress that is ahead of its log. A copy of a store that was
-served meanwhile may, and so may a log from a backup. Such progress begins again: messages that were delivered before
-are found in the index by their unique key (`broker.delivery.due_delivery`). It is replaced on disk at once, since the
-log grows beyond the named end later.
+Files are written after a flush, so progress is ahead of its log only in a copy of a running store, or with a log from a
+backup. It is then reset, and messages delivered before are found in the index by their unique key
+(`broker.delivery.due_delivery`). It is replaced on disk at once, since the log grows beyond the named end later.
 
 Apache's brokers ignore the field and do not write it. Without it, progress is ahead only if it exceeds its queue.
 """
@@ -28,18 +26,18 @@ LOG_END: Final = "logEnd"
 
 
 def with_log_end(document: dict[str, Any], log_end: int) -> dict[str, Any]:
-    """Return a file of progress with the end of the log that it needs; 0 adds none."""
+    """Add the end of the log that progress needs to its document; 0 adds none."""
     return document | {LOG_END: log_end} if log_end else document
 
 
 def log_end_of(document: Any) -> int:
-    """Return the end of the log that a file of progress needs, 0 if it names none."""
+    """End of the log that a file of progress needs, 0 if it names none."""
     log_end = document.get(LOG_END) if isinstance(document, dict) else None
     return log_end if type(log_end) is int else 0
 
 
 def is_ahead(path: Path, needed: int, log_end: int, *, exceeds_queue: bool) -> bool:
-    """Return whether progress is ahead of the log, which is logged: it begins again."""
+    """Return whether progress is ahead of the log and must be reset, which is logged."""
     if needed <= log_end and not exceeds_queue:
         return False
     why = f"needs the log up to {needed}" if needed > log_end else "exceeds its queues"

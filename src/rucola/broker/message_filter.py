@@ -20,26 +20,20 @@ from rucola.errors import InvalidMessage
 from rucola.protocol.heartbeat import SubscriptionData, subscription
 
 Matches: TypeAlias = Callable[[Mapping[str, str]], bool]
-"""Whether a message with these properties is selected."""
 
 
 class MessageFilter(NamedTuple):
     """Filter of a pull: accepts units by tagsCode, then matches their records by properties."""
 
     codes: frozenset[int] | None = None
-    """The accepted tagsCodes; None accepts all."""
     matches: Matches | None = None
 
 
 ALL_MESSAGES: Final = MessageFilter()
-"""The filter that selects every message."""
 
 
 def accepted_codes(subscription_data: SubscriptionData) -> frozenset[int] | None:
-    """Return the tagsCodes that a subscription by tags selects.
-
-    Raises InvalidMessage if its expression has no tag.
-    """
+    """Return the tagsCodes of a subscription by tags. Raises InvalidMessage if its expression has no tag."""
     if subscription_data.sub_string in ("", "*"):
         return None  # all messages: no call per unit
     expression = subscription_data.sub_string
@@ -47,7 +41,7 @@ def accepted_codes(subscription_data: SubscriptionData) -> frozenset[int] | None
 
 
 _USUAL_LENGTH: Final = 256
-"""Characters up to which an expression is one of many that are cached, 10 KB each; longer ones take up to 400 KB."""
+"""Expressions of up to this many characters are cached, 10 KB each; longer ones need up to 400 KB."""
 
 
 @lru_cache(maxsize=4096)
@@ -61,20 +55,13 @@ def _of_long(expression: str) -> frozenset[int] | None:
 
 
 def _codes_of_tags(expression: str) -> frozenset[int] | None:
-    """Return the tagsCodes of a tag expression, such as `TagA || TagB`.
-
-    The tags are hashed here instead of taking the subscription's own hashes, since clients in other languages hash
-    non-ASCII tags differently.
-    """
+    """Hash the tags of `TagA || TagB`: clients in other languages hash non-ASCII tags differently."""
     return frozenset(subscription("", expression).code_set) or None
 
 
 @lru_cache(maxsize=256)
 def matches(expression_type: str, expression: str) -> Matches:
-    """Return the compiled filter of an expression over properties.
-
-    Raises InvalidMessage if it cannot be compiled.
-    """
+    """Return the compiled filter of an expression over properties. Raises InvalidMessage if it cannot be compiled."""
     if expression_type != "SQL92":
         raise InvalidMessage(f"{expression_type!r} is no type of expression that the broker knows; use TAG or SQL92")
     # Imported here: the grammar library costs start-up time and memory that a broker without such filters can save.
@@ -84,7 +71,6 @@ def matches(expression_type: str, expression: str) -> Matches:
 
 
 def check_supported(wanted: SubscriptionData, config: BrokerConfig) -> None:
-    """Raise Refused for a subscription by properties if the broker does not allow them."""
     if not wanted.is_tag_type and not config.enable_property_filter:
         raise Refused(
             Reason.FAILED,

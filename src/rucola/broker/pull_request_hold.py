@@ -4,24 +4,22 @@ A held pull waits in the group of its queue and its filter, the set of tagsCodes
 dispatches messages to a queue, one comparison decides for all pulls of a filter:
 
     queue T-0 gets units 40 (tagsCode a) and 41 (tagsCode b)
-    filter {a, c}    its pulls are retried from 40: no earlier unit since they began to wait has one of their tagsCodes
+    filter {a, c}    its pulls are retried from 40: no earlier unit since their start has one of their tagsCodes
     filter {c}       its pulls stay; 30,000 of them cost no more than one
     no filter        its pulls are retried from where they wait; so are those with a filter over properties
 
-A retry checks topic, group and permissions again, so that a pull of a topic that was deleted meanwhile is refused. If
-the group's subscription has changed since, it begins where the pull began to wait. A pull that has waited for as long
-as it asked for is retried once more, and answered with whatever that finds, so that the client asks again.
+A retry checks topic, group and permissions again. If the group's subscription has changed, it starts where the pull
+started to wait. At its deadline a pull is retried once more, and answered in any case.
 
-**Bounds.** Retries run for `SLICE_S` at a time, and continue in the next iteration of the event loop. Pulls that are to
-be retried stay in the set in which they waited, a batch, until it is their turn: 30,000 of them are woken as fast as
-one. Batches take turns, so that a queue with few pulls does not wait for one with many. A pull whose connection is
-congested is not retried before the peer has read what it was sent: until then its response takes no memory. The pulls
-of a connection that was closed are dropped in the same slices.
+**Bounds.** Retries run for `SLICE_S` at a time, and continue in the next iteration of the event loop. Pulls to be
+retried stay in the set in which they waited, a batch, so that waking 30,000 is as fast as waking one. Batches take
+turns. A pull whose connection is congested is not retried until the peer reads, so its response needs no memory before.
+Pulls of closed connections are dropped in the same slices.
 
-A pull counts as one, or as several if its filter takes memory, one for each `UNIT_SIZE`. A connection holds at most
-`max_per_connection`; another one is refused. If the broker holds `max_count`, each further one is admitted for the
-oldest of a connection that holds most, which is answered early. `MAX_FILTERS` different filters wait for one queue,
-since each message is compared with all of them; the pulls of the oldest filter are answered early.
+A pull counts as one, plus one for each `UNIT_SIZE` of its filter. A connection holds at most `max_per_connection`;
+further pulls are refused. If the broker holds `max_count`, each further one is admitted for the oldest of a connection
+that holds most, which is answered early. `MAX_FILTERS` different filters wait for one queue, since each message is
+compared with all of them; the pulls of the oldest filter are answered early.
 
 Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate differences: a held pull is answered at its
 deadline, where Apache checks every five seconds; pulls are bounded.
@@ -41,17 +39,15 @@ from rucola.broker.services.results import Waiting
 from rucola.store.consume_queue import ConsumeQueue, iter_units
 
 SLICE_S: Final = 0.0002
-"""Time after which retries are continued in the next iteration of the event loop, in seconds."""
 UNIT_SIZE: Final = 2048
 """Bytes of a filter for which a pull counts as one more."""
 MAX_FILTERS: Final = 512
-"""Different filters of one queue. To compare a message with all of them takes 50 µs."""
+"""Different filters of one queue. Comparing a message with all of them takes 50 µs."""
 _CODE_SIZE: Final = 100
 """Bytes of a tagsCode in a set."""
 _BUCKET_MS: Final = 100
-"""Held pulls are looked up by deadline in buckets of this many milliseconds."""
 _MAX_RELEASED: Final = 16
-"""Pulls that are answered early for a new one; a single one that needs more room is refused."""
+"""Pulls that are answered early for a new one; a pull that needs more room is refused."""
 
 Retry = Callable[[Waiting, int, bool], "Waiting | None"]
 """`retry(waiting, checked, is_last)` answers a pull and returns None, or returns where it waits further.
@@ -62,30 +58,23 @@ Units before `checked` have none of the tagsCodes of `waiting`. With `is_last` i
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """One pull that waits."""
-
     channel: ClientChannel
     topic: str
     queue_id: int
     waiting: Waiting
-    """Where it waits and for what, as of its last read."""
     deadline_ms: int
-    """When it is answered at the latest, milliseconds since 1970."""
     retry: Retry
     size: int = 0
-    """Bytes of its expression."""
     weight: int = 0
-    """What it counts as, since it began to wait."""
+    """What it counts as, since it started to wait."""
 
 
 Pulls = dict[HeldPull, None]
-"""A set of pulls in the order in which they came."""
+"""An ordered set, oldest first."""
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """The pulls of one connection that have no answer yet."""
-
     channel: ClientChannel
     pulls: Pulls = field(default_factory=dict)
     weight: int = 0
@@ -93,30 +82,25 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Batch:
-    """Pulls that are to be retried, and how.
-
-    Those that were answered or dropped meanwhile are left out.
-    """
+    """Pulls to be retried. Those that are answered or dropped before their turn are skipped."""
 
     pulls: Iterator[HeldPull]
-    """Over a set of pulls that was taken out of its table, and does not change any more."""
+    """Over a set that was removed from its table, and does not change."""
     checked: int
     """Units before this queue offset have none of their tagsCodes; for the last retry, 0."""
     end: int
     """Pulls that wait beyond this queue offset have nothing to read yet."""
     is_last: bool = False
     is_evicted: bool = False
-    """Whether they wait for no queue any more because of their filter, and not because a message woke them."""
+    """Whether they left the queue because of MAX_FILTERS, and not because a message woke them."""
 
 
 @dataclass(slots=True)
 class _HeldQueue:
-    """The pulls that wait for one queue."""
-
     end: int
     """The queue offset before which every unit was compared with the filters of `by_codes`."""
     by_codes: dict[frozenset[int] | None, Pulls] = field(default_factory=dict)
-    """By the tagsCodes that they accept; None if the units do not tell. No set is empty."""
+    """By accepted tagsCodes; None if units do not decide. No set is empty."""
 
 
 def _call_soon(callback: Callable[[], None]) -> None:
@@ -133,25 +117,22 @@ class PullRequestHold:
         call_soon: Callable[[Callable[[], None]], None] = _call_soon,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`call_soon` and `clock`, in seconds, are by default those of the running event loop."""
+        """`call_soon` and `clock` (seconds) default to the running event loop's."""
         self.held: dict[tuple[str, int], _HeldQueue] = {}
-        """Held pulls by (topic, queue id); a queue without any has no entry."""
+        """By (topic, queue id); a queue without pulls has no entry."""
         self._max_per_connection = max_per_connection
         self._max_count = max_count
         self._call_soon = call_soon
         self._clock = clock
         self._holders: dict[ClientChannel, _Holder] = {}
-        """Every pull that has no answer yet, by its connection."""
         self._by_size: dict[int, dict[_Holder, None]] = {}
-        """Holders by the number of binary digits of their weight: one of the heaviest is found without a search."""
+        """Holders by the number of binary digits of their weight, to find one of the heaviest without a search."""
         self._by_deadline: dict[int, Pulls] = {}
-        """Every pull that waits for its queue, by bucket of its deadline."""
         self._ready: deque[tuple[HeldPull, int, bool]] = deque()
         """Pulls to be retried next, with the last two arguments of their retry."""
         self._batches: deque[_Batch] = deque()
-        """Further pulls to be retried, and those of closed connections to be forgotten."""
+        """Further pulls to be retried, or dropped after their connection closed."""
         self._congested: dict[ClientChannel, list[tuple[HeldPull, int, bool]]] = {}
-        """Those whose connection was congested when it was their turn."""
         self._is_scheduled = False
         self._count = 0
         self._weight = 0
@@ -160,10 +141,7 @@ class PullRequestHold:
         return self._count
 
     def hold(self, pull: HeldPull) -> None:
-        """Keep a pull until messages arrive in its queue or its deadline passes.
-
-        Raises Refused if its connection holds too many.
-        """
+        """Keep a pull until messages arrive or its deadline passes. Raises Refused if its connection holds too many."""
         weight = _weight(pull)
         holder = self._holders.get(pull.channel)
         if holder is not None and holder.weight + weight > self._max_per_connection:
@@ -183,10 +161,7 @@ class PullRequestHold:
         self._wait(pull)
 
     def arrived(self, queue: ConsumeQueue, end: int | None = None) -> None:
-        """Retry the pulls that wait for a queue and accept one of its new units.
-
-        The units up to `end` count, or all of them if it is None.
-        """
+        """Retry the pulls that wait for a queue and accept one of its new units, up to `end` if it is given."""
         held = self.held.get((queue.topic, queue.queue_id))
         if held is None:
             return
@@ -211,9 +186,8 @@ class PullRequestHold:
         self._retry_ready()
 
     def expire(self, now_ms: int) -> None:
-        """Answer the pulls whose deadline has passed."""
         bucket = now_ms // _BUCKET_MS
-        # At 12,345 ms: all pulls of the buckets up to 122, and those of bucket 123 with a deadline up to 12,345.
+        # At 12,345 ms: all pulls of the buckets up to 122, and in bucket 123 those with a deadline up to 12,345.
         for key in [key for key in self._by_deadline if key <= bucket]:
             pulls = self._by_deadline[key]
             due = pulls if key < bucket else {pull: None for pull in pulls if pull.deadline_ms <= now_ms}
@@ -227,7 +201,7 @@ class PullRequestHold:
         self._retry_ready()
 
     def release_all(self) -> None:
-        """Answer every pull now, since the broker stops."""
+        """Answer every pull, since the broker stops."""
         self._batches.clear()
         self._ready.clear()
         self._congested.clear()
@@ -235,7 +209,6 @@ class PullRequestHold:
             self._retry(pull, self._checked(pull), True)
 
     def closed(self, channel: ClientChannel) -> None:
-        """Drop the pulls of a connection that was closed."""
         self._congested.pop(channel, None)
         holder = self._holders.pop(channel, None)
         if holder is not None:
@@ -245,7 +218,6 @@ class PullRequestHold:
             self._schedule()
 
     def writable(self, channel: ClientChannel) -> None:
-        """Retry the pulls that were not retried while their connection was congested."""
         if (pulls := self._congested.pop(channel, None)) is not None:
             self._ready.extend(pulls)
             self._retry_ready()
@@ -253,7 +225,6 @@ class PullRequestHold:
     # Waiting.
 
     def _wait(self, pull: HeldPull) -> None:
-        """Let a pull wait for its queue."""
         waiting = pull.waiting
         if (weight := _weight(pull)) != pull.weight:  # of a new pull, or if its group's subscription has changed
             self._add_weight(self._holders[pull.channel], weight - pull.weight)
@@ -272,7 +243,6 @@ class PullRequestHold:
         self._by_deadline.setdefault(pull.deadline_ms // _BUCKET_MS, {})[pull] = None
 
     def _leave_queue(self, pull: HeldPull) -> None:
-        """Let a pull wait for its queue no longer; no effect if it does not."""
         name, codes = (pull.topic, pull.queue_id), pull.waiting.codes
         held = self.held.get(name)
         pulls = held.by_codes.get(codes) if held is not None else None
@@ -290,27 +260,22 @@ class PullRequestHold:
                 del self._by_deadline[key]
 
     def _is_waiting(self, pull: HeldPull) -> bool:
-        """Return whether a pull waits for its queue.
-
-        Such a pull is in no batch of woken pulls, and not answered.
-        """
+        """Whether a pull waits for its queue: it is in no batch of woken pulls, and not answered."""
         held = self.held.get((pull.topic, pull.queue_id))
         return held is not None and pull in held.by_codes.get(pull.waiting.codes, ())
 
     def _checked(self, pull: HeldPull) -> int:
-        """Return the queue offset before which no unit has a tagsCode of a pull."""
+        """Queue offset before which no unit has a tagsCode of a pull."""
         queue_offset = pull.waiting.queue_offset
         if pull.waiting.codes is None or not self._is_waiting(pull):
             return queue_offset
         return max(queue_offset, self.held[pull.topic, pull.queue_id].end)
 
     def _is_held(self, pull: HeldPull) -> bool:
-        """Return whether a pull has no answer yet, and its connection is open."""
         holder = self._holders.get(pull.channel)
         return holder is not None and pull in holder.pulls
 
     def _add_weight(self, holder: _Holder, weight: int) -> None:
-        """Change the weight of a holder, which is found by its binary digits."""
         before, after = holder.weight.bit_length(), (holder.weight + weight).bit_length()
         holder.weight += weight
         self._weight += weight
@@ -323,10 +288,7 @@ class PullRequestHold:
                 self._by_size.setdefault(after, {})[holder] = None
 
     def _release(self, weight: int) -> None:
-        """Answer pulls of the connections that hold most.
-
-        A client with few of them must not be refused. Raises Refused if that does not make enough room.
-        """
+        """Answer pulls of the connections that hold most, never of those with few. Refused if that is not enough."""
         end = self._weight - weight
         for _ in range(_MAX_RELEASED):
             # Of two with 5 and 7 pulls, both in class 3, either one; one with 3, in class 2, keeps its own.
@@ -345,7 +307,6 @@ class PullRequestHold:
     # Retries.
 
     def _retry_ready(self) -> None:
-        """Retry pulls for a slice of time; the rest in the next iteration."""
         if self._is_scheduled:
             return
         clock = self._clock or asyncio.get_running_loop().time
@@ -365,10 +326,7 @@ class PullRequestHold:
             self._schedule()
 
     def _take_from_batch(self) -> None:
-        """Make a pull of the next batch ready, unless answered, dropped or woken meanwhile.
-
-        One that is dropped waits for its queue no longer.
-        """
+        """Make a pull of the next batch ready, unless answered, dropped or woken before; remove a dropped one."""
         batch = self._batches[0]
         pull = next(batch.pulls, None)
         if pull is None:
@@ -422,12 +380,10 @@ class PullRequestHold:
 
 
 def _weight(pull: HeldPull) -> int:
-    """Return the weight of a pull: one, plus one for each UNIT_SIZE of its filter."""
     return 1 + (pull.size + _CODE_SIZE * len(pull.waiting.codes or ())) // UNIT_SIZE
 
 
 def _first_offsets(queue: ConsumeQueue, begin: int, end: int) -> dict[int, int]:
-    """Return the queue offset of the first unit from `begin` to `end` with each tagsCode."""
     first_offsets: dict[int, int] = {}
     while begin < end:
         units = queue.units_in_file(begin, end - begin)

@@ -1,6 +1,4 @@
-"""Retry policy of consumer groups.
-
-It decides how often a group consumes a message again, after which delay, and when the message becomes a dead letter.
+"""Retry policy of consumer groups: how often a message is retried, and after which delay.
 
     reconsumeTimes of the message that failed    0    1    2    ...   15    16
     what follows (retryMaxTimes=16)              3    4    5    ...   18    %DLQ%group        numbers are delay levels
@@ -19,22 +17,14 @@ FIRST_DELAY_LEVEL = 3
 """The delay level of the first retry. Each further retry waits one level longer."""
 
 _V3_4_9 = 121
-"""The first client version that sends its own limit of retries."""
+"""First client version that sends a limit of retries."""
 
 
 def max_reconsume_times(group: SubscriptionGroupConfig, version: int, requested: int | None) -> int:
-    """Return how often the group retries a message.
-
-    It is the client's limit if it sent one, else retryMaxTimes.
-    """
     return requested if requested is not None and version >= _V3_4_9 else group.retry_max_times
 
 
 def dead_letter_queue(topics: TopicConfigTable, group: str, now_ms: int) -> tuple[str, int]:
-    """Return topic and queue id of the group's dead letter queue.
-
-    The topic is created if it does not exist. It is readable and writeable, so that operators can inspect and consume
-    it.
-    """
+    """Return topic and queue id of the group's dead letter queue, created if it is missing."""
     topic = topics.ensure(dlq_topic(group), DLQ_QUEUE_NUMS, now_ms)
     return topic.topic_name, 0

@@ -1,33 +1,32 @@
 """Send properties: editing of a message's property string from sent to stored form.
 
-WAIT concerns client and broker only and is removed. CLUSTER names the cluster that received the message and is added at
-the end, without a trailing separator. Everything else stays unchanged, byte for byte: the string is edited, not
-rebuilt, since every message passes here.
+WAIT is removed. CLUSTER names the cluster that received the message and is added at the end, without a trailing
+separator. Everything else stays unchanged, byte for byte: the string is edited, not rebuilt, since every message passes
+here.
 
     UNIQ_KEY 0x01 7F00... 0x02 WAIT 0x01 true 0x02 TAGS 0x01 TagA 0x02                   as sent
     UNIQ_KEY 0x01 7F00... 0x02 TAGS 0x01 TagA 0x02 CLUSTER 0x01 DefaultCluster           as stored
 
-The properties of a batch are in the header of its request. They are appended to those of each of its messages, before
-CLUSTER, so that they win over equal names.
+The properties in a batch's header are appended to each message's properties, before CLUSTER, so that they win over
+equal names.
 
 Single messages. Most messages of a topic have the same properties in the same order. After two consecutive messages
-with equal names, a regular expression is generated for these names and kept for the topic; it matches a whole property
-string and returns the values in one call, in half the time of splitting the string. For the names UNIQ_KEY, WAIT, TAGS
-it is (written with ; for 0x02 and = for 0x01)
+with equal names, a regular expression for these names is kept for the topic; it returns the values in half the time of
+splitting the string. For the names UNIQ_KEY, WAIT, TAGS it is (written with ; for 0x02 and = for 0x01)
 
     (?P<before>UNIQ_KEY=(?P<value0>[^;]+));WAIT=(?P<value1>[^;]+)(?P<behind>;TAGS=(?P<value2>[^;]+));?(?P<never>(?!))?
 
-`before` + `behind` is the stored string without CLUSTER; the values of TAGS, UNIQ_KEY, KEYS and WAIT are groups, and
-the group `never`, which cannot match, represents a name that is absent (here KEYS). Values may be any text that
-contains no 0x02. A string that does not match is split instead.
+`before` + `behind` is the stored string without CLUSTER; the values of TAGS, UNIQ_KEY, KEYS and WAIT are groups; the
+group `never`, which cannot match, represents a missing name (here KEYS). Values contain no 0x02. A string that does not
+match is split instead.
 
-Batches. If all messages have the same names in the same order, their strings are joined, and edited by two replacements
-over all of them; otherwise one by one.
+Batches. If all messages have the same names in the same order, their strings are joined, and edited by two
+replacements; otherwise one by one.
 
 Corresponds to the steps of SendMessageProcessor of Apache RocketMQ 4.9.8 between string2messageProperties and
 messageProperties2String, and for batches to CommitLog.MessageExtEncoder. Deliberate differences: WAIT is not stored
 with the messages of a batch either, where Apache stores it twice; a batch is refused if one of its messages has DELAY,
-TRAN_MSG or a time of its own, or if its header has one of the last two, where Apache ignores them.
+TRAN_MSG or a timer, or if its header has one of the last two, where Apache ignores them.
 """
 
 from __future__ import annotations
@@ -59,19 +58,16 @@ _UNUSUAL: Final = frozenset(
         *(properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET),
     }
 )
-"""Names that a string must not contain if it is to be edited; messages with these need more than editing."""
 
 _DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
-"""Properties by which dispatch indexes a message."""
 
 _READ: Final = (*_DISPATCHED, properties.WAIT)
-"""The properties whose values are read here."""
 
 _NAMES: Final = "\x02".join([*_READ, *sorted(_UNUSUAL)]).encode()
-"""The names for the accelerator: the properties to read, in their order, and those that need more than editing."""
+"""For the accelerator: the properties to read in order, then those that need more than editing."""
 
 _MOST_NAMES: Final = 64
-"""No regular expression is generated for more names: compiling it would delay senders."""
+"""Bound of a regular expression's names, since compiling delays senders."""
 
 _WAIT_TRUE: Final = f"\x02{properties.WAIT}\x01true\x02".encode()
 _BETWEEN: Final = b"\x00\x02"
@@ -83,23 +79,17 @@ class PropertyEditor:
     def __init__(self, cluster_name: str) -> None:
         self._cluster = f"{properties.CLUSTER}\x01{cluster_name}"
         self._end = self._shared_end = f"\x02{self._cluster}".encode()
-        """The bytes that are appended to single messages, and to those of a batch with the properties of `_shared`."""
+        """Appended to single messages, and to a batch's with the properties of `_shared`."""
         self.editing: Final = (self._end, _NAMES)
-        """The arguments of `speed.encode_sends` by which it edits as `edit`."""
         self._shared = ""
-        """The header's property string of the last batch."""
         self._shared_columns: list[tuple[int, str]] = []
-        """Its values for `_DISPATCHED`, each with its index there."""
         self._last_names: dict[str, tuple[str, ...]] = {}
-        """The property names of the last message that was split, by topic."""
+        """By topic, from the last message that was split."""
         self._patterns: dict[str, tuple[re.Pattern[str], tuple[int, ...]]] = {}
         """By topic: the regular expression, and the numbers of its groups to read."""
 
     def edit(self, topic: str, text: str) -> EditedProperties | None:
-        """Return a message's edited property string for `topic`, with the values read from it.
-
-        None if the string is not well formed, or has a property that needs more than editing.
-        """
+        """Return the edited property string with the values read from it; None if it is malformed or needs more."""
         # 1. The accelerator, then 2. the expression of the topic, then 3. splitting: each has a result for fewer
         # strings than the next, and costs less.
         if speed.edit_properties is not None and (edited := speed.edit_properties(text, self._end, _NAMES)) is not None:
@@ -123,10 +113,7 @@ class PropertyEditor:
         return "\x02".join([*segments, self._cluster]).encode(), tags, unique_key, keys, wait
 
     def _split(self, text: str) -> tuple[dict[str, str], list[str]] | None:
-        """Return a property string as pairs, and as segments without WAIT.
-
-        None under the conditions of `edit`.
-        """
+        """Return pairs, and segments without WAIT; None as for `edit`."""
         pairs: dict[str, str] = {}
         segments: list[str] = []
         for segment in text.removesuffix("\x02").split("\x02"):
@@ -139,11 +126,7 @@ class PropertyEditor:
         return pairs, segments
 
     def read_batch(self, body: bytes, shared: str, position: int, max_count: int) -> tuple[BatchColumns, int]:
-        """Return up to `max_count` messages of a batch from `position` on, and their end.
-
-        They are edited as by `edit_batch`. Raises InvalidMessage for a body that is empty or not well formed, or as
-        `edit_batch` does.
-        """
+        """Return up to `max_count` edited messages of a batch from `position`, and their end. Raises InvalidMessage."""
         if speed.read_batch is not None and not position and shared == self._shared and not self._shared_columns:
             columns = speed.read_batch(body, self._shared_end, _NAMES, max_count)
             if columns is not None and columns[0]:
@@ -155,12 +138,8 @@ class PropertyEditor:
         return (flags, bodies, stored, list(map(tags_code, tags)), unique_keys, keys), end
 
     def edit_batch(self, strings: list[bytes], shared: str = "") -> EditedBatch:
-        """Return the edited property strings of a batch.
-
-        `shared` is the one in the header of its request. Raises InvalidMessage for a property that messages of a batch
-        cannot have.
-        """
-        if shared != self._shared:  # usually equal to that of the last batch: empty, or WAIT
+        """Return the edited property strings; `shared` is the header's. InvalidMessage for delay or transaction."""
+        if shared != self._shared:  # usually equal to the last batch's: empty, or WAIT
             common, appended = _parsed(shared)
             self._shared_end = "\x02".join(["", *appended, self._cluster]).encode()
             self._shared_columns = [(number, common[name]) for number, name in enumerate(_DISPATCHED) if name in common]
@@ -175,18 +154,14 @@ class PropertyEditor:
         return stored, tags, unique_keys, keys
 
     def _of_alike(self, strings: list[bytes], end: bytes) -> EditedBatch | None:
-        """Edit strings with the same names in the same order, all at once.
-
-        Returns None if they differ or are not well formed. `end` begins with a separator and is appended to each
-        string.
-        """
+        """Edit strings with equal names in the same order at once; None otherwise. `end` starts with a separator."""
         if strings[0].endswith(b"\x02"):
             strings = [string.removesuffix(b"\x02") for string in strings]
         columns = properties.columns(strings)
         if columns is None or not _UNUSUAL.isdisjoint(columns):
             return None
         waits = columns.get(properties.WAIT)
-        # The replacement below removes WAIT=true alone; other values take the way of each string.
+        # The replacement below removes WAIT=true alone; other values are edited one by one.
         if waits is not None and waits.count("true") < len(strings):
             return None
         # 1. Join the strings into one. Each begins with a separator, so that the search for WAIT matches whole
@@ -205,7 +180,6 @@ class PropertyEditor:
         return stored, tags, unique_keys, keys
 
     def _of_each(self, strings: list[bytes], end: bytes) -> EditedBatch:
-        """Edit any strings, one by one."""
         edited = []
         for string in strings:
             text = str(string, "utf-8", "replace")
@@ -216,10 +190,7 @@ class PropertyEditor:
 
 
 def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return a batch's property string as pairs, and as segments that are stored.
-
-    Raises InvalidMessage if it has a delay, belongs to a transaction, or has a time of its own.
-    """
+    """Return pairs, and segments to store. Raises InvalidMessage for a delay, a transaction or a timer."""
     pairs = properties.parse(text)
     if delay_level(pairs) > 0:
         raise InvalidMessage("a batch cannot be delayed; send the message alone, or without DELAY")
@@ -235,14 +206,10 @@ def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
 
 @lru_cache(maxsize=1024)
 def _pattern(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[int, ...]]:
-    """Return the pattern for strings of these names, and its groups' numbers to read.
-
-    The module explains the pattern. WAIT must not be the first name. The groups are `before` and `behind`, then the
-    values of `_READ`.
-    """
+    """Return the pattern for these names, WAIT not first, and its groups to read: `before`, `behind`, then `_READ`."""
     # 1. One group for the value of each name.
     segments = [f"{re.escape(name)}\x01(?P<value{number}>[^\x02]+)" for number, name in enumerate(names)]
-    # 2. The segments before WAIT and those behind it are one group each; WAIT itself is between them.
+    # 2. The segments before and after WAIT are one group each; WAIT itself is between them.
     at = names.index(properties.WAIT) if properties.WAIT in names else len(names)
     before = "\x02".join(segments[:at])
     wait, *behind = [f"\x02{segment}" for segment in segments[at:]] or [""]

@@ -1,10 +1,8 @@
 """BrokerState: the parts of a broker that its services share.
 
-Services get it in their constructors, beside the parts that one subject alone needs. The event loop owns all of it: no
-part may be used from another thread unless its own docstring allows that.
+The event loop owns all of it: no part may be used from another thread unless its docstring allows that.
 
-Corresponds to the getters of `BrokerController` of Apache RocketMQ 4.9.8 that every processor there calls. Here the
-state does not lead to the broker's own machinery.
+Corresponds to the getters of `BrokerController` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
@@ -35,27 +33,22 @@ class BrokerState:
 
     config: BrokerConfig
     limits: Limits
-    """Refuses requests that exceed a limit of `config`."""
     store: MessageStore
     mastership: Mastership
-    """The epochs of the store's log."""
     puts: InternalPuts
-    """Puts on the broker's own account, which are retried if they fail."""
     topics: TopicConfigTable
     groups: SubscriptionGroupTable
     offsets: ConsumerOffsetTable
     filters: ConsumerFilterTable
     persistence: TablePersistence
-    """Writes changed tables to their files; a response to a change waits for it."""
+    """A response to a change of a table waits for it."""
     clients: ClientRegistry
     locks: QueueLockTable
     delayed: ScheduleMessageService
     transactions: TransactionalMessageService
     stats: BrokerStats
     clock: Callable[[], int]
-    """The current time, milliseconds since 1970."""
 
     @property
     def delay_level_count(self) -> int:
-        """The number of delay levels (messageDelayLevel)."""
         return self.delayed.level_count

@@ -1,10 +1,7 @@
 """Statistics of a broker: messages and bytes put and read, by topic, group, and overall.
 
-Totals and their windows (last minute, hour and day) are those of `rucola.rates`. Counting is cheap: puts are recorded
-once per topic and dispatch, reads once per pull, retries once each. `sample_steps` computes the windows every 10 s.
-
-Every message that reaches a queue counts as put, including those that the broker moves (delayed and retried messages),
-in each queue they reach.
+For the windows (last minute, hour and day) see `rucola.rates`. Puts are recorded once per topic and dispatch, reads
+once per pull. Every message counts as put in each queue that it reaches, including those that the broker moves.
 
 Corresponds to `BrokerStatsManager`, `BrokerStats` and the sampling in `StoreStatsService` of Apache RocketMQ 4.9.8.
 """
@@ -26,23 +23,20 @@ from rucola.store.dispatch import TopicArrivals
 logger = logging.getLogger(__name__)
 
 MAX_PAIRS: Final = 65_536
-"""Pairs of topic and group that have statistics, 2 KB each; a client can pull any topic as any group."""
+"""Pairs of topic and group with statistics, 2 KB each; a client can pull any topic as any group."""
 _SAMPLES_PER_MINUTE = 60_000 // SAMPLE_INTERVAL_MS
 
 
 @dataclass(slots=True)
 class MidnightTotals:
-    """Values of a total at the last midnight and at the one before."""
+    """Values of a total at the last midnight and the one before."""
 
     yesterday: int = 0
     today: int = 0
 
 
 class BrokerStats:
-    """Statistics of one broker since `now_ms`.
-
-    `broker_key` is the key of the totals, the cluster name.
-    """
+    """Statistics of one broker since `now_ms`. `broker_key` is the key of the totals, the cluster name."""
 
     def __init__(self, now_ms: int, broker_key: str) -> None:
         self.begin_ms = now_ms
@@ -53,13 +47,12 @@ class BrokerStats:
         self.missed = StatsItem(now_ms)
         self.put_durations = PutDurations()
         self.failed_puts = 0
-        """The number of messages and batches that the store refused."""
+        """Messages and batches that the store refused."""
         self.get_max_ms = 0
-        """The longest read of a pull since the start."""
         self.put_at_midnight = MidnightTotals()
         self.get_at_midnight = MidnightTotals()
         self.fast_path_errors = 0
-        """Errors of the fast path since the start, each of which is a bug."""
+        """Since the start; each is a bug."""
         self._broker_key = broker_key
         self._topics: dict[str, tuple[StatsItem, StatsItem]] = {}
         self._groups: dict[tuple[str, str], tuple[StatsItem, StatsItem]] = {}
@@ -70,7 +63,6 @@ class BrokerStats:
         self._day = _day(now_ms)
 
     def record_put(self, arrived: Mapping[str, TopicArrivals]) -> None:
-        """Record the messages of one dispatch, by topic."""
         for topic, (queues, _, sizes) in arrived.items():
             items = self._topics.get(topic)
             if items is None:
@@ -83,7 +75,6 @@ class BrokerStats:
                 item.add(size, times)
 
     def record_get(self, group: str, topic: str, count: int, size: int) -> None:
-        """Record a pull that found messages."""
         items = self._groups.get((topic, group))
         if items is None and self._has_room(self._groups):
             items = self._groups[topic, group] = (StatsItem(self._sampled_ms), StatsItem(self._sampled_ms))
@@ -101,7 +92,6 @@ class BrokerStats:
         found.times += 1
 
     def record_send_back(self, group: str, topic: str) -> None:
-        """Record a message that a consumer of the group sent back for a retry."""
         item = self._sent_back.get((topic, group))
         if item is None and self._has_room(self._sent_back):
             item = self._sent_back[topic, group] = StatsItem(self._sampled_ms)
@@ -109,11 +99,10 @@ class BrokerStats:
             item.add(1)
 
     def record_miss(self) -> None:
-        """Record a pull that found nothing."""
         self.missed.add(1)
 
     def sample_steps(self, now_ms: int) -> Generator[None, None, None]:
-        """Sample all totals, every SAMPLE_INTERVAL_MS. A generator of small steps (see `rucola.slices`)."""
+        """Sample all totals, every SAMPLE_INTERVAL_MS, in small steps (see `rucola.slices`)."""
         self._number += 1
         self._sampled_ms = now_ms
         for item in (self.put_nums, self.put_size, self.get_nums, self.found, self.missed):
@@ -146,31 +135,23 @@ class BrokerStats:
         )
 
     def consume_tps(self, group: str, topic: str, now_ms: int) -> float:
-        """Return the rate at which a group read a topic in the last minute."""
         items = self._groups.get((topic, group))
         return items[0].minute(now_ms).tps if items else 0.0
 
     def remove_topic(self, topic: str) -> None:
-        """Remove the statistics of a deleted topic."""
         self._topics.pop(topic, None)
         self._remove(lambda of_topic, group: of_topic == topic)
 
     def remove_group(self, group: str) -> None:
-        """Remove the statistics of a deleted group."""
         self._remove(lambda topic, of_group: of_group == group)
 
     def _remove(self, is_gone: Callable[[str, str], bool]) -> None:
-        """Remove the statistics of all (topic, group) for which `is_gone` returns True."""
         for key in [key for key in self._groups if is_gone(*key)]:
             del self._groups[key]
         for key in [key for key in self._sent_back if is_gone(*key)]:
             del self._sent_back[key]
 
     def _has_room(self, table: Sized) -> bool:
-        """Return whether a table takes another pair of topic and group.
-
-        Logs the first that it does not take.
-        """
         if len(table) < MAX_PAIRS:
             return True
         if not self._has_logged_pairs:
@@ -200,6 +181,5 @@ def _of(items: tuple[StatsItem, StatsItem] | None, by_size: bool) -> StatsItem |
 
 
 def _day(now_ms: int) -> tuple[int, int]:
-    """Return the local day of a time: year and day of the year."""
     local = time.localtime(now_ms / 1000)
     return local.tm_year, local.tm_yday

@@ -1,7 +1,7 @@
-"""Stored messages, decoded to put them again: to deliver, retry, commit or dead-letter them.
+"""Stored messages, decoded to deliver, retry, commit or dead-letter them.
 
-The new record has another topic, queue or other properties. Body, flag, born time and host, and keys stay as stored; a
-compressed body is neither decompressed nor compressed again.
+The new record has another topic, queue or other properties. Body (still compressed), flag, born time and host, and keys
+stay as stored.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from rucola.store.message_store import MessageStore
 
 
 def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
-    """Return the message whose record begins at this physical offset, its body as stored.
-
-    Raises InvalidMessage if no record begins there or the record is damaged.
-    """
+    """Return the message at this physical offset, its body as stored. InvalidMessage if missing or damaged."""
     record = store.record_at(physical_offset)
     if record is None:
         raise InvalidMessage(f"no record begins at physical offset {physical_offset}")
@@ -29,11 +26,7 @@ def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
 
 
 def renewed(message: MessageExt) -> MessageInner:
-    """Return the message to put again; its topic, queue or properties may have changed.
-
-    The transaction bits that keep a record out of every queue are cleared: they concern the record that was read.
-    Raises InvalidMessage if the properties no longer fit a record.
-    """
+    """Return the message to put again, without transaction bits. InvalidMessage if its properties do not fit."""
     pairs = message.properties
     sys_flag = message.sys_flag
     if not sysflag.is_dispatched(sys_flag):

@@ -21,21 +21,15 @@ from rucola.remoting.byte_stream import Stream
 
 
 class AccessFigures(NamedTuple):
-    """Figures of access control for the metrics."""
-
     broken_files: int
-    """Files of accounts that keep their last good content."""
+    """Account files that keep their last good content."""
     denied: int
-    """Requests that were denied since the start."""
     dropped: int
-    """Lines that the audit log could not queue or write since the start."""
+    """Lines that the audit log lost since the start."""
 
 
 class Access:
-    """Access control as configured. Raises ConfigError if its files are missing or broken.
-
-    `interceptor` is None if requests are not authorized, `gate` if they are neither authenticated nor recorded.
-    """
+    """Access control as configured; `interceptor` and `gate` are None if unused. Raises ConfigError."""
 
     def __init__(self, environment: BrokerEnvironment) -> None:
         config = environment.config
@@ -52,14 +46,13 @@ class Access:
             store = UserStore(path, config.broker_cluster_name, first_user.reveal() if first_user else "")
             accounts = PolicyAccounts(store)
         self.control = AccessControl(accounts) if accounts is not None else None
-        """Authenticates requests and HA peers."""
         self.interceptor = self.control if config.has_access_control else None
         self.audit = self._audit_log(environment)
         self.gate = AccessGate(self.control, self.audit) if self.control is not None or self.audit is not None else None
         self.service = AccessService(self.files, store)
 
     def figures(self) -> AccessFigures:
-        """Return the figures for the metrics; all are 0 without access control."""
+        """Figures for the metrics; all are 0 without access control."""
         return AccessFigures(
             len(self.files.broken) if self.files is not None else 0,
             self.gate.denied if self.gate is not None else 0,
@@ -73,7 +66,6 @@ class Access:
             running.push_async_callback(asyncio.to_thread, self.audit.close)
 
     def schedule(self, scheduler: Scheduler) -> None:
-        """Schedule the hot reload of files."""
         files = self.files
         if files is not None:
 
@@ -83,7 +75,6 @@ class Access:
             scheduler.every(REFRESH_INTERVAL_MS, "refresh accounts", refresh)
 
     async def admit_slave(self, stream: Stream) -> bytes:
-        """Authenticate a slave on its replication connection; see `ha_authentication`."""
         try:
             return await admit(stream, self.control, self._slave_timeout_ms)
         except Refused as refusal:

@@ -1,7 +1,4 @@
-"""Claim of a mastership when a master starts.
-
-The result is the epoch that it begins, or the reason why it may not.
-"""
+"""Claim of a mastership when a master starts."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ logger = logging.getLogger(__name__)
 async def claim_mastership(mastership: Mastership, registration: Registration, *, is_promotion: bool) -> None:
     """Begin the epoch after the last one of the log, or fence this broker.
 
-    This broker is fenced if a name server knows a master of that epoch or a newer one. But if it was a slave before,
-    and an operator has made it master (`is_promotion`), it begins an epoch after that of the other master, which is
-    fenced instead when it registers the next time. A name server that does not respond does not count.
+    It is fenced if a name server has a master of that epoch or a newer one, unless an operator has made this former
+    slave master (`is_promotion`): then it begins an epoch after the other master's, which is fenced at its next
+    registration. Name servers that do not respond do not count.
     """
     registration.mastership = mastership
     own = mastership.epochs.last.number

@@ -28,10 +28,7 @@ CLOSE_IDLE_INTERVAL_MS = 10_000
 
 
 class Connections:
-    """The listeners and the state of their connections.
-
-    `processors` is filled by `Serving`; the broker listens last.
-    """
+    """The listeners and their connections. `Serving` fills `processors`."""
 
     def __init__(self, environment: BrokerEnvironment, metadata: Metadata) -> None:
         config = environment.config
@@ -51,10 +48,7 @@ class Connections:
         self._listeners = Listeners(config, self.processors, self._on_close, self.memory, environment.tls)
 
     def bind(self, running: AsyncExitStack) -> None:
-        """Take the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError.
-
-        The environment then holds them, and the one for slaves.
-        """
+        """Bind the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError."""
         config = self._environment.config
         check_exposure(
             "the broker",
@@ -71,7 +65,6 @@ class Connections:
         self._environment.store_config.store_host = config.store_host
 
     def schedule(self, scheduler: Scheduler) -> None:
-        """Schedule the samples of the statistics, and the expiry of pulls, clients and idle connections."""
         clock = self._environment.clock
         scheduler.every(EXPIRE_PULLS_INTERVAL_MS, "expire held pulls", lambda: self.hold.expire(clock()))
         scheduler.every(
@@ -84,14 +77,13 @@ class Connections:
             scheduler.every(interval_ms, "close idle connections", lambda: self._listeners.close_idle(idle_ms))
 
     async def listen(self, running: AsyncExitStack, read_hooks: ReadHooks) -> None:
-        """Accept connections. At the stop held pulls are answered before the connections close."""
+        """Accept connections. At the stop, held pulls are answered before the connections close."""
         # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
         await self._listeners.start(read_hooks)
         running.push_async_callback(self._listeners.stop)
         running.callback(self.hold.release_all)
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
-        """Count new messages."""
         self.stats.record_put(topics)
 
     def _on_close(self, connection: Connection) -> None:
@@ -100,13 +92,11 @@ class Connections:
         self.hold.closed(connection)
 
     def _on_writable(self, connection: BufferedConnection) -> None:
-        """Do what was left undone while a connection was congested."""
         assert isinstance(connection, Connection)
         self.calls.writable(connection)
         self.hold.writable(connection)
 
     def _should_notify(self, group: str) -> bool:
-        """Return whether members of a group are notified when its membership changes."""
         is_enabled = self._environment.config.notify_consumer_ids_changed_enable
         return is_enabled and self._metadata.groups.should_notify(group)
 

@@ -26,10 +26,7 @@ from rucola.store.dispatch import TopicArrivals
 
 
 class DeliveryServices:
-    """The services that deliver waiting messages, each with the task that wakes it.
-
-    A slave builds them, since requests ask for their state, but neither loads transactions nor delivers anything.
-    """
+    """The delivery services, each with the task that wakes it. A slave builds but does not start them."""
 
     def __init__(
         self,
@@ -57,18 +54,14 @@ class DeliveryServices:
             config, store, self.puts, metadata.topics, offsets, len(delays_ms)
         )
         self._persisting = asyncio.Lock()
-        """Held by one of the two that write the offsets, periodic task and retention: the older ones come first."""
+        """Keeps the periodic task and retention from writing older offsets over newer ones."""
         self._transaction_check = TransactionCheckService(
             self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock,
             may_receive(access.interceptor),
         )  # fmt: skip
 
     def open(self, running: AsyncExitStack) -> None:
-        """Load the progress of every service. Raises StoreCorrupt for a file that cannot be parsed.
-
-        At the stop the tasks end first, then the offsets of their deliveries are written, then the buffered puts are
-        tried for the last time.
-        """
+        """Load all progress. Raises StoreCorrupt. At the stop: end tasks, write offsets, put what is buffered."""
         # Registered first, so unwound last: requests may buffer puts until the server has stopped.
         running.callback(self._close_puts)
         running.callback(self._buffered_puts.stop)
@@ -85,7 +78,6 @@ class DeliveryServices:
         self._storage.subscribe(self._on_arrival)
 
     def start(self, scheduler: Scheduler) -> None:
-        """Begin to deliver, and to check transactions. Does nothing on a slave."""
         if self._environment.is_slave:
             return
         scheduler.every(PERSIST_INTERVAL_MS, "persist delivery offsets", self._persist)
@@ -96,11 +88,7 @@ class DeliveryServices:
         self._timer_delivery.schedule_at(now_ms)
 
     async def prepare_delete(self) -> bool:
-        """Roll the messages that wait in the oldest log file; return False if that failed.
-
-        The copies are flushed and the progress is written before the file is deleted: otherwise a power failure could
-        destroy the copies after the originals are gone.
-        """
+        """Roll the messages of the oldest log file, flush the copies, write the progress; False if that failed."""
         if self._environment.is_slave:
             return True
         services = (self.delayed, self._timers, self.transactions)
@@ -120,7 +108,6 @@ class DeliveryServices:
             self._delayed_delivery.schedule_at(min(delayed[1]))
 
     async def _persist(self) -> bool:
-        """Write the offsets of both services, once the messages delivered up to them are flushed."""
         store, timeout_ms = self._storage.store, self._environment.store_config.sync_flush_timeout
         async with self._persisting:
             offsets, checkpoint, log_end = self.delayed.offsets(), self._timers.checkpoint(), store.max_physical_offset

@@ -1,7 +1,7 @@
 """Listeners: the two ports on which a broker serves clients, with the same processors.
 
-The second one is the VIP channel, `listenPort - 2`. Producers of Apache's clients up to 4.5.0 send there by default,
-and a slave of Apache 4.9.8 asks its master for topics only there. `vipChannelEnabled=false` leaves it out.
+The second is the VIP channel, `listenPort - 2`: Apache's producers up to 4.5.0 send there by default, and a slave of
+Apache 4.9.8 requests topics only there. `vipChannelEnabled=false` disables it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
 
 PAIR_ATTEMPTS = 100
-"""Ports that are tried for listenPort=0 until the one two below is free as well."""
+"""Attempts to find a port for listenPort=0 with a free port two below."""
 
 
 class Listeners:
@@ -40,7 +40,7 @@ class Listeners:
         self._servers: list[RemotingServer] = []
 
     def bind(self) -> None:
-        """Take the ports, without listening yet, and store listenPort in the configuration. Raises RemotingError."""
+        """Bind the ports, without listening yet, and store listenPort in the configuration. Raises RemotingError."""
         port, rejected = self._config.listen_port, list[RemotingServer]()
         try:
             while not self._servers:
@@ -61,22 +61,20 @@ class Listeners:
 
     @property
     def ports(self) -> list[int]:
-        """The ports that `bind` took."""
         return [server.port for server in self._servers]
 
     async def start(self, read_hooks: ReadHooks) -> None:
-        """Listen. Raises RemotingError."""
         for server in self._servers:
             server.read_hooks = read_hooks
             await server.start()
 
     async def stop(self) -> None:
-        """Stop listening and close every connection, see `RemotingServer.stop`. Idempotent."""
+        """Stop listening and close every connection; idempotent."""
         for server in self._servers:
             await server.stop()
 
     async def close_idle(self, limit_ms: int) -> None:
-        """Close the connections that have neither sent nor received for `limit_ms`."""
+        """Close connections without traffic for `limit_ms`."""
         for server in self._servers:
             await server.close_idle(limit_ms)
 

@@ -25,11 +25,7 @@ PERSIST_FILTERS_INTERVAL_MS = 10_000
 
 
 class Metadata:
-    """Tables, their persistence, and the client for requests to name servers and to the master.
-
-    Topics, groups and queue locks are written after every change, consumer offsets and filters periodically and at the
-    stop.
-    """
+    """Tables, their persistence, and the client for requests to name servers and to the master."""
 
     def __init__(self, environment: BrokerEnvironment) -> None:
         config, directory = environment.config, environment.config_directory
@@ -54,10 +50,7 @@ class Metadata:
         self.registration = Registration(config, self.topics, self.client)
 
     def open(self, running: AsyncExitStack, max_offset: Callable[[str, int], int] | None, log_end: int) -> None:
-        """Load all tables. `max_offset` and `log_end` bound the consumer offsets, see `ConsumerOffsetTable.load`.
-
-        Raises StoreCorrupt for a file that cannot be parsed.
-        """
+        """Load all tables; for the bounds see `ConsumerOffsetTable.load`. Raises StoreCorrupt."""
         running.push_async_callback(self.client.close)
         now_ms = self._clock()
         self._load("topics.json", lambda: self.topics.load(now_ms))
@@ -77,13 +70,11 @@ class Metadata:
         load_or_discard(self._directory / name, load, is_allowed=is_allowed, salvage=salvage)
 
     def schedule(self, scheduler: Scheduler) -> None:
-        """Schedule the periodic writes and registrations."""
         scheduler.every(self._config.flush_consumer_offset_interval, "persist consumer offsets", self._persist_offsets)
         scheduler.every(PERSIST_FILTERS_INTERVAL_MS, "persist consumer filters", self._persist_filters)
         scheduler.every(self._config.register_name_server_period, "register", self.registration.register)
 
     async def register(self, running: AsyncExitStack) -> None:
-        """Register with the name servers, and unregister at the stop."""
         await self.registration.register()
         running.push_async_callback(self.registration.unregister)
 

@@ -21,10 +21,7 @@ async def start_metrics(
     connections: Connections,
     running: AsyncExitStack,
 ) -> None:
-    """Serve /metrics if metricsExporterType is PROM. Raises ConfigError without the extra `metrics`.
-
-    The import is local because prometheus_client is optional.
-    """
+    """Serve /metrics if metricsExporterType is PROM. Raises ConfigError without the extra `metrics`."""
     config = environment.config
     if config.metrics_exporter_type is not MetricsExporterType.PROM:
         return

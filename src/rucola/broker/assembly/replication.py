@@ -27,19 +27,15 @@ LOG_LAG_INTERVAL_MS = 60_000
 
 
 class Replication(Protocol):
-    """One side of a broker pair."""
-
     @property
-    def durability(self) -> Durability:
-        """Tells senders when their messages are flushed and replicated."""
-        ...
+    def durability(self) -> Durability: ...
 
     def replication_lag(self) -> dict[str, int]:
         """Return the replication lag of each connected slave in bytes, by "ip:port"."""
         ...
 
     def confirmed(self) -> dict[int, int]:
-        """Return what each slave that knows epochs has confirmed, by its brokerId."""
+        """Return the confirmed offset of each slave that supports epochs, by its brokerId."""
         ...
 
     @property
@@ -58,18 +54,13 @@ class Replication(Protocol):
         ...
 
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
-        """Wait until a slave that knows epochs has everything below a physical offset."""
+        """Wait until a slave that supports epochs has everything below a physical offset."""
         ...
 
-    def slaves(self) -> list[SlaveProgress]:
-        """Return the connected slaves; none on a slave."""
-        ...
+    def slaves(self) -> list[SlaveProgress]: ...
 
     def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
-        """Wait for all of these slaves from now on.
-
-        They have everything below `visible_end`, if it is given.
-        """
+        """Wait for all of these slaves from now on. They have everything below `visible_end`, if it is given."""
         ...
 
     def disconnect_slave(self, member: int) -> None:
@@ -77,10 +68,7 @@ class Replication(Protocol):
         ...
 
     async def follow_again(self, master_address: str) -> None:
-        """Connect to the master again, whose address has changed; slave only.
-
-        `master_address` is the one for clients; empty for the one that the name servers have.
-        """
+        """Connect to the master again, at its address for clients; empty for the name servers' one. Slave only."""
         ...
 
     async def stop_following(self) -> None:
@@ -92,22 +80,19 @@ class Replication(Protocol):
         ...
 
     async def follow(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
-        """Start after the broker has registered, which tells a slave the addresses of its master."""
+        """Start after the broker has registered, which returns the addresses of a slave's master."""
         ...
 
 
 def build_replication(
     environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata, connections: Connections
 ) -> Replication:
-    """Return the side that brokerRole names."""
     if environment.is_slave:
         return _SlaveSide(environment, access, storage, metadata, connections)
     return _MasterSide(environment, access, storage, connections)
 
 
 class _MasterSide:
-    """Sends the log to slaves. Every dispatch wakes the connections."""
-
     is_following = False
     followed_epoch = 0
     may_grow = False
@@ -163,8 +148,6 @@ class _MasterSide:
 
 
 class _SlaveSide:
-    """Copies the log and the tables of the master."""
-
     def __init__(
         self,
         environment: BrokerEnvironment,

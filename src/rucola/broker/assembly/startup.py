@@ -1,7 +1,6 @@
 """Start of a broker: builds, opens and starts the parts in dependency order.
 
-Every part registers its own shutdown on one AsyncExitStack. The stack unwinds in reverse order, at the stop and when a
-part fails to start, so the order below defines both directions:
+Every part registers its shutdown on one AsyncExitStack, which unwinds at the stop and when a part fails to start:
 
     start                                          stop (read upwards)
     1. open the store (recovery)                   flush and close the store
@@ -17,9 +16,8 @@ part fails to start, so the order below defines both directions:
     9. register with the name servers              unregister
     10. follow the master (slave only)             stop following
 
-Requests are served only between steps 8 and 10, when every other part runs. Periodic tasks end (6) before the last
-writes of 4, 2 and 1, so that no file has two writers. A store that cannot be opened is reported before a port that is
-taken: with both, the port usually belongs to the broker that serves the store.
+Periodic tasks end (6) before the last writes of 4, 2 and 1, so that no file has two writers. The store is opened before
+a port is bound, because a port in use usually belongs to the broker that has the store open.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ from rucola.broker.services.broker_services import BrokerServices
 
 @dataclass(frozen=True, slots=True)
 class OpenedParts:
-    """The parts that exist when the store is open and no port is bound."""
-
     metadata: Metadata
     connections: Connections
     storage: Storage
@@ -52,34 +48,27 @@ class OpenedParts:
 
 @dataclass(frozen=True, slots=True)
 class RoleStart:
-    """How a broker comes to its role at this start."""
-
     epoch: int = 0
     """The epoch to begin as master; 0 claims one with the name servers."""
     in_sync: frozenset[int] | None = None
-    """The slaves that must have a message before it is acknowledged; None if one is enough, as in 4.9.8."""
+    """Slaves that must confirm a message before it is acknowledged; None if one is enough, as in 4.9.8."""
     visible_end: int | None = None
-    """What was visible before; all of `in_sync` have that."""
+    """The visible end before the start; all of `in_sync` have everything below it."""
     is_promotion: bool = False
-    """Whether the configuration makes a slave's directory that of a master."""
+    """Whether the configuration makes a slave's directory a master's."""
     master_address: str = ""
-    """As a slave: the address of its master for clients; empty for the one that the name servers have."""
+    """The master's address for clients; empty for the one that the name servers have. Slave only."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningParts:
-    """The parts of a running broker that its owner uses."""
-
     services: BrokerServices
     storage: Storage
     replication: Replication
 
 
 async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> OpenedParts:
-    """Open the store, load the tables, register their shutdown on `running`: steps 1 and 2.
-
-    Raises StoreError; the caller unwinds `running` then.
-    """
+    """Open the store and load the tables (steps 1 and 2). Raises StoreError; the caller then unwinds `running`."""
     raise_descriptor_limit()
     metadata = Metadata(environment)
     connections = Connections(environment, metadata)
@@ -93,10 +82,7 @@ async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -
 async def start_broker(
     environment: BrokerEnvironment, opened: OpenedParts, running: AsyncExitStack, start: RoleStart
 ) -> RunningParts:
-    """Start all other parts and register their shutdown on `running`: steps 3 to 10.
-
-    Raises StoreError, ConfigError or RemotingError; the caller unwinds `running` then.
-    """
+    """Start all other parts (steps 3 to 10). Raises StoreError, ConfigError or RemotingError, as `open_broker`."""
     metadata, connections, storage = opened.metadata, opened.connections, opened.storage
     # 3. to 5. Take the port, and load the state that requests need.
     connections.bind(running)

@@ -25,18 +25,15 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_INTERVAL_MS = 1000
 
 DESCRIPTOR_TABLE_SIZE = 1 << 16
-"""The number of files that a process can map with the default vm.max_map_count; the table takes half a megabyte."""
+"""Files that a process can map with the default vm.max_map_count; the table uses half a megabyte."""
 
 OPEN_MAX = 10_240
-"""The most files that a process of macOS may open."""
 
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
-"""Called after each dispatch with the new messages, by topic, as soon as they can be read."""
+"""Called after each dispatch with the new messages by topic, which can be read by then."""
 
 
 class Storage:
-    """The store and the tasks that keep it dispatched, durable and within its disk."""
-
     def __init__(self, environment: BrokerEnvironment, hold: PullRequestHold) -> None:
         self._environment = environment
         self._arrival_listeners: list[ArrivalListener] = []
@@ -47,7 +44,7 @@ class Storage:
 
     async def open(self, running: AsyncExitStack) -> None:
         """Open the store in a thread: recovery may read the whole log. Raises StoreError."""
-        # First the callback: a start that is cancelled meanwhile waits for the thread, and closes what it has opened.
+        # First the callback: a cancelled start waits for the thread, and closes what it has opened.
         running.push_async_callback(in_thread, self.store.close)
         await in_thread(self.store.open, self._environment.clock())
         epochs = await in_thread(self._open_epochs)
@@ -68,15 +65,10 @@ class Storage:
         return epochs
 
     def subscribe(self, listener: ArrivalListener) -> None:
-        """Call `listener` after every dispatch."""
         self._arrival_listeners.append(listener)
 
     async def start(self, scheduler: Scheduler, prepare_delete: Callable[[], Awaitable[bool]]) -> None:
-        """Measure the disks, then schedule flush, checkpoint and retention.
-
-        A full disk refuses the first message. `prepare_delete` is awaited before a log file is deleted, see
-        `RetentionTask`.
-        """
+        """Measure the disks, then schedule flush, checkpoint and retention (`prepare_delete`: see `RetentionTask`)."""
         config = self._environment.store_config
         clock, probe_disk = self._environment.clock, self._environment.probe_disk
         retention = RetentionTask(config, self.store, clock, probe_disk, prepare_delete)
@@ -98,12 +90,9 @@ class Storage:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the maximum that the system allows.
+    """Raise the limit of open files to the system's maximum, and grow the descriptor table once.
 
-    A store has several per queue. macOS refuses more than OPEN_MAX, whatever its hard limit says.
-
-    The kernel doubles a process's descriptor table when it is full, and the thread that opens the file then waits for
-    an RCU grace period, 10 ms and more. Duplicating a descriptor to the last number grows the table once, at the start.
+    Otherwise each doubling of the table makes the thread that opens a file wait 10 ms for an RCU grace period.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

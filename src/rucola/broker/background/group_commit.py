@@ -1,19 +1,16 @@
 """Group commit: one flush of the CommitLog shared by all senders that wait for it.
 
-A message that must be durable before its response waits for the first flush that begins after its put. All messages
-that arrive during a flush share the next one, so groups grow with the load, without a timer. One flush runs at a time.
-
-A sender waits for the disk and for the way there and back, which therefore has few steps:
+A durable message waits for the first flush that starts after its put. All messages that arrive during a flush share the
+next one, so groups grow with the load. One flush runs at a time:
 
     read      the messages of one loop iteration are put, and their waiters registered
     its end   `_begin` closes the group, and submits the flush to the kernel (`rucola.store.kernel_flush`)
     disk      the loop serves others
     event     `_end` calls the waiters; their responses are written at the end of this iteration
 
-Where the kernel offers no such flush, or the store needs more than one call (`Flusher.begin`), a thread that waits for
-a lock is released instead; it flushes without the interpreter lock, and wakes the loop. So does every flush with
-ASYNC_FLUSH, where nothing waits for it. Checkpoints run in another thread, because flushing the queues may take longer
-than a sender waits.
+Without such a kernel flush, or if the store needs more than one call (`Flusher.begin`), or with ASYNC_FLUSH, a thread
+flushes without the interpreter lock and wakes the loop. Checkpoints run in another thread, because flushing the queues
+may take longer than a sender waits.
 
 Contract: a waiter gets True only if a flush that covers its physical offset has succeeded. After a failed flush every
 waiter gets False. If it is unknown which bytes reached the disk, the store becomes read-only; a flush that got no
@@ -40,17 +37,14 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 MAX_GATHER_ITERATIONS = 8
-"""Event loop iterations for which a flush is delayed at most while new waiters keep arriving."""
+"""Event loop iterations by which new waiters can delay a flush."""
 
 QUEUES_PER_CHECKPOINT = 128
-"""Flushing one ConsumeQueue costs some tenths of a millisecond of disk time and the CPU time of ten messages."""
+"""Flushing one ConsumeQueue costs some tenths of a millisecond of disk time."""
 
 
 class Waiter(NamedTuple):
-    """Callback, called once: when everything below `physical_offset` is on disk, or at `deadline`.
-
-    `deadline` is a loop time.
-    """
+    """Callback, called once: when everything below `physical_offset` is on disk, or at `deadline` (loop time)."""
 
     physical_offset: int
     deadline: float
@@ -74,25 +68,18 @@ class GroupCommit:
         """None before the first flush, and if flushes need a thread."""
         self._loop: asyncio.AbstractEventLoop
         self._batching: WriteBatching | None = None
-        """That of the event loop; None before the first flush."""
         # Waiters of the running flush, and of the next one. Both are in the order of arrival.
         self._flushing: list[Waiter] = []
         self._waiters: list[Waiter] = []
         self._last_count = 0
-        """The number of waiters of the last flush, which are likely to send again."""
+        """Waiters of the last flush, which are likely to send again."""
         self._is_running = False
-        """Whether a flush has been started, from `start_flush` to the end of the last group."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
-        """Ends the wait of the oldest waiter; one timer for all, since nearly all are served long before."""
 
     def when_flushed(self, physical_offset: int, timeout_ms: int, done: Callable[[bool], None]) -> None:
-        """Call `done` once all bytes below `physical_offset` are on disk.
-
-        After a failure or the timeout, it gets False. It is called in the event loop, at once if the bytes are on disk
-        already.
-        """
+        """Call `done` in the loop: True once all bytes below `physical_offset` are on disk, False if not in time."""
         if self._store.flushed_physical_offset >= physical_offset:
             done(True)
             return
@@ -104,29 +91,20 @@ class GroupCommit:
         self.start_flush()
 
     async def wait_flushed(self, physical_offset: int, timeout_ms: int) -> bool:
-        """Wait until all bytes below `physical_offset` are on disk.
-
-        Returns False after a failed flush or the timeout.
-        """
+        """Wait until all bytes below `physical_offset` are on disk; False after a failed flush or the timeout."""
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.when_flushed(physical_offset, timeout_ms, partial(_resolve, flushed))
         return await flushed
 
     def start_flush(self) -> None:
-        """Start a flush unless one is running.
-
-        The running one is followed by another if there are waiters.
-        """
+        """Start a flush unless one is running, which is followed by another if there are waiters."""
         if not self._is_running and not self._is_stopping:
             self._is_running = True
             self._idle.clear()
             self._begin_at_iteration_end(0, 0)
 
     async def checkpoint(self) -> None:
-        """Flush log, queues and index, then write the checkpoint, concurrently with flushes.
-
-        One call flushes QUEUES_PER_CHECKPOINT queues at most.
-        """
+        """Flush log, index and QUEUES_PER_CHECKPOINT queues at most, then write the checkpoint; flushes may run."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, QUEUES_PER_CHECKPOINT)
 
@@ -146,7 +124,6 @@ class GroupCommit:
             self._kernel = None
 
     def _begin_at_iteration_end(self, iterations: int, count: int) -> None:
-        """Call `_begin` when the requests of this iteration are processed."""
         if self._batching is None:
             self._loop = loop = asyncio.get_running_loop()
             self._batching = write_batching_of(loop)
@@ -158,12 +135,7 @@ class GroupCommit:
         self._batching.call_at_iteration_end(partial(self._begin, iterations, count))
 
     def _begin(self, iterations: int, count: int) -> None:
-        """Close the group, and begin its flush.
-
-        Senders that the last flush released send their next message within a few iterations. The flush waits for an
-        iteration that brings no new waiter, for MAX_GATHER_ITERATIONS at most, unless as many wait as the last time.
-        Otherwise it would begin with the first one or two, and all others would wait for the flush after it.
-        """
+        """Close the group and start its flush, once an iteration brings no new waiter (or MAX_GATHER_ITERATIONS)."""
         arrived = len(self._waiters)
         if arrived < self._last_count and arrived != count and iterations < MAX_GATHER_ITERATIONS:
             self._begin_at_iteration_end(iterations + 1, arrived)
@@ -176,11 +148,9 @@ class GroupCommit:
             self._release_thread()
 
     def _release_thread(self) -> None:
-        """Have the thread flush once, and call `_end` in the loop."""
         self._is_wanted.release()
 
     def _end_in_kernel(self, kernel: KernelFlush) -> None:
-        """Complete the flush that the kernel has done."""
         error: Exception | None = None
         try:
             self._store.flusher.end(kernel.result())
@@ -189,7 +159,6 @@ class GroupCommit:
         self._end(error)
 
     def _flush_repeatedly(self) -> None:
-        """Flush once for each release of the lock, in the thread."""
         while True:
             self._is_wanted.acquire()
             if self._is_stopping:
@@ -202,7 +171,6 @@ class GroupCommit:
             self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
-        """Call the waiters of the group, and begin the next one if there is any."""
         if isinstance(error, OSError):  # the store knows whether it is unknown what reached the disk
             logger.error("flush failed: %s", error)
         elif error is not None:
@@ -220,7 +188,6 @@ class GroupCommit:
             self._idle.set()
 
     def _expire(self) -> None:
-        """Call the waiters whose time is over, and wait for the next one."""
         loop = asyncio.get_running_loop()
         self._timer = None
         now = loop.time()

@@ -1,8 +1,7 @@
 """Registration of the broker and its topics with all name servers.
 
-The broker registers at the start, every `registerNameServerPeriod`, and immediately when a topic is created or
-changed. Name servers are called concurrently and independently: a failed call is repeated by the next registration, and
-logged as an outage. The response gives a slave the addresses of its master.
+The broker registers at the start, every `registerNameServerPeriod`, and when a topic changes. Name servers are called
+concurrently; a failed call is repeated by the next registration.
 
 Corresponds to `BrokerOuterAPI` of Apache RocketMQ 4.9.8.
 """
@@ -42,35 +41,30 @@ READ_WRITE = PERM_READ | PERM_WRITE
 
 
 class Registration:
-    """Registration of the broker with its name servers, kept up to date.
-
-    Registrations never overlap; calls of `schedule` during one are coalesced.
-    """
+    """Keeps the broker registered. Registrations never overlap; calls of `schedule` during one are coalesced."""
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigTable, client: RemotingClient) -> None:
         self._config = config
         self._topics = topics
         self._client = client
         self._task: asyncio.Task[None] | None = None
-        """The registration that `schedule` started last."""
         self._outages = Outages(logger)
         self._has_logged_size = False
         self._is_outdated = False
-        """Whether `schedule` was called while a registration was running, which may have sent the older topics."""
+        """Whether `schedule` was called during a registration, which may have sent older topics."""
         self._is_master_given = False
         self.master_address = ""
-        """Address at which the master of this slave serves clients, from the last response; empty until one had it."""
+        """The master's address for clients, from the last response that had it; empty before."""
         self.master_ha_address = ""
-        """Address at which the master serves slaves, likewise."""
+        """The master's address for slaves, likewise."""
         self.mastership: Mastership | None = None
-        """The mastership of a master, which is announced; one that is fenced is announced no longer."""
+        """The mastership to announce, unless it is fenced; None on a slave."""
 
     def follow(self, master_address: str) -> None:
-        """Take this master, whatever the name servers have: they may learn of it later."""
+        """Use this master, even if the name servers do not have it yet."""
         self.master_address, self._is_master_given = master_address, True
 
     def schedule(self) -> None:
-        """Register as soon as possible, after a change of the topics."""
         # The running registration may already have encoded the topics, so it is repeated rather than joined.
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._register_until_current())
@@ -83,7 +77,7 @@ class Registration:
             await asyncio.shield(self._task)
 
     async def register(self) -> None:
-        """Register once with every name server; on a slave, note the addresses of its master."""
+        """Register once with every name server; a slave stores the addresses of its master."""
         config, mastership = self._config, self.mastership
         if mastership is not None and mastership.fenced_by:
             return
@@ -112,11 +106,7 @@ class Registration:
                     return
 
     async def newest_master(self, epoch: int) -> tuple[int, str]:
-        """Return the newest epoch of a master of this broker name, and its address.
-
-        The address may be the own one. The result is (0, "") if no name server knows a master. `epoch` is the one that
-        this broker is about to begin.
-        """
+        """Return the newest epoch of a master of this broker name, and its address (maybe its own), or (0, "")."""
         body = encode_body(self._topics.data_version)
         header = BrokerRequestHeader(
             broker_name=self._config.broker_name,
@@ -132,11 +122,7 @@ class Registration:
         return newest
 
     async def _encoded(self) -> tuple[bytes, bool]:
-        """Return the body of a registration, and whether it is compressed.
-
-        It is compressed by configuration, or if it is large: a name server closes the connection for a frame above 16
-        MiB, so that the broker would vanish from the routes. Compressed, the same frame holds a million topics.
-        """
+        """Return the body and whether it is compressed, as a frame above 16 MiB is refused."""
         body = RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics())
         if not self._config.compressed_register:
             plain = encode_registration(body)
@@ -166,7 +152,6 @@ class Registration:
 
     @property
     def address(self) -> str:
-        """The address that this broker registers."""
         return f"{self._config.broker_ip1}:{self._config.listen_port}"
 
     async def _register_until_current(self) -> None:
@@ -179,8 +164,6 @@ class Registration:
     async def _invoke_all(
         self, code: RequestCode, header: RegisterBrokerRequestHeader | BrokerRequestHeader, body: bytes = b""
     ) -> list[RemotingCommand]:
-        """Send a request to every name server, and return the responses of those that answered."""
-
         async def invoke(address: str) -> RemotingCommand | None:
             try:
                 command = RemotingCommand.request(code, header, body)
@@ -198,13 +181,11 @@ class Registration:
         return [response for response in responses if response is not None]
 
     def _learn(self, refusal: RemotingCommand) -> None:
-        """Fence this master if a name server has refused it because of a newer one."""
         epoch, address = (refusal.ext_fields.get(name, "") for name in ("masterEpoch", "masterAddr"))
         if self.mastership is not None and epoch.isdigit():
             self.mastership.fence(int(epoch), address)
 
     def _visible_topics(self) -> TopicConfigSerializeWrapper:
-        """Return the topics as clients may see them: their permissions restricted by brokerPermission."""
         wrapper = self._topics.wrapper()
         # The common case: no topic has to be copied.
         if self._config.broker_permission & READ_WRITE == READ_WRITE:

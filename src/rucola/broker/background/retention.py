@@ -1,11 +1,10 @@
 """Retention task: measures the disks periodically and deletes expired files.
 
-Every cleanResourceInterval the task reports disk usage and the local hour to the store, and runs one round of
-`rucola.store.retention`: files expire one by one, deleteCommitLogFilesInterval apart, and are deleted in a thread. The
-first measurement happens at the start, so that a broker on a full disk refuses the first message.
+Every cleanResourceInterval it runs one round of `rucola.store.retention`: files are deleted one by one in a thread,
+deleteCommitLogFilesInterval apart.
 
-Corresponds to the tasks of `DefaultMessageStore.addScheduleTask` in Apache RocketMQ 4.9.8. Deliberate difference:
-Apache first measures the disks after one second, and runs the first round after a minute.
+Corresponds to the tasks of `DefaultMessageStore.addScheduleTask` in Apache RocketMQ 4.9.8. Deliberate difference: the
+disks are measured at the start, so that a full disk refuses the first message; Apache does so after one second.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 
 DiskUsageProbe = Callable[[Path], DiskUsage]
-"""Returns the usage of the file system that contains an existing path. Raises OSError; may block."""
+"""Returns the usage of the file system of an existing path. Raises OSError; may block."""
 
 
 def disk_usage(path: Path) -> DiskUsage:
-    """Return the usage of the file system that contains `path`, computed as `df` does."""
+    """Usage as computed by `df`."""
     figures = os.statvfs(path)
     # df leaves the blocks reserved for root out of the total, so that a disk which refuses writes counts as 100 % full.
     used = (figures.f_blocks - figures.f_bfree) * figures.f_frsize
@@ -36,8 +35,7 @@ def disk_usage(path: Path) -> DiskUsage:
 class RetentionTask:
     """Applies the retention of one store. All methods must be called in its event loop.
 
-    `prepare_delete` is awaited before each log file is deleted. It moves messages that must outlive the file, and
-    returns False if that failed; the round ends then.
+    `prepare_delete` moves messages out of the file to delete; if it returns False, the round ends.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class RetentionTask:
         self._store.begin_retention_round(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
 
     async def run(self) -> None:
-        """Run one round, from the measurement to the last expired file. Raises OSError."""
+        """Run one round. Raises OSError."""
         await self.check_disks()
         # One file per iteration: messages are moved, the file leaves the log, a thread deletes it. The pause keeps the
         # deletion of large files from saturating the disk.

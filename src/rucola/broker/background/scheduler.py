@@ -4,7 +4,7 @@
     dispatch of new records (`ReputService`)                           5 ms after a put             assembly/storage
     delivery of delayed and timer messages, buffered puts (`DueTask`)  when due                     assembly/delivery
     flow control                                                       20 ms                        assembly/serving
-    touch the pages that the next messages need                        100 ms                       assembly/serving
+    prefault the pages that the next messages need                     100 ms                       assembly/serving
     answer held pulls after their timeout                              100 ms                       assembly/connections
     flush the log                                                      flushIntervalCommitLog       assembly/storage
     checkpoint: flush queues and index, write the checkpoint           1 s                          assembly/storage
@@ -19,8 +19,6 @@
     check transactions                                                 transactionCheckInterval     assembly/delivery
     log the replication lag                                            60 s                         assembly/replication
     synchronize the tables of the master (slave)                       500 ms                       assembly/replication
-
-A slave neither delivers messages nor checks transactions.
 
 Corresponds to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.
 """
@@ -44,15 +42,11 @@ RETRY_DISPATCH_S = 0.25
 """Time between two attempts of a dispatch that gets no descriptor or no disk space."""
 MESSAGES_PER_ITERATION = 256
 NEW_QUEUES_PER_ITERATION = 4
-"""Bounds of one dispatch, so that it does not delay requests; creating the file of a queue can take a millisecond."""
+"""Bounds of one dispatch: creating the file of a queue can take a millisecond."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread.
-
-    If the caller is cancelled, it waits until the function has returned. Therefore no thread of a cancelled task runs
-    on after the scheduler has stopped, and writes a file concurrently with its last write at the stop.
-    """
+    """Call a function in a thread; a cancelled caller waits for it, so that no thread writes after the stop."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
         return await asyncio.shield(work)
@@ -62,15 +56,10 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
 
 
 class ReputService:
-    """Dispatcher of new records.
+    """Dispatcher of new records: in the same loop iteration if a pull is held, else within DISPATCH_DELAY_S.
 
-    It dispatches in the same loop iteration if a pull is held, else within DISPATCH_DELAY_S.
-
-    The name is Apache's: `ReputMessageService` "puts again" each record of the log, into ConsumeQueues and index.
-
-    The delay makes batches: in batches of a hundred, dispatch costs a fifth of the CPU time per message. It is not
-    observable, because every read of the store dispatches pending records first. A longer delay would produce batches
-    that block the loop noticeably. Large batches are split over several loop iterations.
+    The delay collects batches, which cost a fifth of the CPU time per message. It is not observable, because every read
+    of the store dispatches pending records first. Large batches are split over several loop iterations.
     """
 
     def __init__(
@@ -81,12 +70,10 @@ class ReputService:
         self._store = store
         self._held = hold.held
         self._next: asyncio.Handle | None = None
-        """Pending dispatch in the next iteration."""
         self._later: asyncio.Handle | None = None
-        """Pending dispatch after DISPATCH_DELAY_S."""
 
     def on_pending(self) -> None:
-        """Schedule a dispatch. The store calls this when it gets its first pending record."""
+        """Schedule a dispatch. The store calls this at its first pending record."""
         # A held pull waits for exactly this message: do not delay it. Otherwise collect a batch.
         if self._held:
             if self._next is None:
@@ -95,7 +82,7 @@ class ReputService:
             self._later = asyncio.get_running_loop().call_later(DISPATCH_DELAY_S, self._dispatch)
 
     def stop(self) -> None:
-        """Cancel scheduled dispatches; closing the store dispatches what is pending, in its own thread."""
+        """Cancel scheduled dispatches; closing the store dispatches pending records in its thread."""
         for handle in (self._next, self._later):
             if handle is not None:
                 handle.cancel()
@@ -115,11 +102,9 @@ class ReputService:
 
 
 class DueTask:
-    """Task that runs a step at its due time.
+    """Task that runs a step at its due time: the step returns the next, in ms of `clock`, or None.
 
-    The step returns its next due time, or None if it has nothing to wait for. Times are milliseconds of `clock`.
-    `schedule_at` moves the due time forward, never back. A step that raises is logged and retried. Waits are at most
-    MAX_WAIT_MS long, so that a change of the wall clock is noticed.
+    A step that raises is logged and retried. Waits are at most MAX_WAIT_MS long, to notice a change of the wall clock.
     """
 
     MAX_WAIT_MS = 60_000
@@ -130,7 +115,6 @@ class DueTask:
         self._step = step
         self._clock = clock
         self._due_ms: int | None = None
-        """When the step runs next; None while nothing is scheduled."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
@@ -170,26 +154,17 @@ class DueTask:
 
 
 class Scheduler:
-    """Scheduler of steps at fixed intervals.
-
-    A step that raises is logged, and runs again after its interval.
-    """
+    """Scheduler of steps at fixed intervals. A step that raises is logged, and runs again after its interval."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     def every(self, interval_ms: int, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
-        """Run `step` every `interval_ms`, counted from the end of the previous run.
-
-        An awaitable result is awaited.
-        """
+        """Run `step`, and await its result if it is awaitable, `interval_ms` after the end of the previous run."""
         self._tasks.append(asyncio.create_task(self._run(interval_ms / 1000, name, step), name=name))
 
     async def stop(self) -> None:
-        """Cancel all steps and wait for them.
-
-        A step that runs a thread by `in_thread` ends when the thread returns.
-        """
+        """Cancel all steps and wait for them, including threads of `in_thread`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,28 +1,21 @@
 """Delay levels: redirection of delayed messages, and their delivery when they are due.
 
-A message with DELAY=n is stored in SCHEDULE_TOPIC_XXXX, queue n-1; REAL_TOPIC and REAL_QID name its own queue. All
-messages of one level have the same delay, so each of these queues is ordered by due time, and one queue offset per
-level describes the progress:
+A message with DELAY=n is stored in SCHEDULE_TOPIC_XXXX, queue n-1; REAL_TOPIC and REAL_QID name its target queue. All
+messages of one level have the same delay, so the queue is ordered by due time, and one queue offset per level is the
+progress:
 
     SCHEDULE_TOPIC_XXXX queue n-1    d d d d d w w w        d delivered, w waiting; the unit's tagsCode is the due time
                                                ^ offset of level n, in config/delayOffset.json
 
-A due message is put into its own queue with its original properties. DELAY, REAL_TOPIC and REAL_QID remain among them,
-as Apache leaves them on disk.
+A due message is put into its target queue. DELAY, REAL_TOPIC and REAL_QID stay among its properties, as in Apache.
 
-Delivery is at least once, and no delayed message is lost. The offsets are written every 10 s and at the stop, after a
-flush of the messages that they cover. After a crash, messages that were delivered since the last write are found in the
-index by their unique key and skipped. Only messages without a unique key (or without an index) are delivered twice: at
-most those of the last 10 s before the crash.
+Delivery is at least once. The offsets are written every 10 s and at the stop, after a flush of the messages that they
+cover. After a crash, messages delivered since then are found in the index by their unique key and skipped; only those
+without a unique key or index are delivered twice.
 
-Before a log file is deleted, the messages that wait in it are moved to the topic of timer messages with their due times
-(see `broker.delivery.rolling`), and the offsets of their levels behind them. So a delay may be longer than the log is
-retained.
-
-A failed put is retried with backoff; the offset of its level does not move, other levels continue (see
-`broker.delivery.internal_puts`). Only damaged records are skipped, with an error in the log.
-
-`ScheduleMessageService` has no clock: `deliver(now_ms)` delivers due messages and returns the next due time.
+Before a log file is deleted, its waiting messages are moved to the topic of timer messages (see
+`broker.delivery.rolling`), so a delay may exceed the retention. A failed put is retried with backoff while the offset
+of its level stays; other levels continue. Only damaged records are skipped, with an error in the log.
 
 Corresponds to `ScheduleMessageService` of Apache RocketMQ 4.9.8. Deliberate differences: the service sleeps until the
 next due time, where Apache polls every 100 ms; a level that messageDelayLevel no longer contains is still delivered;
@@ -57,10 +50,7 @@ PERSIST_INTERVAL_MS = 10_000
 
 
 def delay_level(pairs: Mapping[str, str]) -> int:
-    """Return the delay level in the properties, 0 or less for no delay.
-
-    Raises InvalidMessage if it is not a number.
-    """
+    """Return the delay level, 0 or less for no delay. Raises InvalidMessage if it is not a number."""
     text = pairs.get(properties.DELAY, "0")
     try:
         return int(text)
@@ -71,10 +61,9 @@ def delay_level(pairs: Mapping[str, str]) -> int:
 
 
 def redirect_by_level(topic: str, queue_id: int, pairs: dict[str, str], level_count: int) -> tuple[str, int]:
-    """Return the topic and queue id to store a message in.
+    """Return the topic and queue id to store in; a delayed message's target queue is added to `pairs`.
 
-    They are the message's own, or those of its delay level. If the message is delayed, its own queue is added to
-    `pairs`. Levels above the highest count as the highest. Raises InvalidMessage if DELAY is no number.
+    Levels above the highest count as the highest. Raises InvalidMessage if DELAY is not a number.
     """
     level = min(delay_level(pairs), level_count)
     if level <= 0:
@@ -86,10 +75,7 @@ def redirect_by_level(topic: str, queue_id: int, pairs: dict[str, str], level_co
 
 
 class ScheduleMessageService:
-    """Delivers due messages of all levels of one store.
-
-    `path` is config/delayOffset.json. All methods but `persist` must be called in the broker's event loop.
-    """
+    """Delivers due messages of all levels. All methods but `persist` must be called in the broker's event loop."""
 
     def __init__(
         self,
@@ -105,24 +91,18 @@ class ScheduleMessageService:
         self._delays_ms = delays_ms
         self._path = path
         self._offsets: dict[int, int] = {}
-        """By level, the queue offset of the first message that is not delivered yet."""
+        """By level, the queue offset of the first undelivered message."""
         self._written: Mapping[int, int] = {}
-        """The offsets in the file."""
         self._backoffs: defaultdict[int, Backoff] = defaultdict(Backoff)
         self._check_duplicates_until_ms = 0
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     @property
     def level_count(self) -> int:
-        """The number of delay levels (messageDelayLevel)."""
         return len(self._delays_ms)
 
     def load(self) -> None:
-        """Load the offset of each level, or begin again if they are ahead of the log (`broker.log_end`).
-
-        Only messages that were due before the last put of the previous run can have been delivered after the last
-        write of the offsets. Raises StoreCorrupt if the file cannot be parsed, and OSError.
-        """
+        """Load the offset of each level, or start at 0 if they are ahead of the log. Raises StoreCorrupt, OSError."""
         document = config_files.read_config(self._path)
         stored = parse_delay_offsets(self._path, document) if document else {}
         self._written = stored
@@ -138,23 +118,16 @@ class ScheduleMessageService:
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 
     def offsets(self) -> Mapping[int, int]:
-        """Return a copy of the offsets by level, without those that are 0."""
         return {level: queue_offset for level, queue_offset in self._offsets.items() if queue_offset}
 
     def persist(self, offsets: Mapping[int, int], log_end: int) -> None:
-        """Write offsets, unless they are written; the log up to `log_end` must be on disk.
-
-        May be called in any thread.
-        """
+        """Write offsets that have changed; the log up to `log_end` must be on disk. Callable in any thread."""
         if offsets != self._written:
             write_delay_offsets(self._path, offsets, log_end)
             self._written = offsets
 
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver due messages, DELIVERY_BATCH per level at most.
-
-        Returns the time of the next call in milliseconds, or None if no message waits.
-        """
+        """Deliver at most DELIVERY_BATCH due messages per level; return the time of the next call in ms, or None."""
         due = [self._deliver_level(level, now_ms) for level in self._offsets]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
@@ -187,14 +160,11 @@ class ScheduleMessageService:
         return now_ms if units else now_ms + FIRST_RETRY_MS
 
     def _latest_ms(self, level: int, now_ms: int) -> int:
-        """Return the latest due time of a level; one that is no longer configured has no limit."""
+        """Latest possible due time of a level; one that is no longer configured has no limit."""
         return now_ms + self._delays_ms[level - 1] if level <= self.level_count else MAX_TAGS_CODE
 
     def roll_some(self, file_end: int, now_ms: int) -> bool | None:
-        """Roll a batch of messages of each level into the timer topic; see `broker.delivery.rolling`.
-
-        There they keep their due times, where the queue of a level would begin the delay again.
-        """
+        """Roll a batch of messages of each level into the timer topic, which keeps their due times."""
         has_more = False
         for level in self._offsets:
             begin = self._begin(level)
@@ -228,7 +198,6 @@ class ScheduleMessageService:
         return deliver(self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=True)
 
     def _begin(self, level: int) -> int:
-        """Return the first queue offset of a level that is still to be delivered."""
         begin, kept = self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1)
         if begin < kept:
             logger.error(
@@ -247,10 +216,7 @@ def write_delay_offsets(path: Path, offsets: Mapping[int, int], log_end: int) ->
 
 
 def parse_delay_offsets(source: Path | str, document: object) -> dict[int, int]:
-    """Parse the delay offsets of a file or response, by level.
-
-    Raises StoreCorrupt, which names `source`, if they are invalid.
-    """
+    """Parse the delay offsets of a file or response, by level. Raises StoreCorrupt, which names `source`."""
     try:
         return {int(level): int(offset) for level, offset in document["offsetTable"].items()}  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -1,12 +1,8 @@
-"""Delivery of a due message: a put into its own queue (REAL_TOPIC, REAL_QID).
+"""Delivery of a due message: a put into its target queue (REAL_TOPIC, REAL_QID).
 
-If the topic has lost that queue meanwhile, another one that consumers read gets the message.
-
-A message may have been delivered before, since progress is written after deliveries and a crash may happen between the
-two. When that is possible, the message is looked up in the index by its unique key, and skipped if its own queue
-contains it. An older message with the same key differs in its position: the delivered record is behind the
-waiting one in the log. This does not hold for rolled messages (see `broker.delivery.timer`), which are compared without
-it.
+If the topic has lost that queue, another readable queue gets the message. Progress is written after deliveries, so
+after a crash a message is looked up in the index by its unique key, and skipped if its target queue contains it at a
+later position than the waiting record. Rolled messages (see `broker.delivery.timer`) are compared without the position.
 
 Corresponds to `ScheduleMessageService.DeliverDelayedMessageTimerTask` of Apache RocketMQ 4.9.8. Deliberate difference:
 maxMessageSize does not apply to admitted messages, where Apache blocks the level until the limit is raised again.
@@ -31,7 +27,7 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 DELIVERY_BATCH = 256
-"""Messages that are delivered in one loop iteration at most, so that requests are served in between."""
+"""Messages delivered in one loop iteration."""
 
 _MAX_QUEUE_ID = (1 << 31) - 1
 
@@ -46,11 +42,7 @@ def deliver(
     *,
     check_duplicate: bool,
 ) -> bool:
-    """Put a waiting message into its own queue; return False if the put failed.
-
-    `kind` names the put in logs and metrics. A record that is damaged or names no queue is skipped with an error in the
-    log. `check_duplicate` looks the message up in the index first.
-    """
+    """Put a waiting message into its target queue; False if the put failed. Damaged records are skipped and logged."""
     try:
         message = stored_message(store, physical_offset)
         topic, queue_id = _own_queue(message)
@@ -70,10 +62,6 @@ def deliver(
 
 
 def _own_queue(message: MessageExt) -> tuple[str, int]:
-    """Return the topic and queue id in REAL_TOPIC and REAL_QID.
-
-    Raises InvalidMessage if they name no queue.
-    """
     names = (properties.REAL_TOPIC, properties.REAL_QID)
     topic, queue = (message.properties.get(name, "") for name in names)
     description = f"message {message.msg_id} at physical offset {message.physical_offset}"
@@ -93,7 +81,6 @@ def _own_queue(message: MessageExt) -> tuple[str, int]:
 
 
 def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
-    """Return whether the message's own queue contains it, behind the physical offset `since`."""
     if waiting.unique_key is None:
         return False
     for record in store.query(waiting.topic, waiting.unique_key, DELIVERY_BATCH).records:
@@ -105,6 +92,5 @@ def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
 
 
 def _identity(message: MessageExt) -> tuple[object, ...]:
-    """Return the fields that identify a message in its waiting and delivered records."""
     queue = (message.topic, message.queue_id, message.reconsume_times)
     return *queue, message.born_timestamp, message.body_crc, message.properties

@@ -1,8 +1,7 @@
 """Internal puts: records that the broker itself writes, most of them for an acknowledged message.
 
-Limits (maxMessageSize, permissions, topics) apply when a message is admitted, and never again: the broker must process
-an acknowledged message to its end. Therefore a failed internal put is retried, and the state that depends on it does
-not advance:
+Limits (maxMessageSize, permissions, topics) apply only when a message is admitted. A failed internal put is retried,
+and the state that depends on it does not advance:
 
     kind of put                           after a failure
     delay level n                         the offset of the level stays; retried with backoff
@@ -15,8 +14,8 @@ not advance:
     transaction resume                    the response is an error; the operator tries again
     reply, offset moved event             buffered in memory, up to MAX_BUFFERED messages; retried with backoff
 
-The kind is the label of log lines and of the metric rocketmq_internal_put_failures_total. A failure is logged once per
-kind and status until a put of that kind succeeds.
+The kind labels log lines and the metric rocketmq_internal_put_failures_total. A failure is logged once per kind and
+status until a put of that kind succeeds.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_MS = 1000
 LAST_RETRY_MS = 30_000
-"""Bounds of the exponential backoff between two attempts of a put."""
 
 MAX_BUFFERED = 1024
 MAX_BUFFERED_BYTES = 16 << 20
@@ -64,22 +62,15 @@ class Backoff:
         return self._until_ms
 
     def succeeded(self) -> None:
-        """Reset the wait after a success."""
         self._wait_ms = self._until_ms = 0
 
     def next_ms(self, now_ms: int) -> int | None:
-        """Return the time of the next attempt, or None if it is due.
-
-        A clock that was set back ends the wait.
-        """
+        """Return the time of the next attempt; None if it is due, or if the clock was set back."""
         return self._until_ms if 0 < self._until_ms - now_ms <= LAST_RETRY_MS else None
 
 
 class InternalPuts:
-    """Internal puts of one store.
-
-    `on_buffered` receives the time at which `put_buffered` must be called next.
-    """
+    """Internal puts of one store. `on_buffered` receives the time at which `put_buffered` must be called next."""
 
     def __init__(self, store: MessageStore, on_buffered: Callable[[int], None] = lambda due_ms: None) -> None:
         self.failures: Counter[str] = Counter()
@@ -87,18 +78,14 @@ class InternalPuts:
         self._store = store
         self._on_buffered = on_buffered
         self._failing: dict[str, set[PutMessageStatus]] = {}
-        """Statuses that were logged per kind since a put of that kind last succeeded."""
         self._buffer: deque[tuple[str, MessageInner]] = deque()
-        """Kind and message of each buffered put, oldest first."""
+        """Kind and message, oldest first."""
         self._buffered_bytes = 0
         self._has_overflowed = False
         self._backoff = Backoff()
 
     def put(self, kind: str, message: MessageInner, now_ms: int, *, is_roll: bool = False) -> PutResult:
-        """Put a message; log and count a failure.
-
-        The caller is responsible for the retry. `is_roll` puts although the disk is too full for other messages.
-        """
+        """Put a message; log and count a failure, which the caller retries. `is_roll` puts even if the disk is full."""
         result = self._store.put(message, now_ms, frees_space=is_roll)
         if result.status is PutMessageStatus.PUT_OK:
             if kind in self._failing:
@@ -119,16 +106,11 @@ class InternalPuts:
         return self.put(kind, inner, now_ms, is_roll=is_roll)
 
     def reason(self, result: PutResult) -> str:
-        """Return the reason of a failed put, for remarks and logs."""
         return self._store.write_state.reason or _REASONS.get(result.status, result.status.name)
 
     def put_or_buffer(self, kind: str, message: MessageInner, now_ms: int) -> PutResult:
-        """Put a message, or buffer it in memory until a put succeeds.
-
-        For messages that cannot be recovered from the store. Buffered messages keep their order. The buffer is bounded,
-        and lost with the process; both losses are logged.
-        """
-        # While messages are buffered, new ones queue up behind them without an attempt: the order is kept, and a
+        """Put a message, or buffer it in memory in order: for messages that cannot be recovered from the store."""
+        # While messages are buffered, new ones are queued without an attempt: the order is kept, and a
         # full disk costs one attempt per backoff instead of one per message.
         result = PutResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
         if not self._buffer and (result := self.put(kind, message, now_ms)).status is PutMessageStatus.PUT_OK:
@@ -148,10 +130,7 @@ class InternalPuts:
         return result
 
     def put_buffered(self, now_ms: int) -> int | None:
-        """Put buffered messages in their order.
-
-        Returns the time of the next attempt in milliseconds, or None if the buffer is empty.
-        """
+        """Put buffered messages in order; return the time of the next attempt in ms, None if the buffer is empty."""
         if (due_ms := self._backoff.next_ms(now_ms)) is not None:
             return due_ms
         while self._buffer:

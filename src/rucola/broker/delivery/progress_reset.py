@@ -1,12 +1,9 @@
-"""Progress reset: a broker forgets what it has delivered when its log is cut off.
+"""Progress reset: a broker resets its delivery progress when its log is cut off.
 
-A master that returns as slave may have delivered messages by records that no other broker has. When these are cut off
-(`rucola.store.diverged_tail`), the offsets of delayed delivery, the checkpoint of timer messages and the offsets of
-half messages still count them. If it became master again before the offsets of its new master apply, the messages would
-be lost. How far each number is valid is not known, so all of them begin again.
-
-A master that begins so looks up in the index what was due before the end of its log, and delivers what it does not find
-by its unique key (`broker.delivery.due_delivery`). Half messages that a check had put back are checked again.
+A master that returns as slave may have delivered messages by records that no other broker has. After these are cut off
+(`rucola.store.diverged_tail`), the offsets of delayed delivery, timer messages and half messages still count them.
+Messages would be lost if it became master again, so all progress starts at 0. Such a master looks up in the index what
+was due before the end of its log, and delivers what is missing. Half messages put back by a check are checked again.
 """
 
 from __future__ import annotations
@@ -22,10 +19,7 @@ from rucola.store.features import LMQ_OFFSET_FILE
 
 
 def reset_progress(config_directory: Path) -> None:
-    """Reset the progress in the files of a stopped broker; durable on return.
-
-    Creates no file. Raises OSError, and StoreCorrupt for a file that cannot be parsed.
-    """
+    """Reset the progress in existing files of a stopped broker; durable on return. Raises OSError and StoreCorrupt."""
     delayed, timers = config_directory / DELAY_OFFSET_FILE, config_directory / TIMER_FILE
     # An empty table, and no deletion: a missing file is read from its .bak.
     if read_config(delayed) is not None:

@@ -3,10 +3,8 @@
     log file 0    file 1    ...    file 9
     w . . w                        . . w w        w waits: delayed, timer and half messages
 
-Retention deletes files by age, or by force if the disk is full, and does not know what their messages wait for. What
-waits in a file leaves it first; the file stays while a put fails. Each service rolls its own messages and notes how far
-it got. The broker flushes the copies and writes these notes before the file is deleted, so that a crash finds the
-original or the copy.
+Retention deletes files by age or disk space. The file stays while a put fails. The broker flushes the copies and writes
+the services' progress before the file is deleted, so that a crash finds the original or the copy.
 """
 
 from __future__ import annotations
@@ -19,20 +17,14 @@ from rucola.store.message_store import MessageStore
 
 
 class RollingService(Protocol):
-    """A service with messages that wait in the log."""
-
     def roll_some(self, file_end: int, now_ms: int) -> bool | None:
-        """Roll some of the messages that wait before the physical offset `file_end`.
-
-        Returns True when none is left, None if there may be more, False if a put failed.
+        """Roll some messages before the physical offset `file_end`: True if none is left, None if unknown, False if it
+        failed.
         """
 
 
 async def roll(store: MessageStore, services: Iterable[RollingService], clock: Callable[[], int]) -> bool:
-    """Roll all messages that wait in the oldest log file; return False if a put failed.
-
-    Does nothing while the oldest file is the only one. Yields to the event loop after each batch.
-    """
+    """Roll all messages that wait in the oldest log file, unless it is the only one; return False if a put failed."""
     size = store.config.mapped_file_size_commit_log
     # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.
     file_end = store.min_physical_offset // size * size + size

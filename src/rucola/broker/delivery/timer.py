@@ -1,11 +1,10 @@
 """Timer messages: delivery at an individual time, up to a hundred years ahead.
 
 Clients request a time by TIMER_DELIVER_MS (milliseconds since 1970), TIMER_DELAY_SEC or TIMER_DELAY_MS. Such a message
-is stored in queue 0 of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its own queue, TIMER_OUT_MS its due time,
-which is also the tagsCode of its unit, so that the ConsumeQueue alone contains all due times. A time in the past means
-immediate delivery; a delay level takes precedence over a time.
+is stored in queue 0 of rmq_sys_wheel_timer, with REAL_TOPIC, REAL_QID and its due time TIMER_OUT_MS, which is also the
+tagsCode of its unit. A time in the past means immediate delivery; a delay level takes precedence over a time.
 
-The queue is ordered by arrival, not by due time. Therefore the nearest messages are kept in memory:
+The queue is ordered by arrival. Therefore the nearest messages are kept in memory:
 
     due times    |  delivered  |  near: a heap of NEAR_CAPACITY to twice that  |  far: only on disk
                                ^ now                                           ^ horizon
@@ -15,27 +14,24 @@ Invariant: every waiting message with a key (due time, queue offset) below the h
 1. A new message goes into the heap if it is below the horizon (or if there is none), else it is far.
 2. If the heap exceeds twice its capacity, the horizon moves back to the key at NEAR_CAPACITY; the rest becomes far.
 3. `deliver` pops due messages, DELIVERY_BATCH per call.
-4. When the heap is half empty and far messages exist, a scan of the queue finds the next nearest ones. It reads one
-   segment of SEGMENT_UNITS units per call, so that deliveries and requests continue in between.
-5. At the end of the scan the NEAR_CAPACITY nearest enter the heap, and the horizon moves behind the last of them. If
-   all far messages fit, there is no horizon any more.
+4. When the heap is half empty and far messages exist, a scan of the queue finds the next nearest ones, one segment of
+   SEGMENT_UNITS units per call, so that requests continue in between.
+5. At the end of the scan the NEAR_CAPACITY nearest enter the heap, and the horizon moves after the last of them. If all
+   far messages fit, there is no horizon.
 
-Of far messages, memory holds one entry per segment of the queue: the least and greatest due time in it. A scan skips
-segments whose messages are all delivered, and those that begin later than the nearest messages found so far.
+Of far messages, memory holds the least and greatest due time per segment. A scan skips segments whose messages are all
+delivered, and those later than the nearest messages found so far.
 
-The progress is a checkpoint of three numbers in `config/timer.json`, written every 10 s after a flush, and at the stop
-(not before the first timer message, so that Apache's broker finds no unknown file):
+The progress is a checkpoint in `config/timer.json`, written every 10 s after a flush, and at the stop (not before the
+first timer message, so that Apache's broker finds no unknown file):
 
     {"deliveredMs": d, "queueOffset": q, "rolledOffset": r, "logEnd": e}        e: see `broker.log_end`
 
 Of the units before q, all that were due at d or earlier are delivered; those before r were rolled: put again at the end
 of the same queue, with TIMER_ROLL_TIMES incremented, before their log file is deleted (see `broker.delivery.rolling`).
 
-Delivery is at least once, as for delay levels: messages that were delivered after the last checkpoint are found by
-their unique key after a crash, and skipped. A put that fails is retried (see `broker.delivery.internal_puts`);
-deliveredMs, rolledOffset and the log file stay until it succeeds.
-
-`TimerMessageService` has no clock: `deliver(now_ms)` delivers due messages and returns the next due time.
+Delivery is at least once, with duplicates found by their unique key after a crash, as for delay levels. A put that
+fails is retried; deliveredMs, rolledOffset and the log file stay until it succeeds.
 
 Corresponds to `TimerMessageStore` of Apache RocketMQ 5; 4.9.8 has no timer messages and delivers them immediately.
 Deliberate differences: millisecond precision instead of seconds; a limit of a hundred years instead of timerMaxDelaySec
@@ -72,14 +68,13 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 TIMER_PROPERTIES = (properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS, properties.TIMER_DELIVER_MS)
-"""Properties that request a time. If a message has several, the first in this order counts."""
+"""Properties that request a time; the first in this order counts."""
 TIMER_FILE = "timer.json"
 MAX_DELAY_MS = 100 * 366 * 24 * 3_600_000
-"""How far ahead a timer message may be due: a hundred years. A time beyond that is a mistake, such as microseconds."""
+"""A time beyond a hundred years is a mistake, such as microseconds."""
 NEAR_CAPACITY = 1 << 13
-"""Heap capacity in messages; may briefly reach twice this value."""
+"""Messages in the heap; twice as many for a short time."""
 SEGMENT_UNITS = 1 << 14
-"""Units that a scan reads per call."""
 
 _QUEUE = (TIMER_TOPIC, 0)
 _LATEST_MS = (1 << 63) - 1
@@ -92,10 +87,9 @@ _Key = tuple[int, int]
 def redirect_delayed(
     topic: str, queue_id: int, pairs: dict[str, str], level_count: int, now_ms: int
 ) -> tuple[str, int]:
-    """Return the topic and queue id to store a message in.
+    """Return topic and queue id to store in; a delayed message's target and due time are added to `pairs`.
 
-    They are the message's own, a delay level's, or those of the timer topic. If the message is delayed, its own queue
-    and its due time are added to `pairs`. Raises InvalidMessage if the delay or the time is no number.
+    Raises InvalidMessage if the delay or the time is not a number.
     """
     target = redirect_by_level(topic, queue_id, pairs, level_count)
     if target[0] == SCHEDULE_TOPIC or properties.TIMER_OUT_MS in pairs:  # delayed by level, or delivered by the timer
@@ -127,8 +121,6 @@ _UNITS_MS = {properties.TIMER_DELAY_SEC: 1000, properties.TIMER_DELAY_MS: 1}
 
 
 class TimerCheckpoint(NamedTuple):
-    """Progress of delivery, as stored in `config/timer.json`."""
-
     delivered_ms: int
     queue_offset: int
     rolled_offset: int
@@ -136,30 +128,24 @@ class TimerCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _FarSegment:
-    """Bounds of the due times of the far messages in one segment of the queue."""
-
     least_ms: int
     greatest_ms: int
 
 
 @dataclass(slots=True)
 class _Scan:
-    """Scan of the far segments in progress: the remaining ones, and the nearest messages found.
-
-    The scan covers units before `end`; messages that arrive during the scan are added to `arrived`.
-    """
+    """Scan in progress, of the units before `end`."""
 
     segments: list[int]
-    """Numbers of the segments that remain, the last one is next."""
+    """Remaining segments, the next one last."""
     end: int
     found: list[npt.NDArray[np.int64]] = field(default_factory=list)
     """Due times and queue offsets, each of shape (n, 2)."""
     arrived: list[_Key] = field(default_factory=list)
-    """Keys of far messages that arrived since the scan began."""
+    """Far messages that arrived during the scan."""
     count: int = 0
-    """Number of rows in `found`."""
     limit_ms: int | None = None
-    """Once more messages were found than fit: the due time of the last that fits. Later messages stay far."""
+    """Due time of the last message that fits, once more were found. Later messages stay far."""
 
     def keep_nearest(self, count: int) -> npt.NDArray[np.int64]:
         """Drop all but the `count` nearest messages found, and return those in order of delivery."""
@@ -174,11 +160,7 @@ class _Scan:
 
 
 class TimerMessageService:
-    """Delivers due timer messages of one store.
-
-    `path` is config/timer.json. `near_capacity` and `segment_units` are for tests. All methods but `persist` must be
-    called in the broker's event loop.
-    """
+    """Delivers due timer messages of one store. All methods but `persist` must be called in the broker's event loop."""
 
     def __init__(
         self,
@@ -198,31 +180,24 @@ class TimerMessageService:
         self._near_capacity = near_capacity
         self._segment_units = segment_units
         self._near: list[_Key] = []
-        """Heap of the waiting messages below the horizon."""
         self._horizon: _Key | None = None
-        """Least key that a far message can have; None while there are none."""
+        """Least possible key of a far message; None without far messages."""
         self._far: dict[int, _FarSegment] = {}
         """Segments with far messages, by queue offset divided by `segment_units`."""
         self._scan: _Scan | None = None
-        """The scan in progress."""
         self._written = TimerCheckpoint(0, 0, 0)
-        """The checkpoint in the file."""
         self._delivered_ms = 0
-        """Latest due time of a delivered message."""
         self._end = 0
-        """Queue offset behind the last unit that is in the heap or counted as far."""
+        """End offset of the units that are in the heap or counted as far."""
         self._rolled_offset = 0
-        """Units before this queue offset were rolled, or do not wait any more."""
+        """Units before this queue offset were rolled, or do not wait."""
         self._check_duplicates_until_ms = 0
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     def load(self) -> None:
-        """Load the checkpoint, or begin again if it is ahead of the log (`broker.log_end`).
+        """Load the checkpoint, or start at 0 if it is ahead of the log. Raises StoreCorrupt and OSError.
 
-        Raises StoreCorrupt if the file cannot be parsed, and OSError.
-
-        Units before the checkpoint's queue offset count as far, with unknown due times; the first scan finds the
-        nearest. Units behind it are processed as new arrivals.
+        Units before its queue offset count as far, with unknown due times; later ones are processed as new arrivals.
         """
         document = config_files.read_config(self._path)
         stored = TimerCheckpoint(0, 0, 0) if document is None else _parse_checkpoint(self._path, document)
@@ -232,7 +207,7 @@ class TimerMessageService:
         if is_ahead(self._path, log_end_of(document), self._store.max_physical_offset, exceeds_queue=exceeds):
             stored = TimerCheckpoint(0, 0, 0)
             self.persist(stored, 0)
-        # Retention may have deleted the begin of the queue.
+        # Retention may have deleted the start of the queue.
         self._rolled_offset = max(begin, min(stored.rolled_offset, end))
         self._end = max(self._rolled_offset, min(stored.queue_offset, end))
         self._delivered_ms = stored.delivered_ms
@@ -247,10 +222,7 @@ class TimerMessageService:
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 
     def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
-        """Add the newest units of the queue.
-
-        `end` is the queue offset behind the last of them.
-        """
+        """Add the newest units of the queue, whose end offset is `end`."""
         # Step 1: below the horizon into the heap, else far.
         for queue_offset, due_ms in enumerate(due_times_ms, end - len(due_times_ms)):
             key = (due_ms, queue_offset)
@@ -263,25 +235,22 @@ class TimerMessageService:
             self._shrink_heap()
 
     def checkpoint(self) -> TimerCheckpoint:
-        """Return the progress up to now: everything due before the first waiting message is delivered."""
+        """Return the progress: everything due before the first waiting message is delivered."""
         first = self._first()
         # A millisecond before the first that waits: others of its millisecond may be delivered already.
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
     def persist(self, checkpoint: TimerCheckpoint, log_end: int) -> None:
-        """Write a checkpoint, unless it is written; the log up to `log_end` must be on disk.
+        """Write a checkpoint that has changed; the log up to `log_end` must be on disk. Callable in any thread.
 
-        Without a timer message there is no file, which Apache's broker does not have. May be called in any thread.
+        Writes nothing before the first timer message: Apache's broker does not have the file.
         """
         if checkpoint != self._written:
             write_checkpoint(self._path, checkpoint, log_end)
             self._written = checkpoint
 
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver due messages, DELIVERY_BATCH at most.
-
-        Returns the time of the next call in milliseconds, or None if no message waits.
-        """
+        """Deliver at most DELIVERY_BATCH due messages; return the time of the next call in ms, or None."""
         # Step 3. During a backoff nothing is delivered, but the scan below continues.
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
@@ -302,7 +271,6 @@ class TimerMessageService:
         return due_ms if retry_ms is None or due_ms > now_ms else retry_ms
 
     def roll_some(self, file_end: int, now_ms: int) -> bool | None:
-        """Roll a batch of messages; see `broker.delivery.rolling`."""
         self._rolled_offset = max(self._rolled_offset, self._store.min_offset(*_QUEUE))
         units = self._store.units(*_QUEUE, self._rolled_offset, DELIVERY_BATCH)
         first = self._first()
@@ -318,13 +286,12 @@ class TimerMessageService:
 
     @property
     def rolled_offset(self) -> int:
-        """Queue offset before which every unit was rolled or does not wait any more."""
+        """Queue offset before which every unit was rolled or does not wait."""
         return self._rolled_offset
 
     # -- delivering and rolling ----------------------------------------------------------------------------------------
 
     def _deliver_first(self, now_ms: int) -> bool:
-        """Deliver the nearest message; if its put fails, keep it and return False."""
         key = heappop(self._near)  # first: the put may dispatch, and new arrivals change the heap
         delivered = False
         try:
@@ -370,7 +337,6 @@ class TimerMessageService:
     # -- heap, horizon and scan ----------------------------------------------------------------------------------------
 
     def _first(self) -> _Key | None:
-        """Return the least key that may still wait, or None if no message waits."""
         return self._near[0] if self._near else self._horizon
 
     def _put_far(self, key: _Key) -> None:
@@ -381,8 +347,7 @@ class TimerMessageService:
             self._scan.arrived.append(key)
 
     def _shrink_heap(self) -> None:
-        """Keep the NEAR_CAPACITY nearest messages in the heap; the others become far (step 2)."""
-        self._scan = None  # it searches behind the previous horizon, and would miss the messages between the two
+        self._scan = None  # it searches after the previous horizon, and would miss the messages between the two
         # For example, capacity 2 and due times 10 20 30 40 50: 10 and 20 stay, and the horizon is at 30.
         self._near.sort()
         self._horizon = self._near[self._near_capacity]
@@ -403,7 +368,7 @@ class TimerMessageService:
                 scan.keep_nearest(self._near_capacity)
             return
         self._scan = None
-        # Step 5. If messages were left out, the horizon is right behind the last that fits.
+        # Step 5. If messages were left out, the horizon is right after the last that fits.
         nearest = [(due_ms, queue_offset) for due_ms, queue_offset in scan.keep_nearest(self._near_capacity).tolist()]
         if scan.limit_ms is not None:
             self._horizon = (nearest[-1][0], nearest[-1][1] + 1)
@@ -414,7 +379,6 @@ class TimerMessageService:
         heapify(self._near)
 
     def _collect(self, scan: _Scan, segment: int) -> None:
-        """Collect the far messages of one segment, and update the bounds of its due times."""
         far, horizon = self._far[segment], self._horizon
         assert horizon is not None, "far messages without a horizon"
         # 1. Skip a segment whose messages have all become near, and one without a message that is near enough.
@@ -423,7 +387,7 @@ class TimerMessageService:
             return
         if scan.limit_ms is not None and far.least_ms > scan.limit_ms:
             return
-        # 2. Read the due times of its units in one array, and select those behind the horizon.
+        # 2. Read the due times of its units in one array, and select those after the horizon.
         segment_end = (segment + 1) * self._segment_units
         begin = max(segment * self._segment_units, self._rolled_offset, self._store.min_offset(*_QUEUE))
         end = min(segment_end, scan.end)

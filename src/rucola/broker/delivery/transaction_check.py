@@ -25,12 +25,9 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 _CHECKS_PER_ITERATION = 50
-"""Check requests that are sent in one loop iteration, so that other requests are served in between."""
 
 
 class TransactionCheckService:
-    """Checks all open transactions at each `run`."""
-
     def __init__(
         self,
         transactions: TransactionalMessageService,
@@ -53,10 +50,7 @@ class TransactionCheckService:
         self._outages = Outages(logger)
 
     async def run(self) -> None:
-        """Send a check request for each transaction that timed out.
-
-        Groups without a connected producer are not checked, which counts as no check.
-        """
+        """Send a check request for each transaction that timed out, if a producer of its group is connected."""
         checks = self._transactions.check(self._clock(), self._find_producer)
         for number, (producer, check) in enumerate(checks, 1):
             self._calls.check_transaction(producer, check.header, check.record)

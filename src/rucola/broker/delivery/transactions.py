@@ -1,10 +1,9 @@
 """Transactional messages: half messages, their commit or rollback, and checks of those that stay open.
 
-A half message (TRAN_MSG=true) is stored in RMQ_SYS_TRANS_HALF_TOPIC; REAL_TOPIC and REAL_QID name its own queue.
-When its producer ends the transaction, a commit puts the message into its own queue (sysFlag COMMIT,
-preparedTransactionOffset = physical offset of the half message). Commit and rollback both put an op message into
-RMQ_SYS_TRANS_OP_HALF_TOPIC, with tag `d` and the queue offset of the half message as body. A half message without an
-op message is open.
+A half message (TRAN_MSG=true) is stored in RMQ_SYS_TRANS_HALF_TOPIC; REAL_TOPIC and REAL_QID name its target queue. A
+commit puts the message into its target queue (sysFlag COMMIT, preparedTransactionOffset = physical offset of the half
+message). Commit and rollback both put an op message into RMQ_SYS_TRANS_OP_HALF_TOPIC, with tag `d` and the queue offset
+of the half message as body. A half message without an op message is open.
 
     half queue    e e e o e o o e        e ended, o open
                         ^ half_begin: everything before is ended, or continues as a copy at the end of the queue
@@ -12,28 +11,27 @@ op message is open.
 
 A half message that is open for longer than transactionTimeOut is copied to the end of its queue, with
 TRANSACTION_CHECK_TIMES incremented, and a producer of its group receives a check request. After transactionCheckMax
-checks it moves to TRANS_CHECK_MAX_TIME_TOPIC instead, from where `resume` opens it again. Without a check, the message
-is copied with the queue offset of the first in TRAN_PREPARED_QUEUE_OFFSET: before its log file is deleted (see
+checks it moves to TRANS_CHECK_MAX_TIME_TOPIC, from where `resume` opens it again. It is copied without a check, with
+the queue offset of the first in TRAN_PREPARED_QUEUE_OFFSET, before its log file is deleted (see
 `broker.delivery.rolling`), while no producer of the group is connected, and until CHECK_IMMUNITY_TIME_IN_SECONDS has
 passed, which replaces the timeout for one message. After fileReservedTime without a producer it moves, too.
 
-The progress in both queues is stored as consumer offsets of CID_RMQ_SYS_TRANS. After a restart, the op messages from
-there on show which half messages behind `half_begin` are ended.
+The progress in both queues is stored as consumer offsets of CID_RMQ_SYS_TRANS. After a restart, later op messages show
+which half messages after `half_begin` are ended.
 
-Delivery: a committed message is delivered at least once; one that was rolled back or never ended is not delivered.
-Duplicates are possible only if the broker crashes during a check, if it restarts between a check and a late end that
-refers to the message before the check, if it stops while the op message of a commit cannot be put, or if another one
-takes over, or it does so itself after its log was cut off, with offsets that are behind (see
-`broker.replication.pending_progress` and `broker.delivery.progress_reset`).
+A committed message is delivered at least once; one that was rolled back or never ended is not delivered. Duplicates are
+possible only after a crash during a check, a restart between a check and a late end that refers to the message before
+the check, a stop while the op message of a commit cannot be put, or if a broker becomes master with offsets that lag
+(see `broker.replication.pending_progress` and `broker.delivery.progress_reset`).
 
-An acknowledged half message must be able to commit. It is refused if its delay cannot be parsed, or if its properties
-leave no space for those that checks and the commit add. A put that fails leaves the transaction open (see
+A half message is refused if it could not be committed: if its delay cannot be parsed, or its properties leave no space
+for those that checks and the commit add. A put that fails leaves the transaction open (see
 `broker.delivery.internal_puts`); only the op message of a finished commit is remembered and retried.
 
 Corresponds to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
 RocketMQ 4.9.8. Deliberate differences: an end that is repeated, or refers to the message before a check, counts once;
-copies without a check do not count as one, where Apache discards what was open while all producers of a group were away
-for transactionCheckMax intervals; only discarded messages can be resumed, and each once; a transactional message with a
+copies without a check do not count as one, where Apache discards what was open while a group had no producer for
+transactionCheckMax intervals; only discarded messages can be resumed, and each once; a transactional message with a
 delay is delayed after its commit, where Apache loses it.
 """
 
@@ -63,7 +61,6 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
-"""A connected producer."""
 
 REMOVE_TAG = "d"
 
@@ -73,11 +70,9 @@ _UNITS_PER_READ = 1000
 _HOUR_MS = 3_600_000
 
 PROGRESS_KEYS = tuple(offset_key(TRANSACTION_GROUP, topic) for topic, _ in (_HALF_QUEUE, _OP_QUEUE))
-"""The keys of the progress in the table of consumer offsets."""
 
 RESERVED_PROPERTIES_SIZE = 128
-"""Bytes that the properties of a half message must leave free. TRANSACTION_CHECK_TIMES and TRAN_PREPARED_QUEUE_OFFSET,
-added by checks, and TIMER_OUT_MS, added by a commit, take 110 bytes at most."""
+"""Bytes that the properties of a half message must leave free: checks and the commit add up to 110."""
 
 
 class TransactionCheckRequest(NamedTuple):
@@ -90,7 +85,7 @@ class TransactionCheckRequest(NamedTuple):
 
 
 class TransactionOffsets(NamedTuple):
-    """Offsets in the half and op queues before which no message is needed any more."""
+    """Offsets in the half and op queues before which no message is needed."""
 
     half: int
     op: int
@@ -118,25 +113,21 @@ class TransactionalMessageService:
         self._check_max = config.transaction_check_max
         # Half messages are identified by their queue offsets.
         self._half_begin = 0
-        """First half message that may be open."""
         self._loaded_begin = 0
-        """Value of `_half_begin` after `load`. How earlier half messages ended is not known."""
+        """`_half_begin` after `load`. How earlier half messages ended is not known."""
         self._op_end = 0
-        """Queue offset behind the last op message that was read or put."""
+        """End offset of the op messages that were read or put."""
         self._ended: dict[int, int] = {}
-        """Ended half messages from `_half_begin` on, with the queue offsets of their op messages."""
+        """Ended half messages from `_half_begin`, with the queue offsets of their op messages."""
         self._committed_without_op: set[int] = set()
         """Committed half messages whose op message could not be put yet."""
         self._copies: dict[int, int] = {}
         """Half messages that were replaced by a copy, with the queue offset of the copy."""
         self._discarded: dict[int, int] = {}
-        """Half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC, with the physical offset there.
-
-        A late end still applies to them.
-        """
+        """Half messages in TRANS_CHECK_MAX_TIME_TOPIC, with the physical offset there; a late end still applies."""
 
     def load(self) -> None:
-        """Read from the store which transactions are open: those without an op message."""
+        """Read from the store which transactions are open."""
         self._half_begin = self._loaded_begin = self._first_needed(*_HALF_QUEUE)
         self._op_end = self._first_needed(*_OP_QUEUE)
         # Op messages before the committed offset refer only to half messages before `_half_begin`.
@@ -159,8 +150,7 @@ class TransactionalMessageService:
         return max(self._store.min_offset(topic, queue_id), min(committed, self._store.max_offset(topic, queue_id)))
 
     def offsets(self) -> TransactionOffsets:
-        """Return the current offsets of both queues."""
-        # A restart needs the op message of each half message that ended behind `_half_begin`. In the picture above,
+        # A restart needs the op message of each half message that ended after `_half_begin`. In the picture above,
         # `_ended` is {4: 3, 7: 4}: the half queue continues at 3, and the op queue at 3, too.
         return TransactionOffsets(self._half_begin, min(self._ended.values(), default=self._op_end))
 
@@ -171,10 +161,7 @@ class TransactionalMessageService:
     # -- prepare -------------------------------------------------------------------------------------------------------
 
     def prepare(self, topic: str, queue_id: int, pairs: dict[str, str], now_ms: int) -> tuple[str, int]:
-        """Return the half queue, and add the message's own queue to `pairs`.
-
-        Raises InvalidMessage for a message that could not be committed later.
-        """
+        """Return the half queue, and add the target queue to `pairs`. InvalidMessage if it could not be committed."""
         redirect_delayed(topic, queue_id, dict(pairs), self._delay_level_count, now_ms)
         pairs[properties.REAL_TOPIC] = topic
         pairs[properties.REAL_QID] = str(queue_id)
@@ -191,10 +178,9 @@ class TransactionalMessageService:
         now_ms: int,
         check_topic: Callable[[str], None] = lambda topic: None,
     ) -> str | None:
-        """Commit or roll back a half message. Returns None, or the remark of a refusal.
+        """Commit or roll back a half message, named by the physical offset of the first or of any copy.
 
-        The header addresses the half message by physical offset; both the first message and every copy are accepted.
-        `check_topic` is called with the topic of the message, and may raise Refused.
+        Returns None, or the remark of a refusal. `check_topic` may raise Refused.
         """
         # 1. Validate the request against the half message it refers to.
         try:
@@ -232,10 +218,7 @@ class TransactionalMessageService:
         return None if put.status is PutMessageStatus.PUT_OK else self._puts.reason(put)
 
     def _half_of(self, header: EndTransactionRequestHeader) -> MessageExt:
-        """Return the half message that an end refers to, or its newest copy if retention has deleted it.
-
-        Raises InvalidMessage.
-        """
+        """Return the half message of an end, or its newest copy if retention has deleted it. Raises InvalidMessage."""
         copy = self._newest(header.tran_state_table_offset)
         if header.commit_log_offset >= self._store.min_physical_offset or copy == header.tran_state_table_offset:
             return stored_message(self._store, header.commit_log_offset)
@@ -246,7 +229,6 @@ class TransactionalMessageService:
         return half
 
     def _newest(self, half_queue_offset: int) -> int:
-        """Return the queue offset of the newest copy of a half message; its own without copies."""
         while half_queue_offset in self._copies:
             half_queue_offset = self._copies[half_queue_offset]
         return half_queue_offset
@@ -266,7 +248,6 @@ class TransactionalMessageService:
         return self._puts.put_again("commit", half, now_ms)
 
     def _put_missing_ops(self, now_ms: int) -> bool:
-        """Put the missing op messages of commits; return False at the first that fails."""
         for half_queue_offset in sorted(self._committed_without_op):
             if self._put_op(half_queue_offset, now_ms).status is not PutMessageStatus.PUT_OK:
                 return False
@@ -274,7 +255,6 @@ class TransactionalMessageService:
         return True
 
     def _put_op(self, half_queue_offset: int, now_ms: int) -> PutResult:
-        """Put the op message of a half message; the transaction is ended if that succeeds."""
         op = MessageInner(
             *_OP_QUEUE,
             body=b"%d" % half_queue_offset,
@@ -305,15 +285,12 @@ class TransactionalMessageService:
     ) -> Iterator[tuple[P, TransactionCheckRequest]]:
         """Yield a connected producer and a check request for each half message that timed out.
 
-        `find_producer` returns a producer of a group that may send to a topic, or None; then messages stay open and are
-        not checked.
-
         Visits the half messages that exist at the first step. Other methods may be called between two requests. Ends
-        early at a message that is too young, since all behind it are younger, and at a failed put.
+        early at a message that is too young, since all later ones are younger, and at a failed put.
         """
         if not self._put_missing_ops(now_ms):
             return
-        end = self._store.max_offset(*_HALF_QUEUE)  # copies of this check are behind it, and wait for the next
+        end = self._store.max_offset(*_HALF_QUEUE)  # copies of this check come later, and wait for the next
         self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
         while True:
             self._advance_half_begin()
@@ -328,7 +305,7 @@ class TransactionalMessageService:
                 is_handled, request = self._check_one(half, now_ms, find_producer)
                 if not is_handled:
                     return
-            self._half_begin = offset + 1  # before the yield: the producer's end may arrive meanwhile
+            self._half_begin = offset + 1  # before the yield: the producer's end may arrive during it
             if request is not None:
                 yield request
         self._forget_ended()
@@ -336,16 +313,14 @@ class TransactionalMessageService:
     def _check_one(
         self, half: MessageExt, now_ms: int, find_producer: Callable[[str, str], P | None]
     ) -> tuple[bool, tuple[P, TransactionCheckRequest] | None]:
-        """Check one open half message.
+        """Return whether the check may continue, and the request to send. The first case that applies decides:
 
-        Returns whether the check may continue behind it, and the request to send. The first case that applies decides:
-
-            transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
-            its own immunity time has not passed                      copy it without a check
-            no immunity time, and younger than transactionTimeOut     stop here
-            its producers are away, for fileReservedTime now          move it to TRANS_CHECK_MAX_TIME_TOPIC
-            its producers are away                                    copy it without a check
-            otherwise                                                 copy it, and ask a producer of its group
+        transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
+        its own immunity time has not passed                      copy it without a check
+        no immunity time, and younger than transactionTimeOut     stop here
+        no producer is connected, for fileReservedTime now        move it to TRANS_CHECK_MAX_TIME_TOPIC
+        no producer is connected                                  copy it without a check
+        otherwise                                                 copy it, and ask a producer of its group
         """
         pairs = half.properties
         checked = _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))
@@ -371,12 +346,10 @@ class TransactionalMessageService:
         return True, (producer, self._check_request(half, copied))
 
     def _copy_unchecked(self, half: MessageExt, now_ms: int, *, is_roll: bool = False) -> bool:
-        """Put a copy that does not count as a check; return False if that failed."""
         half.properties.setdefault(properties.TRAN_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
         return self._copy(half, now_ms, is_roll=is_roll) is not None
 
     def roll_some(self, file_end: int, now_ms: int) -> bool | None:
-        """Copy a batch of open half messages, without a check; see `broker.delivery.rolling`."""
         if not self._put_missing_ops(now_ms):
             return False
         self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
@@ -405,16 +378,12 @@ class TransactionalMessageService:
             return None
 
     def _is_ended_by_first(self, half: MessageExt) -> bool:
-        """Return whether the original of this copy was ended before a restart."""
+        """Whether the original of this copy was ended before a restart."""
         first = half.properties.get(properties.TRAN_PREPARED_QUEUE_OFFSET)
         return first is not None and _number(first, -1) in self._ended
 
     def _copy(self, half: MessageExt, now_ms: int, *, is_roll: bool = False) -> PutResult | None:
-        """Put a copy of the half message at the end of its queue.
-
-        Returns None if that failed. If the properties leave no space for those that a check adds (another broker
-        admitted the message), the message is discarded unchanged, and the result is PROPERTIES_SIZE_EXCEEDED.
-        """
+        """Put a copy at the end of the half queue; None if that failed. Discards a message without space for it."""
         try:
             renewed(half)
         except InvalidMessage:
@@ -428,7 +397,6 @@ class TransactionalMessageService:
         return result
 
     def _discard(self, half: MessageExt, now_ms: int) -> bool:
-        """Move a half message to TRANS_CHECK_MAX_TIME_TOPIC, for operators; False if the put failed."""
         self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1, now_ms)
         half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
         put = self._puts.put_again("transaction check", half, now_ms)
@@ -443,10 +411,7 @@ class TransactionalMessageService:
         return True
 
     def resume(self, physical_offset: int, now_ms: int) -> str | None:
-        """Open a discarded transaction again, without checks until now. Returns None, or the remark of a refusal.
-
-        The message is that at `physical_offset`, in TRANS_CHECK_MAX_TIME_TOPIC.
-        """
+        """Reopen the discarded transaction at `physical_offset`; return None, or the remark of a refusal."""
         try:
             half = stored_message(self._store, physical_offset)
         except InvalidMessage as error:
@@ -470,7 +435,6 @@ class TransactionalMessageService:
         return None
 
     def _is_resumed(self, discarded: MessageExt) -> bool:
-        """Return whether the half queue has a copy of a discarded message that is newer than it."""
         if discarded.unique_key is None:
             return False
         for record in self._store.query(TRANS_HALF_TOPIC, discarded.unique_key, DELIVERY_BATCH).records:
@@ -481,10 +445,7 @@ class TransactionalMessageService:
         return False
 
     def _immunity_ms(self, pairs: Mapping[str, str]) -> int | None:
-        """Return the time in CHECK_IMMUNITY_TIME_IN_SECONDS, fileReservedTime at most; None for transactionTimeOut.
-
-        That applies without the property, and to what is no number of 64 bits, as with Apache.
-        """
+        """CHECK_IMMUNITY_TIME_IN_SECONDS, fileReservedTime at most; None unless it has 64 bits, as in Apache."""
         seconds = _number(pairs.get(properties.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
         return None if seconds == -1 or abs(seconds) >= 1 << 63 else min(seconds * 1000, self._reserved_ms)
 
@@ -508,12 +469,11 @@ class TransactionalMessageService:
         )
 
     def _forget_ended(self) -> None:
-        """Drop the state of half messages before `_half_begin`, after a complete check."""
         # Entries before `_half_begin` serve to recognize the copies of ended messages (`_is_ended_by_first`). All
         # copies were visited now; keeping the entries would hold back the offset of the op queue.
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}
         open_copies: dict[int, int] = {}
-        for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy is behind its original
+        for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy comes after its original
             if copy >= self._half_begin or copy in open_copies:
                 open_copies[half] = copy
         self._copies = open_copies

@@ -35,8 +35,6 @@ from rucola.remoting.endpoints import Endpoint
 
 
 class AccessAdapter:
-    """Accounts, users and policies, for operators."""
-
     def __init__(self, service: AccessService, config: BrokerConfig) -> None:
         self._service = service
         self._config = config
@@ -151,5 +149,4 @@ class AccessAdapter:
 
 
 def _encode_list(bodies: Sequence[Body]) -> bytes:
-    """Return a list as Apache sends it: no body for an empty one."""
     return fastjson.dumps([msgspec.json.decode(encode_body(body)) for body in bodies]) if bodies else b""

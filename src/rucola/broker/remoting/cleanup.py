@@ -12,8 +12,6 @@ from rucola.remoting.endpoints import Endpoint
 
 
 class CleanupAdapter:
-    """Deletion of expired files and unused queues on request."""
-
     def __init__(self, service: CleanupService) -> None:
         self._service = service
 

@@ -1,8 +1,7 @@
 """Adapter of requests about connected clients.
 
-GET_CONSUMER_CONNECTION_LIST (203), GET_PRODUCER_CONNECTION_LIST (204) and GET_ALL_PRODUCER_INFO (328) are answered from
-the client registry. GET_CONSUMER_RUNNING_INFO (307), CONSUME_MESSAGE_DIRECTLY (309) and
-INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) are forwarded to clients, and the response waits for theirs.
+GET_CONSUMER_CONNECTION_LIST (203), GET_PRODUCER_CONNECTION_LIST (204), GET_ALL_PRODUCER_INFO (328); forwarded to
+clients: GET_CONSUMER_RUNNING_INFO (307), CONSUME_MESSAGE_DIRECTLY (309), INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223).
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ def _consumer_group(
 
 
 class ConnectionAdapter:
-    """Requests of operators about clients."""
-
     def __init__(self, service: InspectionService, calls: RemotingClientCalls, config: BrokerConfig) -> None:
         self._service = service
         self._calls = calls
@@ -143,8 +140,5 @@ class ConnectionAdapter:
 
 
 def _without_credentials(command: RemotingCommand) -> dict[str, str]:
-    """Return the ext fields that a client may see.
-
-    With a signature, the client could send the operator's request again.
-    """
+    """Ext fields without the signature, with which a client could repeat the operator's request."""
     return {name: value for name, value in command.ext_fields.items() if name not in CREDENTIAL_FIELDS}

@@ -26,8 +26,6 @@ from rucola.slices import in_slices
 
 
 class ConsumeStatsAdapter:
-    """Offsets, backlogs and times of consumer groups."""
-
     def __init__(self, service: ConsumeStatsService) -> None:
         self._service = service
 

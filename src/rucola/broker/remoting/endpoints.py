@@ -34,10 +34,7 @@ def broker_endpoints(
     hold: PullRequestHold,
     check_fetch: Check,
 ) -> list[Endpoint]:
-    """Return the endpoints of every request code that a broker answers.
-
-    Held pulls wait in `hold`, and pass `check_fetch` again at each retry.
-    """
+    """Return all endpoints. Held pulls wait in `hold`, and pass `check_fetch` again at each retry."""
     adapters = (
         SendAdapter(services.publish, state.config),
         ReplyAdapter(services.reply, state.config),

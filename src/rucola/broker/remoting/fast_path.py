@@ -1,17 +1,15 @@
 """RequestFastPath: usual sends, batches and pulls, from bytes to bytes.
 
-The interpreter's code is cold when a client that waits for each response sends its next request, so that each function
-on the way costs about half a microsecond. Therefore work is done per read here, and in C. All sends and batches at the
-begin of a read are one call, from their frames to the records and responses, and one put of all records. The frames of
-pulls are decoded together, without commands and processors. Figures are in benchmarks/README.md.
+All sends and batches at the start of a read are one call in C, from their frames to the records and responses, and one
+put of all records. The frames of pulls are decoded together, without commands and processors: each function on the way
+costs about half a microsecond when the interpreter's code is cold. Figures are in benchmarks/README.md.
 
-Everything else takes the usual path: other requests and forms, and sends that a check or the disk refuses. Refusals and
-errors of pulls are answered as there, so that each request is processed, and counted, once. There is no place for sends
-that wait between request and response, nor for access control.
+Everything else uses the usual path: other requests and forms, and sends that a check or the disk refuses. Refusals and
+errors of pulls are answered here as there, so that each request is processed, and counted, once. Access control and
+waits for durability are not supported.
 
-Any other error is a bug here. It is logged and counted (rocketmq_fast_path_errors_total); otherwise the broker would
-just become slower. Requests that were not put yet take the usual path; if they may have been put, the connection is
-closed.
+Any other error is a bug here, which is logged and counted (rocketmq_fast_path_errors_total). Requests that were not put
+yet use the usual path; if they may have been put, the connection is closed.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ from rucola.speed import EncodedSends, UsualPull
 logger = logging.getLogger(__name__)
 
 _SEND: Final = b'{"code":3'
-"""The begin of the header of a usual send (310) or batch (320), and of no pull (11)."""
+"""Start of the header of a usual send (310) or batch (320), and of no pull (11)."""
 _HEADER: Final = slice(8, 8 + len(_SEND))
-"""Where it is in a frame."""
 _NOTHING: Final = (b"", 0, 0)
 
 
@@ -72,10 +69,9 @@ class RequestFastPath:
         self._publish_checks, self._fetch_checks = checks[Action.PUBLISH], checks[Action.FETCH]
 
     def serve(self, connection: Connection, data: memoryview) -> tuple[bytes, int]:
-        """Return the responses, and the position behind the last request that was served; see `ReadHooks`.
+        """Return the responses, and the position after the last request that was served; see `ReadHooks`.
 
-        Ends behind the response that exceeds WRITE_LIMIT, and after UNSLICED requests: the rest of the read takes the
-        usual path, where it waits for the peer to read, and for its turn.
+        Ends after the response that exceeds WRITE_LIMIT, and after UNSLICED requests: the rest uses the usual path.
         """
         response, served, count = self._serve_some(connection, data, UNSLICED)
         if served == len(data) or not count:
@@ -92,10 +88,7 @@ class RequestFastPath:
         return b"".join(responses), served
 
     def _serve_some(self, connection: Connection, data: memoryview, max_count: int) -> tuple[bytes, int, int]:
-        """Serve the requests of one kind at the begin of `data`, up to `max_count`.
-
-        Returns their responses, the position behind them, and their number.
-        """
+        """Serve up to `max_count` requests of one kind; return responses, end position and count."""
         if bytes(data[_HEADER]) == _SEND:
             return self._serve_sends(connection, data, max_count)
         return self._serve_pulls(connection, data, max_count)
@@ -173,10 +166,7 @@ class RequestFastPath:
 def fast_path_of(
     publish: PublishService, pulls: PullAdapter, state: BrokerState, chain: Sequence[Interceptor]
 ) -> FastPath | None:
-    """Return the fast path of a broker without access control and with these interceptors.
-
-    None without the accelerator, or if responses to sends wait until messages are durable.
-    """
+    """Return the fast path; None with access control, other interceptors, durable sends, or no accelerator."""
     if speed.read_pulls is None or speed.encode_sends is None or publish.waits:
         return None
     checks = {

@@ -1,8 +1,7 @@
 """Adapter of requests about consumer groups.
 
 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), DELETE_SUBSCRIPTIONGROUP (207),
-INVOKE_BROKER_TO_RESET_OFFSET (222), QUERY_TOPIC_CONSUME_BY_WHO (300), CLONE_GROUP_OFFSET (314); for the statistics see
-`consume_stats`.
+INVOKE_BROKER_TO_RESET_OFFSET (222), QUERY_TOPIC_CONSUME_BY_WHO (300), CLONE_GROUP_OFFSET (314).
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ from rucola.slices import in_slices
 
 
 def _cloned(header: CloneGroupOffsetRequestHeader) -> list[Resource]:
-    """Return both groups of a copy, with its topic if it names one."""
     return [Resource(header.topic or "", group) for group in (header.src_group, header.dest_group)]
 
 
 class GroupAdapter:
-    """Consumer groups, for operators."""
-
     def __init__(self, service: GroupService) -> None:
         self._service = service
 

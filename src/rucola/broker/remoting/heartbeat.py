@@ -21,7 +21,6 @@ from rucola.remoting.endpoints import Endpoint
 
 
 def _announced(heartbeat: HeartbeatData) -> Iterator[Resource]:
-    """Yield the resources of a heartbeat: each subscription, and each group."""
     for consumer in heartbeat.consumer_data_set:
         yield Resource(group=consumer.group_name)
         yield from (Resource(wanted.topic, consumer.group_name) for wanted in consumer.subscription_data_set)
@@ -41,8 +40,6 @@ def _checked_subscription(request: CheckClientRequestBody) -> Resource:
 
 
 class HeartbeatAdapter:
-    """Heartbeats and subscriptions of clients, and the members of groups."""
-
     def __init__(self, service: ClientService) -> None:
         self._service = service
 
@@ -70,7 +67,7 @@ class HeartbeatAdapter:
     def heart_beat(
         self, connection: Connection, caller: Caller, command: RemotingCommand, heartbeat: HeartbeatData
     ) -> Reply:
-        # The client gets the response before a notification of its own joining: Apache's client would rebalance while
+        # The client gets the response before the notification that it has joined: Apache's client would rebalance while
         # its first heartbeat is in flight, and pull what the broker does not know yet. Nothing waits for the files of a
         # new group: after a crash, the next heartbeat creates it again.
         self._service.heartbeat(

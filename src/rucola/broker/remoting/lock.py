@@ -17,14 +17,11 @@ from rucola.remoting.endpoints import Endpoint
 
 
 def _locked_topics(request: LockBatchRequestBody) -> Iterator[Resource]:
-    """Yield the group with each topic of the request's queues; alone if there are none."""
     for topic in {queue.topic for queue in request.mq_set} or {""}:
         yield Resource(topic, request.consumer_group)
 
 
 class LockAdapter:
-    """Locks of queues for ordered consumption."""
-
     def __init__(self, service: LockService, writing: TablePersistence) -> None:
         self._service = service
         self._writing = writing
@@ -41,7 +38,7 @@ class LockAdapter:
         self, connection: Connection, caller: Caller, command: RemotingCommand, request: LockBatchRequestBody
     ) -> Reply:
         held = self._service.lock(request.consumer_group, request.client_id, request.mq_set)
-        # A new holder is in the file before it starts, so that a restarted broker grants its queues to nobody else.
+        # A new holder is in the file before it starts, so that a restarted broker grants its queues to no other client.
         return self._writing.reply_when_persisted(
             command.response(ResponseCode.SUCCESS, body=encode_body(LockBatchResponseBody(lock_ok_mq_set=held)))
         )

@@ -1,7 +1,7 @@
 """Adapter of requests for offsets.
 
-Consumer offsets (14, 15), ends of queues (30, 31), the offset at a time (29), the earliest time (32); the offsets of
-all groups (43), and those of delayed delivery (45).
+Consumer offsets (14, 15), ends of queues (30, 31), the offset at a time (29), the earliest time (32); all offsets of
+groups (43) and of delayed delivery (45).
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ def _topic(header: QueueRequestHeader | SearchOffsetRequestHeader) -> Resource:
 
 
 class OffsetAdapter:
-    """Requests for offsets."""
-
     def __init__(self, service: OffsetService) -> None:
         self._service = service
 
@@ -105,11 +103,10 @@ class OffsetAdapter:
         return command.response(ResponseCode.SUCCESS, self._copied(header), body)
 
     def _copied(self, header: TableVersionHeader, version: str | None = None) -> TableCopyHeader | None:
-        """Return the header of a copy for a slave, after its table was read."""
         if header.table_version is None:
             return None
-        # Read after the table: what the table counts as delivered is in the log before this end. Read before it, a
-        # message that is delivered in between would be behind the end.
+        # Read after the table: everything that it counts as delivered is before this end. Read before it, a
+        # message that is delivered in between would be after the end.
         end = self._service.log_position()
         return TableCopyHeader(table_version=version, log_epoch=end.epoch, log_end=end.end)
 

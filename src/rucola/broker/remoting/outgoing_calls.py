@@ -1,7 +1,7 @@
 """Calls to clients over their connections: the remoting side of `rucola.broker.client_calls`.
 
-A client in C++ reads the offsets of a reset as a list, every other client as an object. Deliberate difference to Apache
-RocketMQ 4.9.8: each client is sent the form that its language reads, whatever the operator's language is.
+Deliberate difference to Apache RocketMQ 4.9.8: C++ clients get the offsets of a reset as a list, all others as an
+object, independent of the operator's language.
 """
 
 from __future__ import annotations
@@ -29,22 +29,19 @@ from rucola.slices import in_slices
 logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_MS = 10_000
-"""How long a client may take to answer."""
 STATUS_TIMEOUT_MS = 5000
 _MEMBERS_PER_ITERATION: Final = 16
-"""Members that are sent their offsets in one iteration of the event loop: each gets up to a megabyte."""
+"""Members that are sent their offsets, up to a megabyte each, in one iteration of the event loop."""
 
 
 class RemotingClientCalls:
     """Carries out the broker's calls to connected clients.
 
-    Nothing is sent to a congested connection: a notification follows when its client reads again, once per group; other
-    calls fail as if the client were gone.
+    A congested connection gets notifications when its client reads again; other calls fail as if it were closed.
     """
 
     def __init__(self) -> None:
         self._missed: dict[ClientChannel, dict[str, None]] = {}
-        """The groups of whose changes a congested connection was not notified."""
 
     def writable(self, channel: ClientChannel) -> None:
         """Send the notifications that a connection missed while it was congested."""
@@ -52,7 +49,6 @@ class RemotingClientCalls:
             self.notify_consumer_ids_changed(channel, group)
 
     def closed(self, channel: ClientChannel) -> None:
-        """Forget a connection that was closed."""
         self._missed.pop(channel, None)
 
     def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
@@ -116,10 +112,7 @@ class RemotingClientCalls:
     async def forward(
         self, command: RemotingCommand, channel: ClientChannel, request: RemotingCommand, consumer: str
     ) -> RemotingCommand:
-        """Send an operator's request to a client, and return its response as that to `command`.
-
-        `consumer` names the client in the text of a Refused, which is raised if it does not answer.
-        """
+        """Forward an operator's request; return the client's response to `command`. Refused names `consumer`."""
         try:
             answer = await _connection(channel).request(request, Deadline(CLIENT_TIMEOUT_MS))
         except RemotingTimeout as error:
@@ -132,9 +125,5 @@ class RemotingClientCalls:
 
 
 def _connection(channel: ClientChannel) -> Connection:
-    """Return the connection that a channel is.
-
-    All clients of this broker are connected by remoting.
-    """
     assert isinstance(channel, Connection)
     return channel

@@ -1,4 +1,4 @@
-"""Calls from a broker to another one of its name, which the switchover makes."""
+"""Calls from a broker to another broker of its name, for the switchover."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from rucola.remoting.client import RemotingClient
 
 
 class RemotingPeerCalls:
-    """`services.roles.PeerCalls` by requests of the remoting protocol."""
-
     def __init__(self, client: RemotingClient) -> None:
         self._client = client
 

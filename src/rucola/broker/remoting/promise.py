@@ -15,17 +15,15 @@ from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 
 Promise: TypeAlias = Callable[[int, LeaderRecord], PromiseResponse]
-"""Answers the master of an epoch, see `Coordinator.promise`."""
+"""Responds to the master of an epoch, see `Coordinator.promise`."""
 
 
 def no_promise(epoch: int, master: LeaderRecord) -> PromiseResponse:
-    """Promise nothing: the configuration of this broker decides whether it is master."""
+    """Promise nothing: without an election, the configuration decides whether a broker is master."""
     return PromiseResponse(False, 0)
 
 
 class PromiseAdapter:
-    """Promises of this broker."""
-
     def __init__(self, promise: Promise) -> None:
         self._promise = promise
 

@@ -6,11 +6,10 @@
     NOT_FOUND       PULL_NOT_FOUND
     OFFSET_MOVED    PULL_OFFSET_MOVED
 
-With JSON, the response is not encoded by the usual encoder but formatted into bytes: 1 µs instead of 4, and one copy of
-the records less. tests/broker/test_pull_answers.py holds it equal to what the encoder writes, byte for byte.
-
-A pull that is held (`rucola.broker.pull_request_hold`) keeps its typed header. Each retry passes the permission check
-and the service again; its response goes out over the pull's own connection.
+With JSON, the response is formatted into bytes: 1 µs instead of 4, and one copy of the records less.
+tests/broker/test_pull_answers.py compares it with the encoder's, byte for byte. A held pull
+(`rucola.broker.pull_request_hold`) keeps its decoded header; each retry passes the permission check and the service
+again.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ _CODES = (
     ResponseCode.PULL_NOT_FOUND,
     ResponseCode.PULL_OFFSET_MOVED,
 )
-"""By FetchOutcome."""
 
 _PREFIX: Final = Struct(">II")
-"""Frame length and header length; the serializer byte on top of the latter is 0 for JSON."""
+"""Frame length and header length; the serializer byte in the latter is 0 for JSON."""
 
 _FORM: Final = (
     b'{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","minOffset":"%d","maxOffset":"%d"},'
@@ -49,13 +47,10 @@ _FORM: Final = (
 
 
 def pulled_queue(header: PullMessageRequestHeader) -> Resource:
-    """Return the resource of a pull: its topic and its group."""
     return Resource(header.topic, header.consumer_group)
 
 
 class PullAdapter:
-    """Pulls of consumers."""
-
     def __init__(self, service: FetchService, hold: PullRequestHold, check_permission: Check) -> None:
         self._service = service
         self._hold = hold
@@ -75,10 +70,7 @@ class PullAdapter:
         return None
 
     def pull_at_once(self, connection: Connection, caller: Caller, opaque: int, pull: UsualPull) -> bytes:
-        """Return the response to a pull; b"" if there is none (yet).
-
-        A held pull is answered later, and a large record is sent from the log. Raises Refused.
-        """
+        """Return the response to a pull; b"" if it is held or sent from the log. Raises Refused."""
         header = PullMessageRequestHeader(*pull)
         result = self._service.fetch(caller, header)
         if isinstance(result, Fetched) and isinstance(result.records, bytes):
@@ -120,7 +112,6 @@ class PullAdapter:
 
 
 def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes | None:
-    """Return the response, or None for a large one, which is sent from the log."""
     records = fetched.records
     if isinstance(records, bytes):
         return formatted(command, fetched) if command.serialize_type is JSON else encoded(command, fetched)
@@ -133,13 +124,12 @@ def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -
 
 
 def formatted(command: RemotingCommand, fetched: Fetched) -> bytes:
-    """Return the frame of a JSON response: the same bytes as `encoded(...).encode()`."""
+    """The frame of a JSON response: the same bytes as `encoded(...).encode()`."""
     assert isinstance(fetched.records, bytes)
     return _head(command.opaque, fetched) + fetched.records
 
 
 def _head(opaque: int, fetched: Fetched) -> bytes:
-    """Return what is before the records."""
     header = _FORM % (
         _CODES[fetched.outcome],
         fetched.broker_id,
@@ -155,7 +145,6 @@ def _head(opaque: int, fetched: Fetched) -> bytes:
 
 
 def encoded(command: RemotingCommand, fetched: Fetched) -> RemotingCommand:
-    """Return the response as a command, which the usual encoder serializes."""
     assert isinstance(fetched.records, bytes)
     answer = command.response(_CODES[fetched.outcome], body=fetched.records, remark=fetched.status)
     # The ext fields of a PullMessageResponseHeader, written out: 1 µs less per pull than through the struct.

@@ -16,8 +16,6 @@ def _topic(header: QueryMessageRequestHeader) -> Resource:
 
 
 class QueryAdapter:
-    """Queries of messages."""
-
     def __init__(self, service: QueryService) -> None:
         self._service = service
 

@@ -1,6 +1,6 @@
 """Adapter of SEND_REPLY_MESSAGE (324) and SEND_REPLY_MESSAGE_V2 (325), see `rucola.protocol.reply`.
 
-The response is SUCCESS if the requester has the reply, or SYSTEM_ERROR with the reason; both name the stored message.
+The response is SUCCESS if the requester has the reply, else SYSTEM_ERROR with the reason; both name the stored message.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from rucola.remoting.endpoints import Endpoint
 
 
 class ReplyAdapter:
-    """Replies of consumers to request messages."""
-
     def __init__(self, service: ReplyService, config: BrokerConfig) -> None:
         self._service = service
         self._region = config.region_fields

@@ -14,13 +14,10 @@ from rucola.remoting.endpoints import Endpoint
 
 
 def retried_topic(header: ConsumerSendMsgBackRequestHeader) -> Resource:
-    """Return the resource of a retry: the group and its retry topic."""
     return Resource(retry_topic(header.group), header.group)
 
 
 class RetryAdapter:
-    """Messages that consumers send back."""
-
     def __init__(self, service: RetryService, writing: TablePersistence) -> None:
         self._service = service
         self._writing = writing

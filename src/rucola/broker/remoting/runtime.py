@@ -1,7 +1,7 @@
 """Adapter of requests about the broker itself: settings, figures, statistics.
 
 UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28), GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-(305), VIEW_BROKER_STATS_DATA (315), and Rucola's own GET_DIAGNOSIS (20010).
+(305), VIEW_BROKER_STATS_DATA (315), and Rucola's GET_DIAGNOSIS (20010).
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from rucola.remoting.endpoints import Endpoint, server_resource
 
 
 class ConfigVersionHeader(Header, kw_only=True):
-    """The response to GET_BROKER_CONFIG: the version of the configuration, a DataVersion as JSON."""
+    """Response to GET_BROKER_CONFIG: the version of the configuration, a DataVersion as JSON."""
 
     version: str
 
 
 class RuntimeAdapter:
-    """Settings, figures and statistics, for operators."""
-
     def __init__(
         self, configuration: ConfigurationService, info: RuntimeInfoService, diagnosis: DiagnosisService
     ) -> None:

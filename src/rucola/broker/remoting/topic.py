@@ -30,8 +30,6 @@ def _topic(header: CreateTopicRequestHeader | TopicRequestHeader | QueryConsumeQ
 
 
 class TopicAdapter:
-    """Topics and their queues, for operators."""
-
     def __init__(self, service: TopicService) -> None:
         self._service = service
 

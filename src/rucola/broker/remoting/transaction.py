@@ -12,10 +12,7 @@ from rucola.remoting.endpoints import Endpoint, server_resource
 
 
 class TransactionAdapter:
-    """Ends of transactions, and the resumption of discarded ones.
-
-    The headers name no topic: the half message is found by its physical offset.
-    """
+    """Ends of transactions, and the resumption of discarded ones, by physical offset: the headers name no topic."""
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service

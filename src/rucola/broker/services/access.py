@@ -1,10 +1,9 @@
 """Access control for operators: accounts of ACL 1.0, users and policies of ACL 2.0.
 
-The broker has one of both, or none: requests about the other are refused. Changes run in a thread, one at a time, since
-they write a file.
+Requests about a version that is not enabled are refused. Changes run in a thread, one at a time.
 
-Corresponds to the parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8 and 5.3 that have to do with access.
-Deliberate difference: no response contains a password.
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8 and 5.3. Deliberate difference: no response
+contains a password.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ NO_VERSION: Mapping[str, int] = {"counter": 0, "timestamp": 0}
 
 
 class AccessService:
-    """Reads and changes accounts, users and policies.
-
-    `files` and `store` are None if their version of ACL is not enabled.
-    """
+    """Accounts (`files`), users and policies (`store`), each None if not enabled. All methods raise Refused."""
 
     def __init__(self, files: PlainAclFiles | None = None, store: UserStore | None = None) -> None:
         self._files = files
@@ -39,12 +35,11 @@ class AccessService:
     # ACL 1.0.
 
     def versions(self) -> tuple[Mapping[str, int], dict[str, Mapping[str, int]]]:
-        """Return the DataVersion of plain_acl.yml, and that of each file. Raises Refused."""
+        """Return the DataVersion of plain_acl.yml, and of each file."""
         files = self._plain(Reason.FAILED)
         return files.versions.get(str(files.default_file), NO_VERSION), files.versions
 
     async def update_account(self, request: CreateAccessConfigRequestHeader) -> None:
-        """Create or change an account. Raises Refused."""
         files = self._plain(Reason.ACCOUNT_NOT_CHANGED)
         entry = {
             "accessKey": request.access_key,
@@ -59,12 +54,11 @@ class AccessService:
         await self._change(lambda: files.update_account(entry), Reason.ACCOUNT_NOT_CHANGED)
 
     async def delete_account(self, access_key: str) -> None:
-        """Delete an account. Raises Refused."""
         files = self._plain(Reason.ACCOUNT_NOT_DELETED)
         await self._change(lambda: files.delete_account(access_key), Reason.ACCOUNT_NOT_DELETED)
 
     async def update_white_addresses(self, patterns: str, file: str | None) -> None:
-        """Replace the global white addresses of a file, joined by commas. Raises Refused."""
+        """Replace the global white addresses of a file, joined by commas."""
         files = self._plain(Reason.WHITE_ADDRESSES_NOT_CHANGED)
         wanted = _split(patterns) or []
         await self._change(lambda: files.update_white_addresses(wanted, file), Reason.WHITE_ADDRESSES_NOT_CHANGED)
@@ -72,48 +66,40 @@ class AccessService:
     # ACL 2.0.
 
     async def create_user(self, caller: Caller, name: str, user: UserInfo) -> None:
-        """Create a user. Raises Refused."""
         store, (by, by_super) = self._users, _changer(caller)
         await self._change(lambda: store.create_user(name, user, by, by_super=by_super))
 
     async def update_user(self, caller: Caller, name: str, user: UserInfo) -> None:
-        """Change a user. Raises Refused."""
         store, (by, by_super) = self._users, _changer(caller)
         await self._change(lambda: store.update_user(name, user, by, by_super=by_super))
 
     async def delete_user(self, caller: Caller, name: str) -> None:
-        """Delete a user. Raises Refused."""
         store, (by, by_super) = self._users, _changer(caller)
         await self._change(lambda: store.delete_user(name, by, by_super=by_super))
 
     def user(self, name: str) -> UserInfo | None:
-        """Return a user without its password. Raises Refused."""
         return self._users.user(name)
 
     def users(self, text: str) -> list[UserInfo]:
-        """Return the users whose names contain a text. Raises Refused."""
         return self._users.users(text)
 
     async def set_policies(self, subject: str, acl: AclInfo) -> None:
-        """Add or replace entries of policies. Raises Refused."""
         store = self._users
         await self._change(lambda: store.set_policies(subject, acl))
 
     async def delete_policies(self, subject: str, policy_type: str | None, resource: str | None) -> None:
-        """Delete an entry, or all policies of a subject. Raises Refused."""
+        """Delete an entry, or all policies of a subject."""
         store = self._users
         await self._change(lambda: store.delete_policies(subject, policy_type, resource))
 
     def policies(self, subject: str) -> AclInfo | None:
-        """Return the policies of a subject. Raises Refused."""
         return self._users.policies(subject)
 
     def all_policies(self, subject: str, resource: str) -> list[AclInfo]:
-        """Return the policies of all subjects, filtered by texts. Raises Refused."""
+        """Return the policies of all subjects, filtered by texts."""
         return self._users.all_policies(subject, resource)
 
     def _plain(self, reason: Reason) -> PlainAclFiles:
-        """Return the files; Refused with this reason if ACL 1.0 is not enabled."""
         if self._files is None:
             raise Refused(reason, "this broker has no accounts of plain_acl.yml: aclEnable=true enables them")
         return self._files
@@ -133,11 +119,9 @@ class AccessService:
 
 
 def _changer(caller: Caller) -> tuple[str, bool]:
-    """Return the name of the user behind a change, and whether it may do everything."""
     user = caller.user
     return (user.name, user.is_admin) if isinstance(user, Principal) else (caller.address, False)
 
 
 def _split(text: str | None) -> list[str] | None:
-    """Return the parts of a comma-separated list; None if it is missing."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]

@@ -33,8 +33,6 @@ from rucola.broker.state import BrokerState
 
 @dataclass(frozen=True, slots=True)
 class BrokerServices:
-    """The use cases of a broker. Adapters of every protocol share them."""
-
     publish: PublishService
     reply: ReplyService
     retry: RetryService
@@ -66,11 +64,7 @@ def build_services(
     topics_registered: Callable[[], Awaitable[None]],
     config_file: Path | None = None,
 ) -> BrokerServices:
-    """Build all services.
-
-    `calls` reaches connected clients; `late` has the checks that services run themselves.
-    `topics_registered` waits until the name servers know all topics. Changes of the settings go to `config_file`.
-    """
+    """Build all services. `topics_registered` waits until the name servers have all topics."""
     publish = PublishService(state, durability, late.create, topics_registered)
     return BrokerServices(
         publish=publish,

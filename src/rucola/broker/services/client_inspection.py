@@ -1,8 +1,7 @@
 """Inspection: the connected clients, and the state inside one of them, for operators.
 
 Corresponds to parts of `AdminBrokerProcessor`, `ClientManageProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8.
-Deliberate differences: the broker asks all clients of a group for their status at the same time, and a message that
-does not exist is reported as missing, where Apache's broker fails.
+Deliberate differences: all clients of a group get the status request at once, and a missing message is reported.
 """
 
 from __future__ import annotations
@@ -28,24 +27,18 @@ from rucola.protocol.queue import MessageQueue
 from rucola.slices import in_slices
 
 MAX_PRODUCERS = 32_768
-"""Members of producer groups in one response; they take 4 MB."""
+"""Maximum in one response; 4 MB."""
 MEMBERS_PER_ITERATION = 64
-"""Members that get a request in one iteration of the event loop."""
 
 
 class InspectionService:
-    """Lists connected clients and reaches them for operators."""
-
     def __init__(self, state: BrokerState, calls: ClientCalls, check_read: Check | None = None) -> None:
         self._check_read = check_read
         self._state = state
         self._calls = calls
 
     def consumer_connections(self, name: str) -> ConsumerConnection:
-        """Return the members of a consumer group and its subscriptions.
-
-        Raises Refused if it has no members.
-        """
+        """Return a consumer group's members and subscriptions. Raises Refused without members."""
         group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(Reason.CLIENT_OFFLINE, f"the consumer group[{name}] not online")
@@ -58,17 +51,14 @@ class InspectionService:
         )
 
     def producer_connections(self, name: str) -> ProducerConnection:
-        """Return the members of a producer group. Raises Refused if it has none."""
+        """Return the members of a producer group. Raises Refused without members."""
         members = self._state.clients.producers.get(name)
         if members is None:
             raise Refused(Reason.NOT_FOUND, f"the producer group[{name}] not exist")
         return ProducerConnection(connection_set=_connections(members))
 
     async def all_producers(self) -> ProducerTableInfo:
-        """Return the members of all producer groups.
-
-        Raises Refused if they are too many for one response.
-        """
+        """Return the members of all producer groups. Raises Refused if they are too many for one response."""
         count = sum(map(len, self._state.clients.producers.values()))
         if count > MAX_PRODUCERS:
             raise Refused(
@@ -95,10 +85,7 @@ class InspectionService:
         return ProducerTableInfo(data=data)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel:
-        """Return the channel of a member of a consumer group.
-
-        Raises Refused if the client is not connected.
-        """
+        """Return the channel of a member of a consumer group. Raises Refused if the client is not connected."""
         known = self._state.clients.consumers.get(group)
         for channel, member in known.members.items() if known else ():
             if member.client_id == client_id:
@@ -106,7 +93,7 @@ class InspectionService:
         raise Refused(Reason.NOT_FOUND, f"The Consumer <{group}> <{client_id}> not online")
 
     def record_of(self, caller: Caller, offset_msg_id: str) -> bytes:
-        """Return the record that an offsetMsgId names. Raises InvalidMessage for no such id, or Refused."""
+        """Return the record of an offsetMsgId. Raises InvalidMessage if it is malformed, or Refused."""
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         record = self._state.store.record_at(physical_offset)
         if record is None:
@@ -116,11 +103,7 @@ class InspectionService:
         return bytes(record)
 
     async def consumer_status(self, request: GetConsumerStatusRequestHeader) -> dict[str, dict[MessageQueue, int]]:
-        """Return the offsets at which a group's members consume a topic, by client id.
-
-        The broker asks all members at once, or the one that the request names; a member without an answer is left out.
-        Raises Refused if the group has no members.
-        """
+        """Return the offsets of those members that respond, by client id. Raises Refused without members."""
         group = self._state.clients.consumers.get(request.group)
         if group is None:
             raise Refused(Reason.NOT_FOUND, f"No Any Consumer online in the consumer group: [{request.group}]")

@@ -1,6 +1,6 @@
-"""Clients: their heartbeats, their leaving, and the members of a group.
+"""Clients: their heartbeats, unregistration, and the members of a group.
 
-The first heartbeat of a consumer group creates the group and its retry topic, so that the group can subscribe to it.
+The first heartbeat of a consumer group creates the group and its retry topic.
 
 Corresponds to `ClientManageProcessor` and a part of `ConsumerManageProcessor` of Apache RocketMQ 4.9.8.
 """
@@ -20,8 +20,6 @@ from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 
 
 class ClientService:
-    """Keeps the client registry, and the tables that depend on it."""
-
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
@@ -34,11 +32,10 @@ class ClientService:
         version: int,
         on_accepted: Callable[[], None],
     ) -> None:
-        """Add or refresh a client in its groups.
+        """Add or refresh a client in its groups; `on_accepted` is called before members are notified.
 
-        `on_accepted` is called before members are notified, the client itself among them. Raises Refused, before any
-        change, for too many groups or topics. A group that would be one too many on this broker is not created; its
-        pulls are refused by that limit.
+        Raises Refused, before any change, for too many groups or topics. A group that exceeds the broker's limit is not
+        created; its pulls are refused by that limit.
         """
         self._state.limits.check_heartbeat(heartbeat, self._state.clients.other_groups(channel, heartbeat))
         now_ms = self._state.clock()
@@ -56,7 +53,6 @@ class ClientService:
         self._state.clients.heartbeat(channel, caller, heartbeat, language, version, now_ms)
 
     def unregister(self, channel: ClientChannel, producer_group: str | None, consumer_group: str | None) -> None:
-        """Remove a client from one or both groups."""
         if consumer_group:
             self._state.groups.find(consumer_group, self._state.clock())
         self._state.clients.unregister(channel, producer_group, consumer_group)
@@ -69,7 +65,7 @@ class ClientService:
         return members.client_ids
 
     def check_subscription(self, wanted: SubscriptionData | None) -> None:
-        """Raise Refused unless this broker can evaluate a subscription; None is one without an expression."""
+        """Raise Refused unless this broker can evaluate a subscription; None has no expression."""
         if wanted is None:
             return
         self._state.limits.check_subscription(wanted)

@@ -1,9 +1,8 @@
 """Configuration: the settings of a running broker, read and changed by operators.
 
-A change is applied as a whole or not at all. Every key must be known and its value valid. Keys that are read at
-start-up only (all except `CHANGEABLE`) may be given the value that they have, and no other. A change is written to the
-configuration file that the broker was started with before it takes effect; without such a file it lasts until the
-broker stops.
+A change is applied as a whole or not at all. Every key must exist and its value be valid. Keys read only at the start
+(all except `CHANGEABLE`) must keep their value. A change is written to the configuration file before it takes effect;
+without such a file it lasts until the stop.
 
 Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: Apache silently accepts
 unknown keys and unreadable values, "changes" settings that have no effect before a restart, and overwrites the file
@@ -58,30 +57,25 @@ CHANGEABLE = {
     "waitTimeMillsInSendQueue",
     "waitTimeMillsInTransactionQueue",
 }
-"""The keys whose values are read each time they are needed."""
 
 _REGISTERED = {"autoCreateTopicEnable", "brokerPermission"}
-"""The keys that change what the broker registers with name servers."""
 
 
 class ConfigurationService:
-    """Reads and changes the settings of broker and store.
-
-    `file` is the configuration file, if there is one. `topics_registered` waits until the name servers know all topics.
-    """
+    """Reads and changes the settings of broker and store. `topics_registered` waits for the name servers."""
 
     def __init__(self, state: BrokerState, file: Path | None, topics_registered: Callable[[], Awaitable[None]]) -> None:
         self._state = state
         self._file = file
         self._topics_registered = topics_registered
         self._at_start = {} if file is None else settings.read(file)
-        """The configuration file at the start: keys that need a restart are compared with it."""
+        """The file at the start, to find changed keys that need a restart."""
         self._changes = 0
         self._changed_ms = state.stats.begin_ms
 
     @property
     def version(self) -> dict[str, int]:
-        """The number of changes since the start and the time of the last: a DataVersion."""
+        """A DataVersion: the number of changes since the start and the time of the last."""
         return {"counter": self._changes, "timestamp": self._changed_ms}
 
     def properties(self) -> dict[str, str]:
@@ -89,7 +83,7 @@ class ConfigurationService:
         return APACHE_SETTINGS | self._own()
 
     async def update(self, caller: Caller, text: bytes) -> None:
-        """Change the settings in `text`, lines of a broker.conf. Raises ConfigError, RemoteProtocolError, Refused."""
+        """Change the settings in `text`, lines of a broker.conf. Raises ConfigError, RemoteProtocolError or Refused."""
         wanted = settings.parse_request(text, self._state.config.max_json_body_size)
         # 1. Validate everything first: a change is applied as a whole or not at all.
         present = self._own()
@@ -118,10 +112,9 @@ class ConfigurationService:
         await self._announce(wanted)
 
     async def reload(self) -> None:
-        """Read the configuration file again and apply the keys of `CHANGEABLE`, all or none.
+        """Apply the keys of `CHANGEABLE` in the configuration file, all or none; log others that differ from the start.
 
-        A key that was removed from the file gets its default. Other keys that differ from the file at the start are
-        named in the log, and apply after a restart. ConfigError if there is no file, or if it is invalid.
+        A missing key gets its default. Raises ConfigError if the file is missing or invalid.
         """
         if self._file is None:
             raise ConfigError("the broker was started without a configuration file (-c)")
@@ -147,7 +140,6 @@ class ConfigurationService:
         return settings.to_properties(self._state.config) | store
 
     def _apply(self, changed: Mapping[str, str]) -> None:
-        """Set valid values. Every reader looks up these fields when it needs them."""
         for config in (self._state.config, self._state.store.config):
             for name, value in settings.changes(config, changed).items():
                 setattr(config, name, value)
@@ -156,14 +148,12 @@ class ConfigurationService:
             self._changed_ms = self._state.clock()
 
     async def _announce(self, changed: Mapping[str, str]) -> None:
-        """Register again if a change concerns what name servers know."""
         if not _REGISTERED.isdisjoint(changed):
             self._state.topics.add_system_topics(self._state.clock())
             self._state.topics.bump_data_version(self._state.clock())
             await self._topics_registered()
 
     def _write(self, wanted: dict[str, str]) -> None:
-        """Write settings into the configuration file, if there is one. Raises OSError, UnicodeDecodeError."""
         if self._file is not None:
             text = settings.replaced(self._file.read_text(encoding="utf-8"), wanted)
             replace_file(self._file, text.encode("utf-8"))

@@ -19,17 +19,15 @@ from rucola.slices import in_slices
 
 MAX_LONG = 2**63 - 1
 MAX_QUEUES = 65_536
-"""The most queues in one result: each takes up to 200 bytes of a frame of 16 MiB."""
+"""Maximum in one result: each needs up to 200 bytes of a frame of 16 MiB."""
 
 
 class ConsumeStatsService:
-    """Compares the offsets of groups with the ends of queues."""
-
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
     async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
-        """Return a group's offsets beside the ends of the queues, on one or all topics."""
+        """Return a group's offsets and the ends of the queues, of one or all topics."""
         return await in_slices(self._of_group(group, topic))
 
     def _of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
@@ -72,11 +70,7 @@ class ConsumeStatsService:
     def _of_topic(
         self, group: str, topic: str, only_ordered: bool = False
     ) -> Generator[None, None, ConsumeStats | None]:
-        """Return a group's offsets on a topic.
-
-        None if the topic is deleted, or the clients do not subscribe to it, or each consumes all of it: the members of
-        a broadcasting group keep offsets of their own, so the broker knows no backlog.
-        """
+        """A group's offsets on a topic; None if the topic is deleted, not subscribed to, or broadcast."""
         members = self._state.clients.consumers.get(group)
         if members is not None and members.message_model == "BROADCASTING":
             return None
@@ -102,10 +96,7 @@ class ConsumeStatsService:
         )
 
     async def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
-        """Return the times of every queue's first, last and last consumed message.
-
-        Raises Refused if there is no such topic.
-        """
+        """Return the times of every queue's first, last and last consumed message. Raises Refused."""
         return await in_slices(self._time_spans(group, topic))
 
     def _time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
@@ -169,7 +160,6 @@ class ConsumeStatsService:
 
 
 def _check_count(count: int) -> None:
-    """Raise Refused for a result that would not fit into a frame."""
     if count > MAX_QUEUES:
         raise Refused(
             Reason.FAILED,
@@ -178,7 +168,6 @@ def _check_count(count: int) -> None:
 
 
 def _text(timestamp_ms: int) -> str:
-    """Return a time as Apache writes it for people; empty for a negative one."""
     if timestamp_ms < 0:
         return ""
     seconds, milliseconds = divmod(timestamp_ms, 1000)

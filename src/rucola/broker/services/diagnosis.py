@@ -1,11 +1,11 @@
-"""Diagnosis: states of a broker in which messages wait and nobody gets them.
+"""Diagnosis: messages that no consumer can get.
 
     QUEUE_NOT_READ   a queue whose id is not below readQueueNums: no route shows it, no consumer reads it
     TOPIC_MISSING    queues with messages of a topic that does not exist: deleted, or lost with topics.json
 
-Fewer queues leave the first, and so do retries that Apache's broker stored for a group whose retryQueueNums was raised.
-The messages are read again once the topic has the queue. The broker logs its findings at the start, and `rucola admin
-doctor` asks for them.
+The first remains when a topic gets fewer queues, or of retries that Apache's broker stored after a group's
+retryQueueNums was raised. The messages are read again once the topic has the queue. The broker logs its findings at the
+start, and `rucola admin doctor` shows them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ TOPIC_MISSING = "TOPIC_MISSING"
 
 
 class DiagnosisService:
-    """Finds messages that no consumer can get."""
-
     def __init__(self, store: MessageStore, topics: TopicConfigTable) -> None:
         self._store = store
         self._topics = topics
 
     async def findings(self) -> Diagnosis:
-        """Return all findings, by topic and queue."""
         return await in_slices(self._findings())
 
     async def log(self) -> None:

@@ -1,6 +1,6 @@
 """Fetching: a consumer pulls messages of one queue.
 
-Every result carries the ends of the queue and the offset to continue at, whatever the outcome:
+Every result has the ends of the queue and the offset to continue at:
 
     store's status                                    outcome
     FOUND                                             FOUND, with records
@@ -12,17 +12,17 @@ Every result carries the ends of the queue and the offset to continue at, whatev
 With slaveReadEnable the result suggests which broker to pull from next: the group's whichBrokerWhenConsumeSlowly (1) if
 it reads messages that are no longer in memory (accessMessageInMemoryMaxRatio), else its brokerId (0). Without it that
 is always the master. A slave may lack messages of its master, so it moves no consumer to another offset
-(offsetCheckInSlave): a pull of an offset that it does not have gets RETRY with the same offset, and a pull from behind
-the slave's end is held first, if it allows that. A slave ignores the consumer offset that a pull commits.
+(offsetCheckInSlave): a pull of an offset that it does not have gets RETRY with the same offset, and a pull beyond the
+slave's end is held first, if it allows that. A slave ignores the consumer offset that a pull commits.
 
-The subscription is part of the pull (sysFlag bit SUBSCRIPTION) or of the group's last heartbeat. If it filters by
-properties (enablePropertyFilter), the group's compiled expression is in `tables.consumer_filters`. With
-filterSupportRetry, it is applied again when a message is retried through `%RETRY%group`.
+The subscription is in the pull (sysFlag bit SUBSCRIPTION) or in the group's last heartbeat. If it filters by properties
+(enablePropertyFilter), the group's compiled expression is in `tables.consumer_filters`. With filterSupportRetry, it is
+applied again when a message is retried through `%RETRY%group`.
 
 Corresponds to `PullMessageProcessor` and `ExpressionForRetryMessageFilter` of Apache RocketMQ 4.9.8. Deliberate
-differences: a pull whose own expression cannot be compiled is refused, where Apache returns every message; no pull
-finds a filter older than its subscription, since a heartbeat replaces both at once; a slave holds a pull from behind
-its end, where Apache's slave has the client repeat it at once, again and again.
+differences: a pull whose expression cannot be compiled is refused, where Apache returns every message; no pull finds a
+filter older than its subscription, since a heartbeat replaces both at once; a slave holds a pull beyond its end, where
+Apache's slave has the client repeat it at once, again and again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _OUTSIDE: Final = frozenset(
         GetMessageStatus.OFFSET_OVERFLOW_BADLY,
     }
 )
-"""The statuses that a slave with a replication lag may have, too; the requested offset stays then."""
+"""Statuses that a lagging slave may have, too; the requested offset then stays."""
 _EMPTY_QUEUE: Final = (GetMessageStatus.NO_MESSAGE_IN_QUEUE, GetMessageStatus.NO_MATCHED_LOGIC_QUEUE)
 
 # Members as globals: looking them up in their Enum class takes 0.06 µs longer.
@@ -73,8 +73,6 @@ _RETRY, _NOT_FOUND, _OFFSET_MOVED = FetchOutcome.RETRY, FetchOutcome.NOT_FOUND, 
 
 
 class FetchService:
-    """Reads messages for consumers."""
-
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._config = state.config
@@ -84,10 +82,7 @@ class FetchService:
         self._clock, self._get, self._record_get = state.clock, state.store.get, state.stats.record_get
 
     def fetch(self, caller: Caller, request: PullMessageRequestHeader) -> Fetched | Waiting:
-        """Read messages of a queue, and commit the consumer offset that the request may carry.
-
-        Returns Waiting if there is no message and the request may be held. Raises Refused.
-        """
+        """Read messages, and commit the request's consumer offset; Waiting if it may be held. Raises Refused."""
         group, wanted = self._admit(caller, request)
         if request.sys_flag & pull.COMMIT_OFFSET and not self._is_slave:
             offsets = self._state.offsets
@@ -99,17 +94,13 @@ class FetchService:
     def fetch_held(
         self, caller: Caller, request: PullMessageRequestHeader, waiting: Waiting, checked: int, is_last: bool
     ) -> Fetched | Waiting:
-        """Read again for a request that is held. Raises Refused.
-
-        Begins at `checked`, before which no unit has the tagsCodes of `waiting`, unless the subscription has changed.
-        Returns Waiting if there is no message; with `is_last` always a result.
-        """
+        """Read again for a held request, from `checked` unless the subscription has changed. Raises Refused."""
         group, wanted = self._admit(caller, request)
         queue_offset = checked if wanted.codes == waiting.codes else waiting.queue_offset
         return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
     def deadline_ms(self, request: PullMessageRequestHeader) -> int:
-        """Return until when a request is held, milliseconds since 1970."""
+        """Deadline of a held request, milliseconds since 1970."""
         config = self._state.config
         wait_ms = request.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
         return self._state.clock() + wait_ms
@@ -119,10 +110,6 @@ class FetchService:
     def _admit(
         self, caller: Caller, request: PullMessageRequestHeader
     ) -> tuple[SubscriptionGroupConfig, MessageFilter]:
-        """Return the group of a pull, created now if that is allowed, and its filter.
-
-        Raises Refused.
-        """
         name = request.consumer_group
         group = self._group(name) or self._state.groups.find(name, self._clock())
         if group is None:
@@ -140,7 +127,7 @@ class FetchService:
                 f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{caller.address}]",
             )
-        # Most pulls want all messages, and bring their subscription.
+        # Most pulls accept all messages, and contain their subscription.
         has_own = request.sys_flag & pull.SUBSCRIPTION
         is_for_all = has_own and request.subscription == SUB_ALL and (request.expression_type or "TAG") == "TAG"
         if is_for_all and not self._config.filter_support_retry:
@@ -151,7 +138,6 @@ class FetchService:
             raise Refused(Reason.INVALID_SUBSCRIPTION, f"parse the consumer's subscription failed: {error}") from None
 
     def _filter(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
-        """Return the filter of a pull. Raises InvalidMessage for a wrong expression, or Refused."""
         matched: Matches | None = None
         config = self._config
         if request.sys_flag & pull.SUBSCRIPTION:
@@ -175,10 +161,7 @@ class FetchService:
         return MessageFilter(accepted_codes(wanted) if wanted.is_tag_type else None, matched)
 
     def _retry_filter(self, group: str) -> Matches:
-        """Return the filter of a retry topic.
-
-        It is the group's filter for the topic from which each message came.
-        """
+        """Filter of a retry topic: the group's filter for each message's original topic."""
 
         def matches_retry(pairs: Mapping[str, str]) -> bool:
             wanted = self._state.filters.matches(pairs.get(properties.RETRY_TOPIC, ""), group)
@@ -187,7 +170,6 @@ class FetchService:
         return matches_retry
 
     def _subscription(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
-        """Return the subscription that the group's heartbeats announced. Raises Refused."""
         members = self._state.clients.consumers.get(request.consumer_group)
         if members is None:
             raise Refused(
@@ -222,7 +204,6 @@ class FetchService:
         may_wait: bool,
         is_held: bool = False,
     ) -> Fetched | Waiting:
-        """Read from `queue_offset` on; return Waiting if the pull is to be held."""
         # 1. Read, and count what was found.
         stats, codes, clock = self._state.stats, wanted.codes, self._clock
         began_ms = clock()
@@ -267,14 +248,10 @@ class FetchService:
         return Fetched(outcome, result.status.name, broker_id, next_offset, result.min_offset, result.max_offset)
 
     def _suggested_broker(self, group: SubscriptionGroupConfig, result: GetResult) -> int:
-        """Return the id of the broker from which the group should pull next, with slaveReadEnable."""
         return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
     def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
-        """Store a message in OFFSET_MOVED_EVENT: this group was moved to another offset.
-
-        A slave stores nothing.
-        """
+        """Store in OFFSET_MOVED_EVENT that this group was moved; a slave stores nothing."""
         if self._is_slave:
             return
         event = {

@@ -1,8 +1,7 @@
 """Consumer groups: their settings, and moving their offsets.
 
-A reset of offsets is carried out by the clients of the group, which continue at the offsets that they are sent and
-commit them. A group without clients is not reset here: the refusal CLIENT_OFFLINE tells the operator to commit other
-offsets for it with UPDATE_CONSUMER_OFFSET.
+The clients of a group carry out a reset of its offsets, and commit them. Without clients the refusal is CLIENT_OFFLINE:
+the operator then commits offsets with UPDATE_CONSUMER_OFFSET.
 
 Corresponds to parts of `AdminBrokerProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8. Deliberate difference: a
 queue on which the group never committed is reset with the others.
@@ -25,8 +24,6 @@ from rucola.slices import in_slices
 
 
 class GroupService:
-    """Reads and changes consumer groups."""
-
     def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
         self._state = state
         self._calls = calls
@@ -43,7 +40,6 @@ class GroupService:
         await self._state.persistence.wait_persisted()
 
     async def delete(self, group: str, with_offsets: bool) -> None:
-        """Delete a group's settings and statistics, and optionally its consumer offsets."""
         self._state.groups.remove(group, self._state.clock())
         if with_offsets:
             self._state.offsets.remove_group(group)
@@ -51,7 +47,6 @@ class GroupService:
         await self._state.persistence.wait_persisted()
 
     def all(self) -> SubscriptionGroupWrapper:
-        """Return all groups with their data version."""
         return self._state.groups.wrapper()
 
     def consuming(self, topic: str) -> list[str]:
@@ -60,10 +55,9 @@ class GroupService:
         return list(dict.fromkeys(groups))
 
     async def clone_offsets(self, source: str, destination: str, topic: str | None, is_offline: bool) -> None:
-        """Copy a group's offsets to another group, on one topic or on all.
+        """Copy a group's offsets to another group. Raises Refused if not all fit into the table; those before stay.
 
-        Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`. Raises
-        Refused if not all of them fit into the table; those before stay.
+        Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`.
         """
         await in_slices(self._clone_offsets(source, destination, topic, is_offline))
 
@@ -81,10 +75,7 @@ class GroupService:
                     yield
 
     async def reset_offsets(self, request: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
-        """Have the clients of a group continue at other offsets of a topic.
-
-        Returns these offsets. Raises Refused.
-        """
+        """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
         topic = self._state.topics.get(request.topic)
         if topic is None:
             raise Refused(
@@ -107,11 +98,7 @@ class GroupService:
     def _reset_targets(
         self, request: ResetOffsetRequestHeader, topic: TopicConfig
     ) -> Generator[None, None, dict[MessageQueue, int]]:
-        """Return the new offset of every queue.
-
-        If the request names a queue with an offset, only that one is returned. Without `is_force` no offset moves
-        forward.
-        """
+        """New offset of every queue, or only of the requested one. Without `is_force` no offset moves forward."""
         if request.queue_id is not None and request.offset is not None:
             return {self._queue(request.topic, request.queue_id): request.offset}
         offsets: dict[MessageQueue, int] = {}

@@ -13,8 +13,6 @@ from rucola.protocol.queue import MessageQueue
 
 
 class LockService:
-    """Locks and unlocks queues for members of groups."""
-
     def __init__(self, state: BrokerState) -> None:
         self._locks = state.locks
         self._limits = state.limits
@@ -22,10 +20,7 @@ class LockService:
         self._clock = state.clock
 
     def lock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Lock or renew queues for a client, and return those that it holds now.
-
-        Beyond maxQueueLocks, locks are renewed and none is added; Refused if that leaves the client without any.
-        """
+        """Lock or renew queues; return those that the client holds. Refused if maxQueueLocks leaves it without any."""
         limits, limit = self._limits, self._config.max_queue_locks
         limits.check_name(group, "a consumer group")
         limits.check_name(client_id, "a client")
@@ -45,7 +40,6 @@ class LockService:
         return held
 
     def unlock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
-        """Release those of the queues that the client holds."""
         self._locks.unlock(group, client_id, queues)
 
     def all(self, known_version: str | None) -> tuple[str, QueueLocks | None]:

@@ -1,10 +1,9 @@
-"""Offsets: those of consumer groups, the ends of queues, and offsets by time.
+"""Offsets of consumer groups, ends of queues, and offsets by time.
 
-A group without an offset on a queue begins at 0 if the queue still has its first message and that message counts as
-being in memory (accessMessageInMemoryMaxRatio): a young queue is consumed from its beginning, whatever ConsumeFromWhere
-says. Otherwise the broker has no offset for the group, and the client decides.
+A group without an offset on a queue starts at 0, independent of ConsumeFromWhere, if the queue still has its first
+message and that message counts as being in memory (accessMessageInMemoryMaxRatio). Otherwise the client decides.
 
-Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. As there, an
+Corresponds to `ConsumerManageProcessor` and parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. As in Apache, an
 offset may name a topic or queue that does not exist. Deliberate difference: the number of offsets is bounded.
 """
 
@@ -18,8 +17,6 @@ from rucola.broker.state import BrokerState
 
 
 class OffsetService:
-    """Reads and commits consumer offsets, and reads the ends of queues."""
-
     def __init__(self, state: BrokerState) -> None:
         self._store = state.store
         self._mastership = state.mastership
@@ -28,10 +25,7 @@ class OffsetService:
         self._limits = state.limits
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return a group's offset on a queue.
-
-        Raises Refused if it has none and the client is to decide.
-        """
+        """Return a group's offset on a queue. Raises Refused if it has none and the client is to decide."""
         queue_offset = self._offsets.get(group, topic, queue_id)
         if queue_offset >= 0:
             return queue_offset
@@ -43,7 +37,6 @@ class OffsetService:
         return 0
 
     def _is_old(self, topic: str, queue_id: int) -> bool:
-        """Return whether a queue's first message is deleted, or would be read from disk."""
         store = self._store
         if store.min_offset(topic, queue_id) > 0:
             return True
@@ -51,47 +44,33 @@ class OffsetService:
         return bool(first) and store.config.is_on_disk(store.max_physical_offset - first[0][0])
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store a group's offset on a queue.
-
-        Raises Refused if the table is full, unless the group has an offset there.
-        """
+        """Store a group's offset on a queue. Raises Refused for a new offset if the table is full."""
         self._limits.check_offset(self._offsets, group, topic, queue_id)
         self._offsets.commit(group, topic, queue_id, queue_offset)
 
     def by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first visible message stored at a time.
-
-        If none was, that of the message stored nearest to it; 0 without any.
-        """
+        """Return the offset of the first visible message stored at a time, else of the nearest; 0 without messages."""
         return self._store.offset_by_time(topic, queue_id, timestamp_ms)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset behind the last visible message."""
+        """Return the end offset of the visible messages."""
         return self._store.max_offset(topic, queue_id, visible=True)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of the first message."""
         return self._store.min_offset(topic, queue_id)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Return when the first message was stored, milliseconds since 1970; -1 if there is none."""
+        """Return when the first message was stored, milliseconds since 1970; -1 without messages."""
         return self._store.earliest_store_time(topic, queue_id)
 
     def consumer_offsets_since(self, version: str | None) -> tuple[str, Mapping[str, Mapping[int, int]]]:
-        """Return the version of the table, and the offsets that changed since `version`.
-
-        The offsets are by "topic@group" and queue id. All are returned without a version, or with that of another
-        table.
-        """
+        """Return the table's version, and the offsets by "topic@group" and queue id that changed since `version`."""
         return self._offsets.version, self._offsets.changes_since(version)
 
     def delay_offsets(self) -> Mapping[int, int]:
-        """Return how far each delay level is delivered: queue offsets of SCHEDULE_TOPIC_XXXX by level."""
+        """Return the progress of each delay level: queue offsets of SCHEDULE_TOPIC_XXXX by level."""
         return self._delayed.offsets()
 
     def log_position(self) -> LogPosition:
-        """Return the end of the log.
-
-        Everything that the offsets count as delivered is before it, if it is read after them.
-        """
+        """Return the end of the log. Read after the offsets, it covers everything that they count as delivered."""
         return self._mastership.position

@@ -6,23 +6,22 @@
 4. The record is put. With SYNC_FLUSH or SYNC_MASTER the response then waits until the record is durable
    (`rucola.broker.durability`), unless the message has WAIT=false.
 
-This is the broker's hottest path, 13 µs of CPU per message with everything that surrounds it. Therefore the property
-string is edited and not rebuilt, and the request header itself is the typed request. Messages that ask for more take a
-longer path (`_put_unusual`): a message with a delay or a time of its own waits elsewhere (`delivery.delay`,
-`delivery.timer`), half of a transaction is stored where no consumer reads it (`delivery.transactions`), and a message
-for `%RETRY%group` that was retried too often goes to `%DLQ%group`.
+This is the broker's hottest path, 13 µs of CPU per message in total: the property string is edited, not rebuilt, and
+the request header is the typed request. Other messages use a longer path (`_put_unusual`): delayed ones wait elsewhere
+(`delivery.delay`, `delivery.timer`), half messages are stored where no consumer reads them (`delivery.transactions`),
+and a message for `%RETRY%group` that was retried too often is stored in `%DLQ%group`.
 
 Corresponds to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate
 differences:
 
-* A refusal names what is wrong with this message, where Apache lists what may be wrong.
-* A message that a client sends to its dead letter topic by way of `%RETRY%group` goes there at once, where Apache
+- A refusal names the reason, where Apache lists possible ones.
+- A message that a client sends to its dead letter topic by way of `%RETRY%group` is stored there at once, where Apache
   delays it once more.
-* `batch` may be "1", as the C++ client 1.x writes it. Apache stores such a batch as one message that cannot be read.
-* A message whose sysFlag is that of a half or rolled-back message while TRAN_MSG is not true is refused. No queue would
-  get it; Apache answers SUCCESS and loses it.
-* A message with TRAN_MSG that is retried with a delay is retried, where Apache opens another transaction.
-* Half of a transaction that could not be committed is refused.
+- `batch` may be "1", as the C++ client 1.x writes it. Apache stores such a batch as one message that cannot be read.
+- A message whose sysFlag is a half or rolled-back message's while TRAN_MSG is not true is refused: no queue would get
+  it. Apache answers SUCCESS and loses it.
+- A message with TRAN_MSG that is retried with a delay is retried, where Apache opens another transaction.
+- A half message that could not be committed is refused.
 """
 
 from __future__ import annotations
@@ -60,19 +59,16 @@ Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
 
 UNSLICED_MESSAGES: Final = 1024
-"""The number of messages up to which a batch is stored at once, in about 3 ms."""
+"""Messages up to which a batch is stored at once, in about 3 ms."""
 _PART: Final = 64
-"""Messages that are decoded in one step of a slice."""
 
 _SYSTEM_PREFIX: Final = "%"
-"""The first character of retry and dead letter topics."""
 
 _IS_NOT_DISPATCHED: Final = sysflag.TRANSACTION_PREPARED
-"""The sysFlag bit that prepared and rolled-back records have in common; no queue gets them."""
+"""The sysFlag bit of prepared and rolled-back records; no queue gets them."""
 
 _RESERVE: Final = 512
-"""Bytes of a CommitLog file that a waiting message must leave free: it is put again with a longer topic and more
-properties."""
+"""Bytes of a CommitLog file that a waiting message must leave free, since it is put again with a longer record."""
 
 _PUT_REFUSALS = {
     PutMessageStatus.SERVICE_NOT_AVAILABLE: (Reason.UNAVAILABLE, "the store takes no messages"),
@@ -93,11 +89,7 @@ _PUT_REFUSALS = {
 
 
 class PublishService:
-    """Stores messages of producers.
-
-    `check_permission` checks topics that are created by their first message; the interceptors saw none before.
-    `topics_registered` waits until the name servers know all topics.
-    """
+    """Stores messages of producers. `check_permission` checks topics that are created by their first message."""
 
     def __init__(
         self,
@@ -128,11 +120,7 @@ class PublishService:
     # Admission.
 
     def admit(self, caller: Caller, version: int, header: SendHeader, body: bytes, put: Put[T]) -> T | Awaitable[T]:
-        """Choose topic and queue for a message, and store it with `put`.
-
-        `put` is one of the `put_...` methods. An awaitable is returned if the topic is created. `version` is that of
-        the client. Raises Refused.
-        """
+        """Choose topic and queue, and store with a `put_...` method; awaitable if a topic is created. Refused."""
         topic = self._topic(header.topic)
         if topic is None:
             return self._create_topic(caller, version, header, body, put)
@@ -147,11 +135,7 @@ class PublishService:
             raise self._illegal(error) from None
 
     def _other_queue(self, caller: Caller, header: SendHeader, topic: TopicConfig) -> int:
-        """Return the queue for a queue id that is none of the topic's write queues.
-
-        A negative id leaves the choice to the broker; the id of a queue that is only read stays, as with Apache. Raises
-        Refused.
-        """
+        """Return the queue for an id that is no write queue: a read-only one stays, as in Apache; negative is any."""
         if header.queue_id < 0:
             if topic.write_queue_nums < 1:
                 raise self._refused(Reason.INVALID, f"the topic[{header.topic}] has no queue to write to")
@@ -163,17 +147,14 @@ class PublishService:
         return header.queue_id
 
     async def _create_topic(self, caller: Caller, version: int, header: SendHeader, body: bytes, put: Put[T]) -> T:
-        """Create the topic, write the table, register, then store.
-
-        In this order, a consumer that starts now finds the topic.
-        """
+        """Create the topic, write the table, register, then store: so a consumer that starts now finds the topic."""
         try:
             topics.check_topic(header.topic)
         except InvalidMessage as error:
             raise self._refused(Reason.INVALID, str(error)) from None
         is_retry, now_ms = header.topic.startswith(topics.RETRY_PREFIX), self._clock()
         topic_sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if is_true(header.unit_mode) else 0
-        # The number of groups limits that of their retry topics: a group that exists can always retry.
+        # The number of groups limits their retry topics: a group that exists can always retry.
         is_limited = not is_retry or self._state.groups.get(header.topic.removeprefix(topics.RETRY_PREFIX)) is None
         created = self._topics.create_from_default(
             header.topic,
@@ -299,10 +280,6 @@ class PublishService:
     def _target_queue(
         self, header: SendHeader, version: int, queue_id: int, pairs: dict[str, str], now_ms: int
     ) -> tuple[str, int]:
-        """Return the queue that a message is for.
-
-        A message that was retried too often is for the dead letter queue.
-        """
         if not header.topic.startswith(topics.RETRY_PREFIX):
             return header.topic, queue_id
         name = header.topic.removeprefix(topics.RETRY_PREFIX)
@@ -317,10 +294,7 @@ class PublishService:
     def _waiting_queue(
         self, header: SendHeader, target: tuple[str, int], is_half: bool, pairs: dict[str, str], now_ms: int
     ) -> tuple[str, int]:
-        """Return the queue to store a message in: its target, or where it waits.
-
-        Notes its target in `pairs`.
-        """
+        """Return the queue to store a message in, its target or where it waits, and store the target in `pairs`."""
         if not is_half:
             if header.reconsume_times:  # a timer message had its time before it was consumed
                 return redirect_by_level(*target, pairs, self._delay_level_count)
@@ -339,7 +313,6 @@ class PublishService:
         return self._transactions.prepare(*target, pairs, now_ms)
 
     def _check_reserve(self, message: MessageInner) -> None:
-        """Raise InvalidMessage for a waiting message whose record could not be put again later."""
         size = len(message.body) + len(message.properties)
         limit = self._store_config.mapped_file_size_commit_log - _RESERVE
         if size > limit:
@@ -353,10 +326,7 @@ class PublishService:
     def put_batch(
         self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes
     ) -> Published | Awaitable[Published]:
-        """Store the messages of a batch, all or none. Raises InvalidMessage or Refused.
-
-        An awaitable is returned for a batch of many messages, which is decoded in slices.
-        """
+        """Store the messages of a batch, all or none; a large one in slices. Raises InvalidMessage or Refused."""
         size, limit = len(body), self._store_config.max_message_size
         if size > limit:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
@@ -378,7 +348,6 @@ class PublishService:
             raise self._illegal(error) from None
 
     def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, BatchColumns]:
-        """Read a batch, a generator of small steps (see `rucola.slices`). Raises Refused or InvalidMessage."""
         parts: list[BatchColumns] = []
         count = position = 0
         while position < len(body):
@@ -390,7 +359,6 @@ class PublishService:
         return cast("BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
 
     def _check_keys(self, topic: str, keys: str | None) -> None:
-        """Raise Refused for a message with too many keys."""
         if keys and (count := sum(map(bool, keys.split(" ")))) > (limit := self._config.max_keys_per_message):
             refusal = self._state.limits.refused(
                 "maxKeysPerMessage", limit, f"a message for topic {topic} with {count} keys"
@@ -398,10 +366,7 @@ class PublishService:
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
     def _check_count(self, topic: str, count: int) -> None:
-        """Raise Refused for a batch of too many messages.
-
-        Clients do not retry it, since no broker would take it.
-        """
+        """Raise Refused for a batch of too many messages, which clients do not retry: no broker would accept it."""
         if count > (limit := self._config.max_messages_per_batch):
             found = f"a batch of more than {limit} messages for topic {topic}"
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
@@ -444,10 +409,7 @@ class PublishService:
     # Durability and refusals.
 
     def when_durable(self, published: Published, done: Callable[[Missing | None], None]) -> None:
-        """Call `done` with None once the messages are durable.
-
-        If that fails, it is called with the status and text of the failure.
-        """
+        """Call `done` with None once the messages are durable, or with the status and text of the failure."""
         began_ms = self._clock()
 
         def end(missing: Missing | None) -> None:
@@ -465,7 +427,6 @@ class PublishService:
         return self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}")
 
     def _refused(self, reason: Reason, text: str) -> Refused:
-        """Return a refusal with the broker's region, which every response to a producer has."""
         return Refused(reason, text, self._region)
 
 
@@ -482,9 +443,6 @@ def _sys_flag(header: SendHeader, pairs: Mapping[str, str]) -> int:
 
 
 def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:
-    """Tell whether a message is half of a transaction.
-
-    Clients before 4.6.1 leave TRAN_MSG in a message that they send to `%RETRY%group`; its transaction has ended.
-    """
+    """Whether a message is a half message. Clients before 4.6.1 leave TRAN_MSG in messages to `%RETRY%group`."""
     is_retry = header.reconsume_times > 0 and delay_level(pairs) > 0
     return is_true(pairs.get(properties.TRAN_MSG)) and not is_retry

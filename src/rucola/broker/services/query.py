@@ -1,8 +1,7 @@
 """Queries: messages by key, by id, and by physical offset.
 
-Corresponds to `QueryMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a query may ask for records
-before a physical offset, which Apache does not offer. It can page through all hits without loss, and its result tells
-how far back the index reaches.
+Corresponds to `QueryMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate difference: a query may request records
+before a physical offset, to page through all hits, and its result includes how far back the index reaches.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from rucola.store.message_store import MessageStore
 
 
 class QueryService:
-    """Finds messages through the index and in the CommitLog."""
-
     def __init__(self, config: BrokerConfig, store: MessageStore, check_read: Check | None = None) -> None:
         self._config = config
         self._store = store
@@ -54,7 +51,7 @@ class QueryService:
         )
 
     def by_physical_offset(self, caller: Caller, physical_offset: int) -> bytes:
-        """Return the record that begins at a physical offset. Raises Refused."""
+        """Return the record at a physical offset. Raises Refused."""
         record = self._store.record_at(physical_offset)
         if record is None:
             raise Refused(Reason.NOT_FOUND, f"can not find message by the offset, {physical_offset}")
@@ -69,6 +66,5 @@ class QueryService:
         return True
 
     def _check(self, caller: Caller, record: bytes | memoryview) -> None:
-        """Raise Refused unless access control lets the caller read the topic of a record."""
         if self._check_read is not None:
             self._check_read(caller, Resource(decode(record, decompress=False).topic))

@@ -1,8 +1,7 @@
 """Replies: a consumer's response to a request message reaches the sender of the request.
 
-A reply is pushed at once to the requester, which is connected to this broker as a producer, with PUSH_REPLY_TIME among
-its properties. It is also stored in its topic (storeReplyMessageEnable), for later reading. A reply that cannot be
-stored now is answered with msgId 0 and stored later (`delivery.internal_puts`).
+A reply is pushed to the requester, which is connected to this broker as a producer, with PUSH_REPLY_TIME among its
+properties, and stored in its topic (storeReplyMessageEnable); if that fails, it has msgId 0 and is stored later.
 
 Corresponds to `ReplyMessageProcessor` of Apache RocketMQ 4.9.8, which stores the property string of a reply unchanged.
 Deliberate difference: a stored reply keeps its sysFlag, without which a compressed body could not be read, except for
@@ -28,13 +27,11 @@ from rucola.store.config import PutMessageStatus
 
 
 class ReplyResult(NamedTuple):
-    """What became of a reply."""
-
     failure: str | None
-    """Why the requester does not have it; None if it does."""
+    """Why the requester does not have the reply; None if it does."""
     queue_id: int
     msg_id: str
-    """Its offsetMsgId; "0" if it was not stored."""
+    """The offsetMsgId; "0" if it was not stored."""
     queue_offset: int
 
 
@@ -63,7 +60,6 @@ class ReplyService:
     def _prepare(
         self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes
     ) -> tuple[MessageInner, str | None, ReplyMessageRequestHeader]:
-        """Return the message to store, the requester's client id, and the header of the push."""
         limit = self._state.store.config.max_message_size
         if len(body) > limit:
             raise InvalidMessage(f"its body has {len(body)} bytes; {limit} are allowed (maxMessageSize)")

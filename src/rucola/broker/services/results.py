@@ -1,7 +1,4 @@
-"""Results of the services that move messages.
-
-Structs, since one is created per request: 0.1 µs each.
-"""
+"""Results of the services that move messages: structs, since one is created per request."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ class Published(Struct, gc=False):
     """A message or batch that was stored."""
 
     queue_id: int
-    """The queue in the response: for a delayed message or a half message, the one that it is meant for."""
+    """For a delayed message or a half message, its target queue."""
     queue_offset: int
-    """That of the first message, in the queue that it was stored in."""
+    """The first message's, in the queue that it was stored in."""
     physical_offset: int
     end: int
-    """The physical offset behind the last record."""
+    """End of the last record, a physical offset."""
     must_wait: bool
     """Whether the response waits until everything before `end` is durable (see `rucola.broker.durability`)."""
     physical_offsets: Sequence[int] = ()
-    """Those of all messages of a batch; empty for a single message."""
+    """Of all messages of a batch; empty for a single message."""
 
 
 class FetchOutcome(IntEnum):
@@ -36,24 +33,19 @@ class FetchOutcome(IntEnum):
     RETRY = 1
     """Pull again at once, from `next_offset`."""
     NOT_FOUND = 2
-    """No message yet."""
     OFFSET_MOVED = 3
     """The offset is not in the queue; continue at `next_offset`."""
 
 
 class Waiting(Struct, frozen=True, gc=False):
-    """The result of a pull that found no message and waits for one."""
-
     queue_offset: int
-    """Where the next read begins."""
     max_offset: int
-    """The end of the queue as of the last read."""
     codes: frozenset[int] | None
     """The tagsCodes of the messages that it waits for; None if their records have to be read."""
 
 
 class Fetched(Struct, gc=False):
-    """The result of a pull. The offsets are set whatever the outcome."""
+    """The result of a pull. The offsets are always set."""
 
     outcome: FetchOutcome
     status: str
@@ -64,4 +56,4 @@ class Fetched(Struct, gc=False):
     min_offset: int
     max_offset: int
     records: bytes | HeldBytes = b""
-    """Whole records as stored, one after the other; a large one is held, for the caller to release."""
+    """Whole records as stored; a large one is held, for the caller to release."""

@@ -1,18 +1,14 @@
 """Retries: a message that a group failed to consume is stored again for that group.
 
-    1  find the record by its physical offset
-    2  count the attempt, and note the original topic and id in the properties
-    3  choose where it goes: `%RETRY%group` after a delay, or `%DLQ%group` if it was retried too often
-    4  put it; the delayed delivery moves it to the retry topic when it is due
-
-The message keeps its body and properties and gains
+It is put to `%RETRY%group` by way of a delay level, or into `%DLQ%group` if it was retried too often. It keeps its body
+and properties and gains
 
     RETRY_TOPIC          its original topic, which consumers restore
     ORIGIN_MESSAGE_ID    the offsetMsgId of the message that was sent first
     reconsumeTimes       one more than before
 
-A message whose properties leave no room for these goes to `%DLQ%group` without them, with an error in the log: it could
-never be retried otherwise. If the put fails, the consumer gets an error, keeps the message and tries again.
+A message whose properties leave no room for these is stored in `%DLQ%group` without them, with an error in the log. If
+the put fails, the consumer gets an error, keeps the message and tries again.
 
 Corresponds to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.9.8. Deliberate differences: the
 retry topic grows to retryQueueNums queues, where Apache puts messages into queues that no consumer reads; a group whose
@@ -40,22 +36,16 @@ from rucola.store.config import PutMessageStatus
 logger = logging.getLogger(__name__)
 
 MAX_RECONSUME_TIMES = (1 << 31) - 1
-"""The largest count that a record can hold."""
 
 
 class RetryService:
-    """Stores messages again that consumers failed to process."""
-
     def __init__(self, state: BrokerState, check_read: Check | None) -> None:
         self._state = state
         self._check_read = check_read
         self._delay_level_count = state.delay_level_count
 
     def retry(self, caller: Caller, request: ConsumerSendMsgBackRequestHeader, version: int) -> None:
-        """Store a message for another attempt of its group.
-
-        `version` is that of the client. Raises Refused.
-        """
+        """Store a message for another attempt of its group. `version` is the client's. Raises Refused."""
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
         if group is None:
@@ -90,10 +80,6 @@ class RetryService:
         retry_queue: tuple[str, int] | None,
         now_ms: int,
     ) -> MessageInner:
-        """Return the message to put: delayed for the retry queue, or a dead letter.
-
-        It is a dead letter if `retry_queue` is None.
-        """
         attempt = replace(message, prepared_transaction_offset=0)
         attempt.reconsume_times = min(message.reconsume_times + 1, MAX_RECONSUME_TIMES)
         pairs = attempt.properties = message.properties | {properties.WAIT: "false"}

@@ -20,8 +20,6 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class RuntimeInfoService:
-    """Reads figures from the store, the statistics and the process."""
-
     def __init__(self, state: BrokerState, delayed: ScheduleMessageService) -> None:
         self._state = state
         self._stats = state.stats
@@ -35,10 +33,7 @@ class RuntimeInfoService:
         return dict(sorted((self._process() | self._traffic() | self._space()).items()))
 
     def statistic(self, name: str, key: str) -> BrokerStatsData:
-        """Return the last minute, hour and day of a statistic.
-
-        Raises Refused if nothing was counted under the key.
-        """
+        """Return the last minute, hour and day of a statistic. Raises Refused if nothing was counted under the key."""
         self._store.reput()
         data = self._stats.view(name, key, self._clock())
         if data is None:
@@ -46,7 +41,6 @@ class RuntimeInfoService:
         return data
 
     def system_topics(self) -> list[str]:
-        """Return the topics that belong to the system or to this broker, sorted."""
         return sorted(self._state.topics.system_topics)
 
     def _process(self) -> dict[str, str]:
@@ -124,6 +118,6 @@ class RuntimeInfoService:
 
 
 def _bytes_text(size: int) -> str:
-    """`818 B`, `72.5 GiB`, as Apache writes sizes."""
+    """`818 B`, `72.5 GiB`, as in Apache."""
     power = max(0, size.bit_length() - 1) // 10
     return f"{size} B" if power == 0 else f"{size / 1024**power:.1f} {_UNITS[power - 1]}"

@@ -1,9 +1,8 @@
 """Topics: settings, ends of queues, and units of a ConsumeQueue, for operators.
 
-Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: a topic that is deleted
-leaves its ConsumeQueues until their messages expire. If it is created again before that, it continues at the queue
-offsets where it ended, so that the committed offsets of groups keep their meaning. Numbers of queues and permissions
-out of range are refused, since every listing of a topic iterates over its queues.
+Corresponds to parts of `AdminBrokerProcessor` of Apache RocketMQ 4.9.8. Deliberate differences: a deleted topic leaves
+its ConsumeQueues until their messages expire; created again before that, it continues at their end offsets, so that the
+committed offsets of groups stay valid. Numbers of queues and permissions out of range are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from rucola.protocol.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSe
 from rucola.slices import in_slices
 
 MAX_UNITS = 1000
-"""The most ConsumeQueue units in one result."""
 
 MAX_QUEUE_NUMS = 65_536
 MAX_PERM = 15
@@ -31,7 +29,7 @@ MAX_PERM = 15
 
 
 class TopicService:
-    """Reads and changes topics. `topics_registered` waits until the name servers know all topics."""
+    """Reads and changes topics. `topics_registered` waits until the name servers have all topics."""
 
     def __init__(self, state: BrokerState, topics_registered: Callable[[], Awaitable[None]]) -> None:
         self._state = state
@@ -60,7 +58,6 @@ class TopicService:
         await self._settled()
 
     def all(self) -> TopicConfigSerializeWrapper:
-        """Return all topics with their data version."""
         return self._state.topics.wrapper()
 
     async def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
@@ -84,10 +81,7 @@ class TopicService:
         return offsets
 
     def consume_queue(self, request: QueryConsumeQueueRequestHeader) -> QueryConsumeQueueResponseBody | None:
-        """Return up to `MAX_UNITS` units of a ConsumeQueue, with a group's subscription to the topic.
-
-        None if the requested index is not in the queue. Raises Refused if there is no such queue.
-        """
+        """Return up to `MAX_UNITS` units; None if the index is outside the queue. Raises Refused if it is missing."""
         ends = self._state.store.queues().get((request.topic, request.queue_id))
         if ends is None:
             raise Refused(Reason.NOT_FOUND, f"{request.queue_id}@{request.topic} is not exist!")
@@ -111,7 +105,6 @@ class TopicService:
         return body
 
     def _check_user_topic(self, topic: str) -> None:
-        """Raise InvalidMessage unless `topic` can be the name of a topic of users."""
         check_topic(topic)
         if self._state.topics.is_system_topic(topic):
             raise InvalidMessage(f"The topic[{topic}] is conflict with system topic.")

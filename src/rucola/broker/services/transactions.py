@@ -1,7 +1,7 @@
 """Transactions: a producer commits or rolls back a half message, an operator resumes a discarded one.
 
 A producer that does not know the outcome yet (TRANSACTION_NOT) gets no response, as clients expect; the broker checks
-again later. Any other value than commit or rollback is refused.
+again later. Any other value is refused.
 
 Corresponds to `EndTransactionProcessor` and `AdminBrokerProcessor.resumeCheckHalfMessage` of Apache RocketMQ 4.9.8.
 """
@@ -18,8 +18,6 @@ from rucola.protocol.transaction import EndTransactionRequestHeader
 
 
 class TransactionService:
-    """Ends and resumes transactions."""
-
     def __init__(
         self, transactions: TransactionalMessageService, clock: Callable[[], int], check_publish: Check
     ) -> None:
@@ -28,10 +26,7 @@ class TransactionService:
         self._check_publish = check_publish
 
     def end(self, caller: Caller, request: EndTransactionRequestHeader) -> bool:
-        """Commit or roll back a transaction.
-
-        Returns False if the producer does not know the outcome yet. Raises Refused.
-        """
+        """Commit or roll back a transaction; return False if its outcome is not known yet. Raises Refused."""
         outcome = request.commit_or_rollback
         if outcome == sysflag.TRANSACTION_NOT:
             return False
@@ -49,10 +44,7 @@ class TransactionService:
         return True
 
     def resume(self, offset_msg_id: str) -> None:
-        """Open a discarded transaction again: its producers are asked as for a new one.
-
-        Raises InvalidMessage for a malformed id, or Refused.
-        """
+        """Reopen a discarded transaction, which is checked like a new one. Raises InvalidMessage or Refused."""
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         failure = self._transactions.resume(physical_offset, self._clock())
         if failure is not None:

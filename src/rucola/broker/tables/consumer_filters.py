@@ -1,12 +1,9 @@
 """Filter expressions of consumer groups that do not filter by tags: `config/consumerFilter.json`.
 
-Heartbeats register the expressions; a pull without an expression uses the one that its group registered. A newer
-version of a subscription replaces an older one. An expression that cannot be compiled removes its predecessor, so
-that pulls fail with a remark. The filter of a group that has disconnected is kept for `filterDataCleanTimeSpan`,
-because its retries may still be delivered.
-
-The file contains everything that Apache's broker reads from it, including the group's positions in a bloom filter (see
-`broker.bloom`), which Rucola itself does not use.
+Heartbeats register the expressions; a pull without an expression uses its group's. A newer version of a subscription
+replaces an older one. An expression that cannot be compiled removes its predecessor, so that pulls fail with a remark.
+The filter of a disconnected group is kept for `filterDataCleanTimeSpan`, because its retries may still be delivered.
+The file has all that Apache's broker reads, including bloom filter positions (see `broker.bloom`).
 
 Corresponds to `ConsumerFilterManager` and `ConsumerFilterData` of Apache RocketMQ 4.9.8. Deliberate difference: a group
 that changes to tags is no longer filtered by its expression, not even in its retry topic.
@@ -33,12 +30,10 @@ from rucola.store.config_files import ConfigFile
 logger = logging.getLogger(__name__)
 
 _DEAD_BEFORE_START_MS = 30_000
-"""Assumed time between the disconnect of a group and the start, for groups that were connected at the stop."""
+"""Assumed time between disconnect and start, for groups that were connected at the stop."""
 
 
 class BloomFilterData(Body, kw_only=True):
-    """Bit positions of a group in the bloom filter."""
-
     bit_num: int
     bit_pos: list[int]
 
@@ -58,15 +53,11 @@ class ConsumerFilterData(Body, kw_only=True):
 
 
 class GroupFilters(Body, kw_only=True):
-    """Filters of one topic, by group."""
-
     group_filter_data: dict[str, ConsumerFilterData] = {}
     topic: str
 
 
 class ConsumerFilters(Body, kw_only=True):
-    """Content of the file."""
-
     filter_data_by_topic: dict[str, GroupFilters] = {}
 
 
@@ -80,7 +71,6 @@ class ConsumerFilterTable:
         self._table: dict[tuple[str, str], ConsumerFilterData] = {}
         self._matches: dict[tuple[str, str], Matches] = {}
         self._topics_of: dict[str, set[str]] = {}
-        """The topics of the table by group: a heartbeat reads only its own entries."""
 
     def load(self, now_ms: int) -> None:
         """Load the file; all groups count as disconnected. Raises StoreCorrupt if it cannot be parsed."""
@@ -94,14 +84,10 @@ class ConsumerFilterTable:
                     _mark_dead(data, max(data.born_time, now_ms - _DEAD_BEFORE_START_MS))
 
     def get(self, topic: str, group: str) -> ConsumerFilterData | None:
-        """Return the registered filter.
-
-        None if the group filters by tags, or by an invalid expression.
-        """
+        """Return the registered filter; None if the group filters by tags, or by an invalid expression."""
         return self._table.get((topic, group))
 
     def matches(self, topic: str, group: str) -> Matches | None:
-        """Return the compiled expression of `get`."""
         return self._matches.get((topic, group))
 
     def register(self, group: str, subscriptions: Iterable[SubscriptionData], now_ms: int) -> None:
@@ -124,10 +110,7 @@ class ConsumerFilterTable:
         self.register(group, (), now_ms)
 
     def snapshot_steps(self, now_ms: int) -> Generator[None, None, Callable[[], None]]:
-        """Remove expired filters; return a function that writes the others in any thread.
-
-        A generator of small steps (see `rucola.slices`).
-        """
+        """Remove expired filters in small steps; return a function that writes the others in any thread."""
         written: dict[str, Any] = {"filterDataByTopic": {}}
         write = self._file.prepare_write(lambda: written)
         for topic, group in sorted(self._table):
@@ -175,7 +158,6 @@ class ConsumerFilterTable:
             )
 
     def _set(self, topic: str, group: str, data: ConsumerFilterData) -> bool:
-        """Store a filter if its expression can be compiled; return whether it can."""
         try:
             self._matches[topic, group] = matches(data.expression_type, data.expression)
         except InvalidMessage as error:

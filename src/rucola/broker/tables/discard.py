@@ -1,8 +1,7 @@
 """Damaged config files: a start without them, if the operator allows that (discardDamagedConfig).
 
-A file that cannot be read, and whose .bak cannot be read either, prevents the start: the broker must not forget
-silently what it held. With discardDamagedConfig=true it is set aside as `<name>.damaged` and begins empty, except for
-sound consumer offsets. An error in the log names what is lost.
+A file that cannot be read, like its .bak, prevents the start. With discardDamagedConfig=true it is renamed to
+`<name>.damaged` and starts empty, except for sound consumer offsets. An error in the log names what is lost.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _LOSSES: Final = {
 def load_or_discard(
     path: Path, load: Callable[[], None], *, is_allowed: bool, salvage: Callable[[Any], Any] | None = None
 ) -> None:
-    """Call `load`, which reads a config file; if it is damaged and `is_allowed`, set it aside and call `load` again.
+    """Call `load`; if the file is damaged and `is_allowed`, rename it and call `load` again with what `salvage` keeps.
 
-    `salvage` returns what is sound in a file that is JSON. Raises StoreCorrupt with the way out, and OSError.
+    Raises StoreCorrupt with a remedy, and OSError.
     """
     try:
         load()

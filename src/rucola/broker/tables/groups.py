@@ -24,8 +24,6 @@ from rucola.store.config_files import ConfigFile
 
 
 class SubscriptionGroupTable:
-    """Group configurations by name, with their data version."""
-
     def __init__(
         self,
         path: Path,
@@ -45,10 +43,7 @@ class SubscriptionGroupTable:
         """Return the settings of a group, or None. Bound directly to the dictionary: every pull calls it."""
 
     def load(self) -> None:
-        """Load the file, and add the system groups.
-
-        Raises StoreCorrupt if the file cannot be parsed.
-        """
+        """Load the file, and add the system groups. Raises StoreCorrupt if the file cannot be parsed."""
         value = self._file.read()
         if value:
             stored = to_body(SubscriptionGroupWrapper, value)
@@ -63,10 +58,7 @@ class SubscriptionGroupTable:
         return SubscriptionGroupConfig(group_name=group) if found is None and is_lmq(group) else found
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
-        """Return the group, created if permitted, else None.
-
-        Raises InvalidMessage for an illegal name, and Refused if there are too many groups for another one.
-        """
+        """Return the group, created if permitted, else None. Raises InvalidMessage for an illegal name, or Refused."""
         # Unknown groups are validated before they are created: their names become parts of topic names and files.
         config = self.get(group)
         if config is None and self._config.auto_create_subscription_group:
@@ -78,18 +70,15 @@ class SubscriptionGroupTable:
         return config
 
     def should_notify(self, group: str) -> bool:
-        """Return whether members of the group are notified when its membership changes."""
         config = self._table.get(group)
         return config is None or config.notify_consumer_ids_changed_enable
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create a group, or replace its configuration."""
         self._table[config.group_name] = config
         self.data_version = self.data_version.next(now_ms)
         self._on_change()
 
     def remove(self, group: str, now_ms: int) -> None:
-        """Remove the configuration of a group, if it has one."""
         if self._table.pop(group, None) is not None:
             self.data_version = self.data_version.next(now_ms)
             self._on_change()
@@ -105,10 +94,8 @@ class SubscriptionGroupTable:
         self._on_change()
 
     def wrapper(self) -> SubscriptionGroupWrapper:
-        """Return the table as the body of GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
         return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
 
     def snapshot_writer(self) -> Callable[[], None]:
-        """Return a function that writes the current table and may be called in any thread."""
         written = SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=dict(self._table))
         return self._file.prepare_write(lambda: msgspec.to_builtins(written))

@@ -1,22 +1,21 @@
 """Consumer offsets by topic, group and queue: `config/consumerOffset.json`, with enableLmq `lmqConsumerOffset.json`.
 
-A consumer offset is the queue offset of the next message to consume. Commits are frequent, so the table is written
-every `flushConsumerOffsetInterval` and at the stop, not at every commit; after a crash, groups consume again the
-messages of that interval. Negative offsets count as absent, since some clients commit -1 for "unknown".
+A consumer offset is the queue offset of the next message to consume. The table is written every
+`flushConsumerOffsetInterval` and at the stop, not at every commit; after a crash, groups consume again the messages of
+that interval. Negative offsets count as missing, since some clients commit -1 for "unknown".
 
-A power failure can destroy messages that a group has consumed while its offset survives, beyond the end of the queue.
-`load` resets such offsets to the end: new messages will reuse the queue offsets in between, and must not be skipped.
+After a power failure an offset may be beyond the end of its queue. `load` resets it to the end: new messages will reuse
+the queue offsets in between, and must not be skipped.
 
-A key of the file is `topic@group`. A topic contains no `@`, so the first one separates: `Limits.check_offset` refuses
-commits that would break this. A group that Apache's broker accepted may contain one. Keys without topic or group are
-ignored. In lmqConsumerOffset.json the offsets of groups named `%LMQ%...` are by themselves, without a queue id, which
-is 0.
+A key of the file is `topic@group`. The first `@` separates: topics contain none (`Limits.check_offset` refuses commits
+that would break this), groups that Apache's broker accepted may. Keys without topic or group are ignored. In
+lmqConsumerOffset.json the offsets of groups named `%LMQ%...` are separate, without a queue id, which is 0.
 
-The offsets of the group CID_RMQ_SYS_TRANS are the broker's own progress with transactions. They need the log up to
+The offsets of the group CID_RMQ_SYS_TRANS are the broker's progress with transactions. They need the log up to
 `log_end`, and are removed if it ends earlier (see `broker.log_end`).
 
 Corresponds to `ConsumerOffsetManager` and `LmqConsumerOffsetManager` of Apache RocketMQ 4.9.8. Deliberate differences:
-Apache keeps such offsets, and with enableLmq it ignores the consumerOffset.json of the time before.
+Apache keeps offsets beyond the end, and with enableLmq it ignores an existing consumerOffset.json.
 """
 
 from __future__ import annotations
@@ -42,43 +41,35 @@ _SEPARATOR = "@"
 
 
 def offset_paths(directory: Path, *, enable_lmq: bool) -> tuple[Path, Path | None]:
-    """Return the file of consumer offsets in `config`, and the one that is read if there is none."""
+    """Return the file of consumer offsets in `config`, and the one that is read if it is missing."""
     usual = directory / CONSUMER_OFFSET_FILE
     return (directory / LMQ_OFFSET_FILE, usual) if enable_lmq else (usual, None)
 
 
 class ConsumerOffsetTable:
-    """Consumer offsets by topic, group and queue id.
-
-    All methods must be called in one event loop.
-    """
+    """Consumer offsets by topic, group and queue id. All methods must be called in one event loop."""
 
     def __init__(self, path: Path, before: Path | None = None) -> None:
         self._file = ConfigFile(path)
         self._before = before
-        """The file to read if there is none."""
         self._table: dict[str, dict[int, int]] = {}
         """By `topic@group`, then by queue id, as in the file."""
         self._count = 0
-        """The number of offsets."""
         self._topics_of: dict[str, dict[str, None]] = {}
         self._groups_of: dict[str, dict[str, None]] = {}
-        """The topics of each group, and the groups of each topic, in the table."""
         self._log_end = 0
         """The end of the log that the offsets of CID_RMQ_SYS_TRANS need."""
         self._incarnation = secrets.token_hex(8)
         self._changes = 0
-        """The number of changes since the start."""
         self._written_changes = 0
-        """The changes that are in the file."""
         self._changed: dict[str, int] = {}
-        """The number of the last change of each `topic@group`, in the order of these changes."""
+        """Last change of each `topic@group`, in the order of these changes."""
 
     def load(self, max_offset: Callable[[str, int], int] | None, log_end: int | None = None) -> None:
-        """Load the file. Raises StoreCorrupt if it cannot be parsed, and OSError.
+        """Load the file. Raises StoreCorrupt and OSError.
 
-        `max_offset` returns the end of a queue. None keeps all offsets, for a slave, whose queues may end before those
-        of its master. `log_end` is the end of the log, None to keep the progress with transactions.
+        `max_offset` returns the end of a queue; None keeps all offsets, for a slave, whose queues may end before its
+        master's. `log_end` None keeps the progress with transactions.
         """
         value, path = self._file.read(), self._file.path
         if value is None and self._before is not None:
@@ -113,7 +104,6 @@ class ConsumerOffsetTable:
 
     @property
     def path(self) -> Path:
-        """The file of the table."""
         return self._file.path
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
@@ -121,24 +111,21 @@ class ConsumerOffsetTable:
         return self._table.get(topic + _SEPARATOR + group, {}).get(queue_id, -1)
 
     def __len__(self) -> int:
-        """Return the number of offsets of all groups, topics and queues."""
         return self._count
 
     @property
     def group_count(self) -> int:
-        """The number of groups with offsets."""
         return len(self._topics_of)
 
     def has_group(self, group: str) -> bool:
-        """Return whether a group has offsets on any topic."""
         return group in self._topics_of
 
     def has(self, group: str, topic: str, queue_id: int) -> bool:
-        """Return whether a group has an offset on a queue, also a negative one."""
+        """Return whether a group has an offset on a queue, even a negative one."""
         return queue_id in self._table.get(topic + _SEPARATOR + group, ())
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Set the offset of a group; a reset may move it backward."""
+        """Set the offset of a group, forward or backward."""
         key = topic + _SEPARATOR + group
         queues = self._table.get(key)
         if queues is None:
@@ -167,12 +154,11 @@ class ConsumerOffsetTable:
                 self.commit(TRANSACTION_GROUP, topic, 0, queue_offset)
 
     def merge_transactions(self, table: Mapping[str, dict[int, int]], log_end: int) -> None:
-        """Replace the offsets of CID_RMQ_SYS_TRANS by those of a master, which need the log up to `log_end`."""
+        """Replace the offsets of CID_RMQ_SYS_TRANS by a master's, which need the log up to `log_end`."""
         self._log_end = log_end
         self.merge(table)
 
     def reset_transactions(self) -> None:
-        """Remove the offsets of CID_RMQ_SYS_TRANS."""
         self._log_end = 0
         self.remove_group(TRANSACTION_GROUP)
 
@@ -182,7 +168,6 @@ class ConsumerOffsetTable:
         return {queue_id: queue_offset for queue_id, queue_offset in queues.items() if queue_offset >= 0}
 
     def remove_group(self, group: str) -> None:
-        """Remove all offsets of a group."""
         for topic in self.topics_of(group):
             self._count -= len(self._table.pop(topic + _SEPARATOR + group))
             self._changed.pop(topic + _SEPARATOR + group, None)
@@ -194,15 +179,12 @@ class ConsumerOffsetTable:
             self._changes += 1
 
     def topics_of(self, group: str) -> list[str]:
-        """Return the topics on which a group has offsets."""
         return list(self._topics_of.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
-        """Return the groups that have offsets on a topic."""
         return list(self._groups_of.get(topic, ()))
 
     def _add(self, table: Mapping[str, dict[int, int]]) -> None:
-        """Add entries to the table, or replace them; ignore those without topic or group."""
         for key, queues in table.items():
             topic, _, group = _split(key)
             if not topic or not group:
@@ -214,25 +196,16 @@ class ConsumerOffsetTable:
             self._table[key] = queues
 
     def table(self) -> Mapping[str, Mapping[int, int]]:
-        """Return the table by `topic@group`, then queue id.
-
-        GET_ALL_CONSUMER_OFFSET and the file have this form.
-        """
+        """Return the table by `topic@group`, then queue id, as in GET_ALL_CONSUMER_OFFSET and the file."""
         return self._table
 
     @property
     def version(self) -> str:
-        """The version of the table.
-
-        That of another broker, or of this one before a restart, never equals it.
-        """
+        """The version of the table; another broker's, or one before a restart, never equals it."""
         return f"{self._incarnation}:{self._changes}"
 
     def changes_since(self, version: str | None) -> Mapping[str, Mapping[int, int]]:
-        """Return the offsets of each `topic@group` with a change since `version`.
-
-        For an unknown version, all are returned. Costs as much as there are changes, so that a slave can ask often.
-        """
+        """Return the offsets of each `topic@group` with a change since `version`, or all; costs only the changes."""
         incarnation, _, number = (version or "").partition(":")
         if incarnation != self._incarnation or not number.isdecimal():
             return self._table
@@ -245,10 +218,9 @@ class ConsumerOffsetTable:
         return changed
 
     def snapshot_steps(self) -> Generator[None, None, Callable[[], None]]:
-        """Copy the table, and return a function that writes the copy in any thread.
+        """Copy the table in small steps; return a function that writes the copy, if it has changed, in any thread.
 
-        A generator of small steps (see `rucola.slices`): a million offsets take half a second. Offsets that change
-        meanwhile are in this copy or in the next. The function does nothing if the table is unchanged.
+        Offsets that change during the copy are in this copy or in the next.
         """
         changes = self._changes
         if changes == self._written_changes:
@@ -270,7 +242,6 @@ class ConsumerOffsetTable:
 
 
 def offset_key(group: str, topic: str) -> str:
-    """Return the key of a group's offsets on a topic: `topic@group`."""
     # The table itself concatenates: a call for each of the topics of a group would hold the loop for longer.
     return topic + _SEPARATOR + group
 
@@ -284,7 +255,6 @@ def _split(key: str) -> tuple[str, str, str]:
 
 
 def _document(table: Mapping[str, dict[int, int]], path: Path) -> dict[str, Any]:
-    """Return the content of a file of consumer offsets."""
     if path.name != LMQ_OFFSET_FILE:
         return {"offsetTable": table}
     lmq = {key: queues[0] for key, queues in table.items() if is_lmq(_split(key)[2]) and queues.keys() == {0}}
@@ -295,10 +265,7 @@ def _document(table: Mapping[str, dict[int, int]], path: Path) -> dict[str, Any]
 
 
 def parse_consumer_offsets(source: Path | str, document: Any) -> dict[str, dict[int, int]]:
-    """Parse the offsets of a file or response, by `topic@group`.
-
-    Raises StoreCorrupt, which names `source`, if they are invalid.
-    """
+    """Parse the offsets of a file or response, by `topic@group`. Raises StoreCorrupt, which names `source`."""
     try:
         table = {
             key: {int(queue_id): int(queue_offset) for queue_id, queue_offset in queues.items()}

@@ -1,7 +1,6 @@
 """Table persistence: writes changed tables to their files, in a thread.
 
-Changes that arrive during a write are coalesced into the next one. A request that must not be answered before its
-change is on disk awaits `wait_persisted`.
+Changes during a write are coalesced into the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rucola.protocol.command import RemotingCommand
 logger = logging.getLogger(__name__)
 
 SnapshotWriter = Callable[[], Callable[[], None]]
-"""Takes a snapshot of a table, and returns a function that writes it and may be called in any thread."""
+"""Returns a function that writes a snapshot of a table and may be called in any thread."""
 
 
 class TablePersistence:
@@ -24,23 +23,17 @@ class TablePersistence:
 
     def __init__(self) -> None:
         self._changed: set[SnapshotWriter] = set()
-        """Tables that differ from their files."""
         self._outages = Outages(logger, level=logging.ERROR)
         self._writing: asyncio.Task[None] | None = None
-        """The task that writes until no table is changed."""
 
     def schedule(self, table: SnapshotWriter) -> None:
-        """Write a table as soon as possible, after it has changed."""
         self._changed.add(table)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
             self._writing.add_done_callback(self._written)
 
     async def wait_persisted(self) -> None:
-        """Wait until every change up to now is on disk.
-
-        Raises OSError if a write failed.
-        """
+        """Wait until every change up to now is on disk. Raises OSError if a write failed."""
         writing = self._writing
         if writing is not None and not writing.done():
             await asyncio.wait([writing])  # a cancelled caller does not cancel the write

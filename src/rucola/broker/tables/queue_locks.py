@@ -1,10 +1,10 @@
 """Queue locks: which member of a consumer group may consume a queue in order; `config/queueLocks.json`.
 
-A lock belongs to one client of one group until the client releases it, or until `LOCK_LIFE_MS` have passed since the
-client last renewed it. The holders are in a file, so that a restarted broker grants their queues to nobody else while
-they may still be consuming: clients trust a lock for `CLIENT_TRUST_MS` after they renewed it.
+A lock belongs to one client of one group until the client releases it, or has not renewed it for `LOCK_LIFE_MS`. The
+holders are in a file, so that a restarted broker grants their queues to no other client while they may still be
+consuming: clients trust a lock for `CLIENT_TRUST_MS` after they renewed it.
 
-Corresponds to `RebalanceLockManager` of Apache RocketMQ 4.9.8. Deliberate difference: there the locks are in memory
+Corresponds to `RebalanceLockManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache's locks are in memory
 only, and after a restart the first member to ask gets the queues of all others.
 """
 
@@ -30,10 +30,7 @@ CLIENT_TRUST_MS = 30_000
 
 
 class QueueLockTable:
-    """The queue locks of all groups. Belongs to the event loop.
-
-    `on_change` is called when a lock has a new holder or none any more, which has to be written.
-    """
+    """The queue locks of all groups. Belongs to the event loop. `on_change` is called when a lock's holder changes."""
 
     def __init__(self, path: Path, on_change: Callable[[], None]) -> None:
         self._file = ConfigFile(path)
@@ -45,10 +42,7 @@ class QueueLockTable:
         """When locks may be granted; later than the start only if their holders are unknown."""
 
     def load(self, now_ms: int) -> None:
-        """Load the holders, each with a lock that lasts as long as the client may trust it.
-
-        If the file is damaged, no lock is granted during that time.
-        """
+        """Load the holders with locks as long as clients may trust them; if the file is damaged, none is granted."""
         try:
             stored = to_body(QueueLocks, self._file.read() or {})
         except (StoreCorrupt, RemoteProtocolError) as error:
@@ -58,7 +52,6 @@ class QueueLockTable:
         self._set(stored, now_ms)
 
     def replace(self, locks: QueueLocks, now_ms: int) -> None:
-        """Replace all locks by those of a master."""
         before = {key: holder for key, (holder, _) in self._holders.items()}
         self._set(locks, now_ms)
         if before != {key: holder for key, (holder, _) in self._holders.items()}:
@@ -72,11 +65,11 @@ class QueueLockTable:
 
     @property
     def version(self) -> str:
-        """A text that differs after each change, and after a restart, for `TableVersionHeader`."""
+        """A text for `TableVersionHeader` that changes with each change and restart."""
         return f"{id(self)}:{self._changes}"
 
     def all(self) -> QueueLocks:
-        """Return the holders, as the body of GET_ALL_QUEUE_LOCKS and the content of the file."""
+        """Return the holders, as in GET_ALL_QUEUE_LOCKS and in the file."""
         held: dict[tuple[str, str], list[MessageQueue]] = {}
         for (group, queue), (client_id, _) in self._holders.items():
             held.setdefault((group, client_id), []).append(queue)
@@ -88,10 +81,7 @@ class QueueLockTable:
         )
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int) -> list[MessageQueue]:
-        """Lock the queues that are free, and renew those that the client holds.
-
-        Returns all of these, each once.
-        """
+        """Lock the free queues, renew those that the client holds, and return all of these, each once."""
         if now_ms < self._grants_from_ms:
             return []
         held, is_changed = [], False
@@ -106,14 +96,10 @@ class QueueLockTable:
         return held
 
     def known(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Return the given queues of a group that have an entry, each once.
-
-        An entry is a lock, which may have expired.
-        """
+        """Return the given queues of a group that have a lock, expired or not, each once."""
         return [queue for queue in dict.fromkeys(queues) if (group, queue) in self._holders]
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Release those of the queues that the client holds."""
         held = [queue for queue in queues if self._holders.get((group, queue), ("", 0))[0] == client_id]
         for queue in held:
             self._holders.pop((group, queue), None)
@@ -121,10 +107,7 @@ class QueueLockTable:
             self._changed()
 
     def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
-        """Drop locks that were not renewed for `LOCK_LIFE_MS`.
-
-        Thus locks of lost clients take no memory. A generator of small steps (see `rucola.slices`).
-        """
+        """Drop locks that were not renewed for `LOCK_LIFE_MS`, in small steps (see `rucola.slices`)."""
         is_changed = False
         for key in list(self._holders):
             holder = self._holders.get(key)
@@ -136,7 +119,6 @@ class QueueLockTable:
             self._changed()
 
     def snapshot_writer(self) -> Callable[[], None]:
-        """Return a function that writes the holders and may be called in any thread."""
         locks = self.all()
         return self._file.prepare_write(lambda: msgspec.to_builtins(locks))
 

@@ -2,9 +2,8 @@
 
 A topic is created by an operator, by the first message that a producer sends to it if its default topic may be
 inherited from (TBW102 with autoCreateTopicEnable), or by the system (retry and dead letter topics, system topics at the
-start). Every change raises the data version and calls `on_change`, which schedules a write and a registration with the
-name servers. A request that changes the table is answered once the table is on disk; a retry topic that a send creates
-is written soon after.
+start). Every change raises the data version and calls `on_change`, which schedules a write and a registration. The
+response to a request that changes the table waits for the write; a send that creates a retry topic does not.
 
 Corresponds to `TopicConfigManager` of Apache RocketMQ 4.9.8.
 """
@@ -38,8 +37,6 @@ BENCHMARK_QUEUE_NUMS = 1024
 
 
 class TopicConfigTable:
-    """Topic configurations by name, with their data version."""
-
     def __init__(
         self,
         path: Path,
@@ -64,15 +61,11 @@ class TopicConfigTable:
         )
         self._table: Final[dict[str, TopicConfig]] = {}
         self.by_name: Final[Mapping[str, TopicConfig]] = self._table
-        """The table itself, to read."""
         self.get: Callable[[str], TopicConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
         """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
     def load(self, now_ms: int) -> None:
-        """Load the file, and add the system topics.
-
-        Raises StoreCorrupt if the file cannot be parsed.
-        """
+        """Load the file, and add the system topics. Raises StoreCorrupt if the file cannot be parsed."""
         value = self._file.read()
         if value:
             stored = to_body(TopicConfigSerializeWrapper, value)
@@ -98,19 +91,14 @@ class TopicConfigTable:
         return topics.SYSTEM_TOPICS | self._own
 
     def is_system_topic(self, topic: str) -> bool:
-        """Return whether a topic belongs to the system or this broker.
-
-        Requests may not change those.
-        """
+        """Return whether a topic belongs to the system or this broker: requests may not change it."""
         return topic in self._own or topics.is_system_topic(topic)
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
-        """Create a topic, or replace its configuration."""
         self._table[topic.topic_name] = topic
         self.bump_data_version(now_ms)
 
     def remove(self, topic: str, now_ms: int) -> None:
-        """Remove a topic, if it exists."""
         if self._table.pop(topic, None) is not None:
             self.bump_data_version(now_ms)
 
@@ -135,10 +123,7 @@ class TopicConfigTable:
         *,
         is_limited: bool = True,
     ) -> TopicConfig | None:
-        """Create a topic for its first message; None if `default_topic` may not be inherited from.
-
-        `is_limited` applies maxTopicNums. Raises Refused by that limit.
-        """
+        """Create a topic for its first message; None if `default_topic` may not be inherited from. Raises Refused."""
         # Three conditions: the default topic exists, may be inherited from, and is not disabled by the configuration.
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
@@ -164,10 +149,7 @@ class TopicConfigTable:
     def ensure(
         self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0, *, is_limited: bool = False
     ) -> TopicConfig:
-        """Return a retry or dead letter topic, created if it is missing.
-
-        `is_limited` applies maxTopicNums, for a topic that no group accounts for. Raises Refused by that limit.
-        """
+        """Return a retry or dead letter topic, created if missing; `is_limited` raises Refused by maxTopicNums."""
         config = self._table.get(topic)
         if config is None:
             if is_limited:
@@ -182,10 +164,7 @@ class TopicConfigTable:
         return config
 
     def ensure_retry_topic(self, group: SubscriptionGroupConfig, now_ms: int, topic_sys_flag: int = 0) -> TopicConfig:
-        """Return a group's retry topic, created if it is missing, with retryQueueNums queues at least.
-
-        A group that was given no queues has one: what it fails to consume must not get lost.
-        """
+        """Return a group's retry topic, created if it is missing, with at least max(retryQueueNums, 1) queues."""
         queue_nums = max(1, group.retry_queue_nums)
         topic = self.ensure(retry_topic(group.group_name), queue_nums, now_ms, topic_sys_flag)
         if min(topic.read_queue_nums, topic.write_queue_nums) < queue_nums:
@@ -198,19 +177,12 @@ class TopicConfigTable:
         return topic
 
     def readable_queue(self, topic: str, queue_id: int) -> int:
-        """Return the queue for a message that waited for `queue_id`: another one if the topic has none of this id now.
-
-        A topic that does not exist, or that nobody may read, leaves the id as it is.
-        """
+        """Return the queue for a message that waited for `queue_id`, another if the topic no longer has that queue."""
         config = self._table.get(topic)
         return queue_id % config.read_queue_nums if config is not None and config.read_queue_nums > 0 else queue_id
 
     def ensure_timer_topic(self, now_ms: int) -> None:
-        """Create the topic of timer messages if it is missing.
-
-        It is created by the first timer message, not at the start: Apache's tools and slaves do not know it for a
-        system topic, and would list it as a user's.
-        """
+        """Create the topic of timer messages at the first one: Apache's tools would list it as a user's topic."""
         self.ensure(topics.TIMER_TOPIC, 1, now_ms)
 
     def _check_room(self, topic: str) -> None:
@@ -225,11 +197,9 @@ class TopicConfigTable:
         self._on_change()
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
-        """Return the table as the body of a registration and of GET_ALL_TOPIC_CONFIG."""
         return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
 
     def snapshot_writer(self) -> Callable[[], None]:
-        """Return a function that writes the current table and may be called in any thread."""
         written = TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=dict(self._table))
         return self._file.prepare_write(lambda: msgspec.to_builtins(written))
 
