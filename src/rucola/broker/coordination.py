@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupRole(Protocol):
-    """The view of the coordination that the parts of a broker have."""
+    """The coordination that the parts of a broker use."""
 
     @property
     def lease(self) -> WriteLease: ...
@@ -69,7 +69,7 @@ class BrokerCoordination:
         def read() -> None:
             was_closed = not (self._directory / "abort").exists()
             self._incarnation.begin_run(was_closed=was_closed, is_flushed=is_flushed, boot=boot_id())
-            # Without an orderly stop, the checkpoint tells a second later that the log had a message.
+            # Without an orderly stop, the checkpoint shows a second later that the log had a message.
             had_messages = Checkpoint(self._directory / "checkpoint").physic_timestamp > 0
             self._least_end = max(self._incarnation.least_end, int(had_messages))
 
@@ -92,14 +92,14 @@ class BrokerCoordination:
         self._incarnation.renew()
 
     async def keep_end(self, end: int) -> None:
-        """Keep the end of the log that the broker has closed."""
+        """Keep the end of the closed log."""
         try:
             await asyncio.to_thread(self._incarnation.end_run, end)
         except OSError as error:
             logger.warning("the next start cannot tell whether the log is complete: %s", error)
 
     async def start(self, broker: BrokerRoles) -> None:
-        """Begin, once the broker serves and its ports are known. ConfigError without the extra."""
+        """Start, once the broker serves and its ports are known. Raises ConfigError without the extra."""
         config, settings = self._config, self._config.coordination
         record = MemberRecord(
             self._member,
@@ -135,17 +135,17 @@ class BrokerCoordination:
         logger.info("the master of %s is elected by etcd at %s", config.broker_name, settings.etcd_endpoints)
 
     async def stop(self) -> None:
-        """Give up the mastership, if this broker has it, and leave the group."""
+        """Resign, if this broker is master, and leave the group."""
         if self._coordinator is not None:
             await self._coordinator.stop()
         await self._running.aclose()
 
     def promise(self, epoch: int, master: LeaderRecord) -> PromiseResponse:
-        """Answer the request of a master; before the start nothing is promised."""
+        """Respond to a master; before the start nothing is promised."""
         return PromiseResponse(False, 0) if self._coordinator is None else self._coordinator.promise(epoch, master)
 
     async def prefer(self) -> None:
-        """Announce that this slave is to be the next master. MQError if etcd does not take that."""
+        """Announce that this slave is to be the next master. Raises MQError if etcd does not accept that."""
         if self._coordinator is None:
             raise StoreError("this broker is about to start")
         await self._coordinator.prefer()
@@ -155,7 +155,7 @@ class BrokerCoordination:
         return self._coordinator is not None and await self._coordinator.hand_over(timeout_s)
 
     def figures(self) -> CoordinationFigures | None:
-        """Return the figures for the metrics; None before the start."""
+        """None before the start."""
         return None if self._coordinator is None else self._coordinator.figures()
 
     def _asking(

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the election of a broker's master; served with those of `rucola.broker.metrics`.
+"""Prometheus metrics of the election of a broker's master; served with `rucola.broker.metrics`.
 
 rocketmq_election_master                 cluster broker   1 on the master while it has the right to acknowledge, else 0
 rocketmq_election_epoch                  cluster broker   the highest epoch that is known
@@ -29,7 +29,6 @@ class ElectionCollector:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their current values."""
         figures = self._figures()
         if figures is None:
             return

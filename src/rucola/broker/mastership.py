@@ -1,9 +1,8 @@
 """Mastership: the epoch in which a broker is master, and whether it may still write.
 
-Each mastership has an epoch, greater than all before it (`rucola.store.epoch_file`). It begins on disk before the first
-message of that mastership is stored. A master that learns of a newer one is fenced at once, and stays it: it refuses
-messages and serves reads, until it is started again, as slave or as master of a newer epoch. It may learn of the newer
-one
+Each mastership has an epoch, greater than all before it (`rucola.store.epoch_file`), which is on disk before the first
+message of that mastership is stored. A master that learns of a newer one is fenced at once: it refuses messages and
+serves reads, until it is started again, as slave or as master of a newer epoch. It may learn of the newer one
 
 - at its start, when it claims its epoch with the name servers,
 - from the response to a registration, every registerNameServerPeriod,
@@ -30,30 +29,26 @@ class Mastership:
         self._store = store
         self.epochs = epochs
         self.epoch = 0
-        """The epoch of this master; 0 on a slave, and until it begins."""
+        """0 on a slave, and before `begin`."""
         self.fenced_by = 0
-        """The epoch of the newer master; 0 if none is known."""
+        """The epoch of the newer master, or 0."""
 
     @property
     def position(self) -> LogPosition:
-        """The end of the log."""
         return LogPosition(self.epochs.last.number, self._store.max_physical_offset)
 
     @property
     def flushed_position(self) -> LogPosition:
-        """The end of what is on disk of the log."""
+        """The end of the log on disk."""
         return LogPosition(self.epochs.last.number, self._store.flushed_physical_offset)
 
     @property
     def is_valid(self) -> bool:
-        """Whether this broker is master, as far as it knows."""
+        """Whether this broker is master, as far as it can see."""
         return self.epoch > 0 and not self.fenced_by
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch at the end of the log; on disk on return.
-
-        Raises ValueError unless the epoch is new, and OSError.
-        """
+        """Begin an epoch at the end of the log; on disk on return. Raises OSError, or ValueError if it is not new."""
         self.epochs.begin_epoch(epoch, self._store.max_physical_offset)
         self.epoch = epoch
         logger.info("master in epoch %d, from physical offset %d on", epoch, self._store.max_physical_offset)
@@ -63,7 +58,7 @@ class Mastership:
         self._store.write_state.set_fenced(reason)
 
     def resume(self) -> None:
-        """End a pause, unless a newer master has become known meanwhile."""
+        """End a pause, unless this master has been fenced."""
         if not self.fenced_by:
             self._store.write_state.set_fenced(None)
 

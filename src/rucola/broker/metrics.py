@@ -1,7 +1,7 @@
 """Prometheus metrics of a broker, under the names and labels of Apache's rocketmq-exporter.
 
-GET /metrics collects all values at that moment from tables, store and statistics; nothing is cached. All metrics except
-the failures, the refusals and the switches are gauges. A topic or group without messages has the value 0.
+GET /metrics collects all values at that moment. All metrics except the failures, the refusals and the switches are
+gauges. A topic or group without messages has the value 0.
 
     rocketmq_broker_tps, _qps                        cluster brokerIP broker         messages put and read per second
     rocketmq_producer_tps, _message_size             cluster broker topic            messages and bytes put per second
@@ -28,14 +28,12 @@ the failures, the refusals and the switches are gauges. A topic or group without
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
-The replication lag, epoch and switches of the role, the refusals by limits (see `broker.limits`), the failures (see
-`broker.delivery.internal_puts`) and the four about connections (see `remoting.connection_memory`) are additions to the
-exporter's metrics. The last row represents the figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are those of
-the last minute. rocketmq_group_count has the addresses and ids of the clients in its labels, as the exporter does.
+The rows from the replication lag on, except the last, are additions to the exporter's metrics. The last represents the
+figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count has the addresses
+and ids of the clients in its labels, as the exporter does.
 
-`metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. These keys
-are those of RocketMQ 5, whose metrics have other names; existing dashboards for 4.9 use the exporter's. Clients export
-their own metrics (`rucola.client.metrics`). Figures that only Apache's broker has (thread pools, latencies) are absent.
+`metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. RocketMQ 5
+has these keys, but other names of metrics. Figures that only Apache's broker has (thread pools, latencies) are absent.
 """
 
 from __future__ import annotations
@@ -102,11 +100,7 @@ _BACKLOG_LABELS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
 
 
 class BrokerCollector:
-    """Collects the metrics of one broker.
-
-    `figures` returns those of GET_BROKER_RUNTIME_INFO; `directory` is the store's.
-    `access_figures` returns those of access control.
-    """
+    """Collects the metrics of one broker. `figures` returns GET_BROKER_RUNTIME_INFO's; `directory` is the store's."""
 
     def __init__(
         self,
@@ -148,12 +142,10 @@ class BrokerCollector:
         yield from self._group_metrics()
 
     def _tps(self, name: str, key: str) -> float:
-        """Return the rate of a statistic in the last minute, per second."""
         data = self._stats.view(name, key, self._clock())
         return data.stats_minute.tps if data is not None else 0.0
 
     def _minute(self, name: str, key: str) -> int:
-        """Return the sum of a statistic in the last minute."""
         data = self._stats.view(name, key, self._clock())
         return data.stats_minute.sum if data is not None else 0
 
@@ -343,16 +335,12 @@ class BrokerCollector:
             latency.add_metric(labels, latency_ms)
             members = self._clients.consumers.get(group)
             count, model = (len(members.members), members.message_model) if members is not None else (0, "")
-            # The backlog of retry and dead letter topics has metrics of its own.
+            # The backlog of retry and dead letter topics has its own metrics.
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
             diffs[prefix].add_metric((group, topic, str(count), model), ahead)
         yield from (tps, size, done, returned, latency, *diffs.values(), self._members())
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the age of a group's next message in a queue, in ms.
-
-        0 if there is none.
-        """
         next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
         return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
 

@@ -1,20 +1,17 @@
 """The role of a broker: its control, and its record on disk.
 
-`RoleControl` is the part of a broker that a coordinator or an operator uses to change its role while the process runs.
-
 `config/role.json` keeps a changed role over restarts of the process:
 
     {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false,
      "brokerId":0,"switchedMs":1385035200000,"reason":"promote"}
 
-`configured` is brokerRole in broker.conf when the role was changed. If the operator changes that key afterwards, the
-file has no effect. `master` is the role that a slave takes when it is promoted: that of its last master, so that
-producers keep the guarantee that they had. `rejoins` is true for a slave that was master, or got the order to follow a
-certain one, until its log is known to equal its master's: what only its log has was never replicated to it, and may be
-cut off. Otherwise it is the master that has lost messages, and an operator has to decide. `brokerId` is the id as slave
-of a broker that has none above 0 in broker.conf. It got that when it became one, and keeps it: the id of the broker
-that replaced it is needed again when that one becomes slave. `switchedMs` and `reason` are those of the last switch; a
-broker that has always had its role has 0 and an empty reason.
+`configured` is brokerRole in broker.conf when the role was changed; if that key is changed later, the file has no
+effect. `master` is a slave's role after promotion: its last master's, so that producers keep their guarantee. `rejoins`
+is true for a slave that was master, or got the order to follow a certain one, until its log is known to equal its
+master's: what only its log has was never replicated to it, and may be cut off. Otherwise the master has lost messages,
+and an operator has to decide. `brokerId` is the id as slave of a broker that has none above 0 in broker.conf. It keeps
+it as master: the id of the broker that replaced it is needed again when that one becomes slave. `switchedMs` and
+`reason` are of the last switch; 0 and empty without one.
 """
 
 from __future__ import annotations
@@ -33,13 +30,13 @@ class LogPosition(NamedTuple):
     """The end of a log; a later epoch counts more than a longer log."""
 
     epoch: int
-    """The last epoch of the log; 0 if it has none."""
+    """The last epoch of the log, or 0."""
     end: int
-    """The physical offset of the end of the log."""
+    """A physical offset."""
 
 
 class SlaveProgress(NamedTuple):
-    """A connected slave as the replication of its master sees it."""
+    """A connected slave in the replication of its master."""
 
     address: str
     broker_id: int | None
@@ -47,7 +44,7 @@ class SlaveProgress(NamedTuple):
     confirmed: int
     """It has every byte before this physical offset."""
     in_sync: bool | None
-    """Whether it is in the in-sync set; None without one."""
+    """None without an in-sync set."""
 
 
 class SwitchReason(StrEnum):
@@ -62,10 +59,8 @@ class SwitchReason(StrEnum):
 
 
 class RoleSwitch(NamedTuple):
-    """The last switch of a broker."""
-
     at_ms: int = 0
-    """When it began; 0 if there was none."""
+    """When it started; 0 if there was none."""
     reason: str = ""
     """A `SwitchReason`; text, since a newer version may have written it."""
 
@@ -74,30 +69,21 @@ NO_SWITCH: Final = RoleSwitch()
 
 
 class RoleControl(Protocol):
-    """The role of one broker, implemented by `BrokerRoleControl`.
+    """Used by a coordinator or an operator to change the role of one broker, in its event loop."""
 
-    Its methods belong to the broker's event loop.
-    """
-
-    def position(self) -> LogPosition:
-        """Return the end of the log."""
-        ...
+    def position(self) -> LogPosition: ...
 
     def in_sync(self) -> Mapping[int, int]:
-        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId.
-
-        A slave has none.
-        """
+        """Return the confirmed physical offset of each slave that supports epochs, by its brokerId; none on a slave."""
         ...
 
     async def become_master(
         self, epoch: int, in_sync: frozenset[int] | None, *, reason: SwitchReason = SwitchReason.ELECTION
     ) -> None:
-        """Become master in a new epoch, or raise StoreError.
+        """Become master in a new epoch, or raise StoreError. No effect on the master of that epoch.
 
         The epoch is greater than all that this broker has seen, and on disk before any message is stored. `in_sync` is
-        set as by `set_in_sync`, before any message is accepted; with None, one slave is enough, as in 4.9.8. No effect
-        on the master of that epoch.
+        set as by `set_in_sync`, before any message is accepted; with None, one slave is enough, as in 4.9.8.
         """
         ...
 
@@ -110,20 +96,18 @@ class RoleControl(Protocol):
         *,
         reason: SwitchReason = SwitchReason.ELECTION,
     ) -> None:
-        """Follow the master of an epoch.
+        """Follow the master of an epoch, without a restart if this broker is a slave.
 
-        The log comes from its HA address, the tables from its address for clients. If one is empty, it is the one that
-        the name servers have.
-
-        What only this log has is cut off and kept aside. A broker whose configuration has no brokerId above 0 takes
-        `broker_id`, unless it has one from before. A slave goes on without a restart.
+        The log comes from its HA address, the tables from its address for clients; an empty one is looked up in the
+        name servers. What only this log has is cut off and kept aside. A broker whose configuration has no brokerId
+        above 0 uses `broker_id`, unless it has one from before.
         """
         ...
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge, as master, only what all of these slaves have from now on.
+        """Acknowledge, as master, only what all of these slaves have, and let consumers of a SYNC_MASTER see only that.
 
-        `members` are their brokerIds; the own one is ignored. Consumers of a SYNC_MASTER see only that from then on.
+        `members` are their brokerIds; this broker's is ignored.
         """
         ...
 
@@ -137,19 +121,19 @@ class RoleRecord:
     master: BrokerRole
     rejoins: bool
     previous: BrokerRole
-    """The role in which the broker last served this directory; as far as that is known, else `current`."""
+    """The role in which the broker last served this directory, if known, else `current`."""
     last_switch: RoleSwitch = NO_SWITCH
     broker_id: int = 0
     """The id as slave of a broker that has none in its configuration; 0 if it was never one."""
 
     @property
     def is_promotion(self) -> bool:
-        """Whether the configuration makes a slave's directory that of a master."""
+        """Whether the configuration makes a slave's directory a master's."""
         return is_master(self.current) and not is_master(self.previous)
 
     @classmethod
     def load(cls, file: ConfigFile, configured: BrokerRole) -> Self:
-        """Return the record in a file, or that of an unchanged role. Raises StoreCorrupt."""
+        """Return the record in a file, or an unchanged role. Raises StoreCorrupt."""
         value = file.read()
         if value is None:
             master = configured if is_master(configured) else BrokerRole.ASYNC_MASTER
@@ -168,11 +152,9 @@ class RoleRecord:
         return cls(configured, configured, master, rejoins or is_master(current), current, last_switch, broker_id)
 
     def changed(self, current: BrokerRole) -> Self:
-        """Return the record after a change of the role."""
         return replace(self, current=current, previous=current)
 
     def fields(self) -> dict[str, str | bool | int]:
-        """Return the value of the file."""
         return {
             "configured": self.configured.value,
             "current": self.current.value,
@@ -185,5 +167,4 @@ class RoleRecord:
 
 
 def is_master(role: BrokerRole) -> bool:
-    """Return whether a role is that of a master."""
     return role is not BrokerRole.SLAVE

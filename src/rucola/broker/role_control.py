@@ -1,8 +1,7 @@
 """The role of a running broker: kept on disk, and changed while the process runs.
 
-What depends on the role is decided when the parts of a broker are built. A change of the role is therefore an orderly
-stop and a start over the same store and on the same ports, which takes some tenths of a second; clients are
-disconnected meanwhile. A slave whose log differs from its master's is stopped in the same way to truncate it.
+A change of the role is an orderly stop and a start over the same store and on the same ports, which takes some tenths
+of a second and disconnects clients. A slave whose log differs from its master's is stopped likewise to truncate it.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class RestartableBroker(Protocol):
-    """A broker that a change of its role stops and starts; implemented by `Broker`."""
+    """A broker that a change of its role stops and starts."""
 
     @property
     def parts(self) -> RunningParts | None:
-        """The running parts; None while the broker is stopped."""
+        """None while the broker is stopped."""
         ...
 
     async def stop_parts(self) -> None: ...
@@ -44,10 +43,7 @@ class RestartableBroker(Protocol):
 
 
 class BrokerRoleControl:
-    """The `RoleControl` of a broker.
-
-    Sets brokerRole and brokerId in the configurations, which it shares with the broker.
-    """
+    """The `RoleControl` of a broker. Sets brokerRole and brokerId in the broker's configurations."""
 
     def __init__(
         self, broker: RestartableBroker, config: BrokerConfig, store_config: StoreConfig, clock: Callable[[], int]
@@ -58,24 +54,18 @@ class BrokerRoleControl:
         self._clock = clock
         self._file = ConfigFile(config_path(Path(store_config.store_path_root_dir), "role"))
         self._record: RoleRecord | None = None
-        """The role, from `load` on."""
         self.member_id = config.broker_id
-        """Its id as slave, of the configuration or of config/role.json, 0 without one.
-
-        As master the broker registers with 0 all the same.
-        """
+        """Id as slave, of the configuration or of config/role.json, or 0. A master registers with 0 all the same."""
         self.role_since_ms = 0
         """When the broker started in its role; set by the broker."""
         self.switches: Counter[SwitchReason] = Counter()
-        """Switches since the start of the process, by reason."""
+        """Since the start of the process."""
         self.changing = asyncio.Lock()
         """Held during a change of the role, and by the broker while it stops."""
         self._master_address = ""
-        """Address of the master that this slave has to follow; empty for the one that the name servers have."""
+        """The master to follow; empty for the one that the name servers have."""
         self._is_cutting = False
-        """Whether a task is about to truncate the log."""
         self._changes: set[asyncio.Task[None]] = set()
-        """Changes of the role in the background."""
         self._failure: BaseException | None = None
         """Why a change of the role has left the broker stopped."""
         self._failed = asyncio.Event()
@@ -83,9 +73,9 @@ class BrokerRoleControl:
     # The record.
 
     def load(self, elected: BrokerRole | None = None) -> None:
-        """Take the role of the file, or of the configuration. Raises StoreCorrupt.
+        """Load the role of the file, or of the configuration. Raises StoreCorrupt.
 
-        With an election the broker starts as a slave, whatever it was before; `elected` is its role as master.
+        With an election the broker always starts as a slave; `elected` is its role as master.
         """
         record = RoleRecord.load(self._file, self._store_config.broker_role)
         previous = record.previous
@@ -105,7 +95,6 @@ class BrokerRoleControl:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether `load` was called."""
         return self._record is not None
 
     @property
@@ -119,7 +108,6 @@ class BrokerRoleControl:
         await self._write(self.record.changed(self.record.current))
 
     def _switched(self, record: RoleRecord, reason: SwitchReason) -> RoleRecord:
-        """Count a switch that begins now; return the record with it."""
         self.switches[reason] += 1
         return dataclasses.replace(record, last_switch=RoleSwitch(self._clock(), reason))
 
@@ -132,27 +120,22 @@ class BrokerRoleControl:
         self._record = record
         await in_thread(self._file.prepare_write(record.fields))
 
-    # What the role is, and what the slaves have.
+    # The role, and the progress of slaves.
 
     @property
     def master_role(self) -> str:
-        """The role that this broker has as master."""
         return "" if self._record is None else self._record.master.value
 
     @property
     def last_switch(self) -> RoleSwitch:
-        """The last switch of this broker, in this process or before."""
         return NO_SWITCH if self._record is None else self._record.last_switch
 
     def position(self) -> LogPosition:
-        """Return the end of the log.
-
-        Raises StoreError while the broker is stopped or changes its role.
-        """
+        """Return the end of the log. Raises StoreError while the broker is stopped or changes its role."""
         return self._parts.storage.mastership.position
 
     def has_failed(self) -> bool:
-        """Return whether the store takes no messages until it is opened again. StoreError as `position`."""
+        """Return whether the store is read-only until it is opened again. StoreError as `position`."""
         return self._parts.storage.store.write_state.failure is not None
 
     def may_grow(self) -> bool:
@@ -160,18 +143,13 @@ class BrokerRoleControl:
         return self._parts.replication.may_grow
 
     def in_sync(self) -> Mapping[int, int]:
-        """Return the confirmed physical offset of each slave that knows epochs, by its brokerId.
-
-        A slave has none.
-        """
         return self._parts.replication.confirmed()
 
     def set_in_sync(self, members: frozenset[int]) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId; see `RoleControl`."""
         self._parts.replication.set_in_sync(members - {self.member_id})
 
     def disconnect_slave(self, member: int) -> None:
-        """Close the replication connections of a slave; its confirmations over them count no more."""
+        """Close the replication connections of a slave, and discard its confirmations over them."""
         self._parts.replication.disconnect_slave(member)
 
     @property
@@ -183,8 +161,6 @@ class BrokerRoleControl:
     # Changes.
 
     def in_background(self, change: Coroutine[Any, Any, None]) -> None:
-        """Run a change of the role; a failure is logged."""
-
         def end(task: asyncio.Task[None]) -> None:
             self._changes.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -196,13 +172,11 @@ class BrokerRoleControl:
         task.add_done_callback(end)
 
     async def wait_failed(self) -> None:
-        """Wait until a change of the role leaves the broker stopped, and raise the reason."""
         await self._failed.wait()
         assert self._failure is not None
         raise self._failure
 
     def _note_failure(self, error: BaseException) -> None:
-        """End `wait_failed` if a change of the role has left the broker stopped."""
         if self._broker.parts is None:
             self._failure = error
             self._failed.set()
@@ -210,7 +184,6 @@ class BrokerRoleControl:
     async def become_master(
         self, epoch: int, in_sync: frozenset[int] | None, *, reason: SwitchReason = SwitchReason.ELECTION
     ) -> None:
-        """Become master in a new epoch; see `RoleControl`."""
         async with self.changing:
             last, storage = self.position().epoch, self._parts.storage
             if storage.mastership.epoch == epoch:
@@ -230,7 +203,6 @@ class BrokerRoleControl:
         *,
         reason: SwitchReason = SwitchReason.ELECTION,
     ) -> None:
-        """Follow another master; see `RoleControl`."""
         async with self.changing:
             is_same = ha_address == self._config.ha_master_address
             self._config.ha_master_address, self._master_address = ha_address, address
@@ -252,7 +224,6 @@ class BrokerRoleControl:
     async def _restart(
         self, role: BrokerRole, start: RoleStart, reason: SwitchReason, *, rejoins: bool = False
     ) -> None:
-        """Stop all parts and start them in another role."""
         began_s = time.monotonic()
         try:
             await self._broker.stop_parts()
@@ -268,20 +239,16 @@ class BrokerRoleControl:
     # A slave and the log of its master.
 
     async def on_followed(self, role: BrokerRole) -> None:
-        """Keep the role of the master, which this slave takes if it is promoted."""
+        """Keep the role of the master, which this slave gets if it is promoted."""
         followed = dataclasses.replace(self.record, master=role, rejoins=False)
         if followed != self.record:
             await self._write(followed)
 
     def may_cut(self) -> bool:
-        """Return whether this slave may truncate what its master lacks."""
         return self._record is not None and self._record.rejoins
 
     def on_diverged(self, physical_offset: int) -> None:
-        """Truncate the log of this slave in the background.
-
-        The truncation stops the caller, so it runs in a task of its own.
-        """
+        """Truncate the log of this slave in the background, since the truncation stops the caller."""
         if not self._is_cutting:
             self._is_cutting = True
             self.in_background(self._cut_log(physical_offset))

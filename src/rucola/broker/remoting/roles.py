@@ -19,8 +19,6 @@ from rucola.remoting.endpoints import Endpoint
 
 
 class RoleAdapter:
-    """The state of replication, and changes of the role."""
-
     def __init__(self, service: RoleService) -> None:
         self._service = service
 

@@ -1,4 +1,1 @@
-"""Replication of one log to slaves.
-
-A master has the HA service, a slave the HA client and the table sync.
-"""
+"""Replication of one log to slaves: HA service of a master, HA client and table sync of a slave."""

@@ -1,7 +1,7 @@
 """Authentication of a slave by its master on the replication connection.
 
 Apache's protocol has none: every peer that reaches haListenPort gets the whole log. With access control on both sides,
-a slave proves, before its first report, that it knows the secret key of an account with UPDATE on the cluster (ACL 1.0:
+a slave proves, before its first report, that it has the secret key of an account with UPDATE on the cluster (ACL 1.0:
 an admin):
 
     slave  -> master   8  the number HELLO, which no report is, since it is negative
@@ -9,9 +9,9 @@ an admin):
     master -> slave   32  a random challenge
     slave  -> master  32  HMAC-SHA256 of the challenge and the access key, with the secret key
 
-Integers are big-endian. A proof is worth nothing for another connection, and is no signature of a request. A slave of
-Apache cannot do this: its address has to be a global white address of the master. A slave with access control cannot
-follow a master of Apache. Without access control, a master accepts both kinds of slaves.
+Integers are big-endian. A proof is valid for its connection only, and is no signature of a request. A slave of Apache
+needs an address among the master's global white addresses. A slave with access control cannot follow a master of
+Apache. Without access control, a master accepts both kinds of slaves.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ _SIZE: Final = Struct(">H")
 
 
 async def prove(stream: Stream, credentials: Credentials, timeout_ms: int) -> None:
-    """Prove the identity of this slave to its master.
-
-    Raises RemotingConnectError if the master does not respond.
-    """
+    """Prove the identity of this slave. Raises RemotingConnectError if the master does not respond."""
     access_key = credentials.access_key.encode("utf-8")
     await stream.write(_REPORT.pack(HELLO) + _SIZE.pack(len(access_key)), access_key)
     challenge = await _read(stream, CHALLENGE_SIZE, timeout_ms)
@@ -48,11 +45,7 @@ async def prove(stream: Stream, credentials: Credentials, timeout_ms: int) -> No
 
 
 async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) -> bytes:
-    """Authenticate a slave on the master; return the bytes read of its first report.
-
-    Raises Refused, or RemotingConnectError if the slave is too slow or closes the connection. `control` is None
-    without access control.
-    """
+    """Authenticate a slave; return the bytes read of its first report. Raises Refused, RemotingConnectError."""
     first = await _read(stream, _REPORT.size, timeout_ms)
     caller = Caller(stream.peer, None, stream.certificate)
     if _REPORT.unpack(first) != (HELLO,):

@@ -1,25 +1,25 @@
 """HA client of a slave: copies the log of its master, and reports its progress.
 
-The client connects to haMasterAddress or, if that is empty, to the HA address that the name servers have of the master.
-One connection (`_ReplicationSession`) works as follows:
+The client connects to haMasterAddress or, if that is empty, to the master's HA address in the name servers. One
+connection (`_ReplicationSession`) works as follows:
 
-0. If the master knows epochs, compare them (`ha_handshake`). A log with bytes that the master lacks is cut off there,
-   by the broker; this client then waits to be stopped.
-1. Report an offset a little before the end of the own log, at the begin of a record (`Replica.begin`).
-2. Receive the log from there. Until the end of the own log, compare it: different bytes end the session, since the logs
-   have diverged. Only then may the slave's end be reported.
-3. Append what follows, and dispatch it like messages that were put. An epoch of the master is written to the own epoch
-   file before its first byte. Consumers see the log up to the visible end that the master names.
-4. Report the end of the own log after each read. With SYNC_FLUSH, report it after a flush, so that a SYNC_MASTER
-   answers SEND_OK only for messages on the disk of the slave.
+0. If the master supports epochs, compare them (`ha_handshake`). A log with bytes that the master lacks is cut off
+   there, by the broker; this client then waits to be stopped.
+1. Report an offset a little before the end of the log, at the start of a record (`Replica.begin`).
+2. Receive the log from there. Compare it up to the slave's end: different bytes end the session, since the logs have
+   diverged. Only then may the slave's end be reported.
+3. Append the rest, and dispatch it like messages that were put. An epoch of the master is written to the slave's epoch
+   file before its first byte. Consumers see the log up to the master's visible end.
+4. Report the end after each read. With SYNC_FLUSH, report it after a flush, so that a SYNC_MASTER answers SEND_OK only
+   for messages on the disk of the slave.
 5. Repeat the last report every haSendHeartbeatInterval. End the session if nothing arrives for haHousekeepingInterval.
 6. At the end, truncate a partial record: the master may have lost the rest of it.
 
-Sessions are repeated until the broker stops. After diverged logs of which epochs do not tell where, nothing is copied
-until an operator acts; the reason is logged once.
+Sessions are repeated until the broker stops. If the logs have diverged at a point that epochs do not show, nothing is
+copied until an operator acts; the reason is logged once.
 
-Corresponds to `HAService.HAClient` of Apache RocketMQ 4.9.8. Deliberate differences: Apache's slave begins at the
-end of its log, and therefore does not notice that the logs have diverged; it reports bytes that are only in memory.
+Corresponds to `HAService.HAClient` of Apache RocketMQ 4.9.8. Deliberate differences: Apache's slave starts at the end
+of its log, and therefore does not notice that the logs have diverged; it reports bytes that are only in memory.
 """
 
 from __future__ import annotations
@@ -57,18 +57,14 @@ COMPARISON = "comparison with the log of the master"
 COPY = "copy of the log of the master"
 
 _NEVER = 1 << 63
-"""A physical offset beyond every log."""
 READ_SIZE = 64 * 1024
 """Bytes that are copied and parsed in one loop iteration."""
 FIRST_WAIT_S = 0.1
-"""Delay before the second connection attempt; it doubles with each attempt, up to the next two.
-
-A new master serves slaves some tenths of a second after it is known.
-"""
+"""Delay before the second connection attempt, soon after which a new master serves slaves; it doubles each time."""
 WAIT_S = 1.0
-"""Longest delay before the next connection attempt."""
+"""Longest delay before the next attempt."""
 LONG_WAIT_S = 5.0
-"""Longest delay after a session that could not copy anything, or that failed locally."""
+"""Longest delay after a session that copied nothing, or failed locally."""
 
 AHEAD_ADVICE = (
     "That master has lost messages that this slave has, and that may be acknowledged. Nothing is copied until this is "
@@ -84,30 +80,27 @@ DIVERGED_ADVICE = (
 
 @dataclass(slots=True)
 class Follower:
-    """The facts that a slave and its master exchange about each other."""
+    """What a slave and its master exchange about each other."""
 
     member_id: int
     """brokerId, unique among the brokers of one name."""
     address: str
-    """The address at which this slave serves clients."""
+    """Address for clients."""
     epochs: EpochFile
     on_diverged: Callable[[int], None]
-    """Called with the physical offset at which the own log has to be cut off."""
+    """Called with the physical offset at which the log has to be cut off."""
     may_cut: Callable[[], bool]
-    """Tells whether the own log may be cut off: it may if this broker was master itself, or has the order to follow."""
+    """Whether the log may be cut off: if this broker was master itself, or has the order to follow."""
     on_followed: Callable[[BrokerRole], Awaitable[None]]
     """Called with the role of a master with epochs, once the logs are known to be equal."""
     on_visible_end: Callable[[int], None]
     """Called with the visible end, once the logs are known to be equal, and when it may have changed."""
     newest_epoch: int = 0
-    """The newest epoch of a master that this slave has followed; 0 if it has followed none yet."""
+    """The newest epoch of a master that this slave has followed, or 0."""
 
 
 class HAClient:
-    """Client that follows the master of one store, by TLS if `tls` is given.
-
-    Belongs to one event loop.
-    """
+    """Client that follows the master of one store, by TLS if `tls` is given. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -121,7 +114,6 @@ class HAClient:
     ) -> None:
         assert store.replica is not None
         self._credentials = credentials
-        """The keys with which this slave authenticates; None if its master needs none."""
         self._config = config
         self._store = store
         self._replica = store.replica
@@ -129,20 +121,16 @@ class HAClient:
         self._registration = registration
         self._tls = None if tls is None else tls.follow()
         self._group_commit = group_commit if store.config.is_sync_flush else None
-        """Flushes before each report; None if bytes in memory are reported."""
+        """None if bytes in memory are reported."""
         self._outages = Outages(logger)
         self._is_following = False
-        """Whether the current session has found the logs to be the same."""
         self._is_connected = False
         self._address = ""
-        """The address of the current session, or of the last one."""
         self._wait_s = FIRST_WAIT_S
-        """Delay before the next connection attempt."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_following(self) -> bool:
-        """Whether the slave is connected to its master, with an equal log."""
         return self._is_following and self._is_connected
 
     def follows(self, address: str) -> bool:
@@ -151,7 +139,6 @@ class HAClient:
 
     @property
     def followed_epoch(self) -> int:
-        """The epoch of the last master; 0 if it has none, or none was followed yet."""
         return self._follower.newest_epoch
 
     @property
@@ -160,12 +147,11 @@ class HAClient:
         return self._task is not None
 
     def start(self) -> None:
-        """Start to follow the master."""
         self._wait_s = FIRST_WAIT_S
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the session and wait for it, also if the caller is cancelled meanwhile."""
+        """End the session and wait for it, even if the caller is cancelled."""
         if (task := self._task) is None:
             return
         task.cancel()
@@ -249,11 +235,7 @@ class HAClient:
 
 
 class _ReplicationSession:
-    """One connection to a master.
-
-    `group_commit` is set if only flushed bytes are reported. `on_compared` is called once the own log is known to equal
-    that of the master.
-    """
+    """One connection to a master. `group_commit` is None if bytes in memory are reported."""
 
     def __init__(
         self,
@@ -270,21 +252,19 @@ class _ReplicationSession:
         self._replica = replica
         self._follower = follower
         self._knows_epochs = False
-        """Whether the master does."""
         self._epochs: tuple[Epoch, ...] = ()
         self._adopts_at = _NEVER
-        """The end of the log at which the next of them are written to the own epoch file."""
+        """The end of the log at which the next epochs are written to the slave's file."""
         self._master_role = BrokerRole.ASYNC_MASTER
         self._group_commit = group_commit
         self._stream = stream
         self._begin = self._replica.begin
-        """Physical offset of the first report, from which the logs are compared."""
+        """Physical offset of the first report; the comparison starts there."""
         self._compared_end = store.max_physical_offset
-        """End of the own log at the start of the session: the comparison is complete there."""
+        """End of the log at the start of the session; the comparison is complete there."""
         self._is_compared = False
         self._on_compared = on_compared
         self._progress = asyncio.Event()
-        """Set after each read, for the reporting task."""
 
     async def run(self) -> None:
         """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""
@@ -296,7 +276,6 @@ class _ReplicationSession:
         await run_until_first_ends(self._receive(first), self._report())
 
     async def _greet(self) -> bytes:
-        """Exchange epochs with the master; return its first bytes if it knows none."""
         follower, store = self._follower, self._store
         newest = max(follower.newest_epoch, follower.epochs.last.number)
         join = Join(
@@ -313,10 +292,7 @@ class _ReplicationSession:
         return first
 
     async def _adopt_epochs(self, end: int) -> None:
-        """Write the master's epochs of a log up to `end`.
-
-        Called before the log has these bytes.
-        """
+        """Write the master's epochs of a log up to `end`, before the log has these bytes."""
         # Epochs 7 at 0, 8 at 100 and 9 at 180, and a log up to 120: 7 and 8 are written now, 9 when the log reaches
         # 180.
         epochs = within(self._epochs, self._store.min_physical_offset, end)
@@ -333,7 +309,7 @@ class _ReplicationSession:
             data = data or await self._read()
             if store.write_state.failure is not None:
                 raise OSError(store.write_state.failure)
-            # 2. Compare with the own log, and append the bytes behind its end.
+            # 2. Compare with the own log, and append the bytes after its end.
             for physical_offset, piece in decoder.receive_data(data):
                 await self._take(physical_offset, piece)
                 if self._is_compared:
@@ -393,7 +369,6 @@ class _ReplicationSession:
             await self._stream.write(encode_report(reported))
 
     async def _is_safe(self, end: int) -> bool:
-        """Wait until the log may be reported up to `end`; False after a failed flush."""
         if self._group_commit is None:
             return True
         return await self._group_commit.wait_flushed(end, self._store.config.sync_flush_timeout)

@@ -1,12 +1,10 @@
 """HA handshake: master and slave find where their logs diverge, before anything is copied.
 
-Both sides exchange the epochs of their logs (`rucola.protocol.replication_epochs`). The slave compares:
+Both sides exchange the epochs of their logs (`rucola.protocol.replication_epochs`; not with 4.9.8). The slave compares:
 
-- A master whose epoch is older than one that the slave has seen is refused, and learns of the newer one.
-- A log that the slave has in excess of the divergence exists only there: `LogDiverged` says from where on.
-- Otherwise the slave joins, and its log is copied from a little before its end, as ever.
-
-A master or slave of 4.9.8 takes no part in it, see there.
+- A master with an older epoch than the slave has seen is refused, and gets the newer one.
+- A log of the slave beyond the divergence exists only there: `LogDiverged` has its start.
+- Otherwise the slave joins, and its log is copied from a little before its end.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ _REPORT: Final = Struct(">q")
 
 
 class LogDiverged(StoreError):
-    """Log with bytes that its master lacks, from `physical_offset` on.
-
-    `physical_offset` is 0 if nothing of the log may be kept.
-    """
+    """Log with bytes that its master lacks, from `physical_offset`; 0 if nothing of the log may be kept."""
 
     def __init__(self, physical_offset: int, text: str) -> None:
         super().__init__(text)
@@ -50,10 +45,9 @@ class LogDiverged(StoreError):
 
 
 async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> tuple[Greeting | None, bytes]:
-    """Introduce a slave to its master, and return the greeting.
+    """Introduce a slave to its master; return the greeting, or None and the first bytes of a master without epochs.
 
-    If the master has no epochs, the result is None and the master's first bytes. `log_begin` is the begin of the
-    slave's log. Raises LogDiverged and RemotingConnectError.
+    `log_begin` is the start of the slave's log. Raises LogDiverged and RemotingConnectError.
     """
     await stream.write(encode_report(KNOWS_EPOCHS) + encode_report(join.begin))
     first = await read_exactly(stream, INTRODUCTION.size, timeout_ms)
@@ -65,7 +59,7 @@ async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> 
         raise RemotingConnectError(
             f"it is master in epoch {greeting.epoch} only; this slave has followed that of epoch {join.newest_epoch}"
         )
-    await stream.write(encode_join(join))  # also if the logs have diverged: the master logs that as well
+    await stream.write(encode_join(join))  # even if the logs have diverged: the master logs that as well
     _check_divergence(greeting, join, log_begin)
     return greeting, b""
 
@@ -82,9 +76,9 @@ def _check_divergence(greeting: Greeting, join: Join, log_begin: int) -> None:
 
 
 async def welcome(stream: Stream, received: bytes, greeting: Greeting, timeout_ms: int) -> tuple[Join | None, bytes]:
-    """Introduce a master to a slave, of which `received` is known already.
+    """Introduce a master to a slave; return the join, or None and the first report of a slave without epochs.
 
-    Returns the join, or None and the first report of a slave without epochs. Raises RemotingConnectError.
+    `received` has been read before. Raises RemotingConnectError.
     """
     first = received + await read_exactly(stream, _REPORT.size - len(received), timeout_ms)
     if _REPORT.unpack(first) != (KNOWS_EPOCHS,):
@@ -96,7 +90,6 @@ async def welcome(stream: Stream, received: bytes, greeting: Greeting, timeout_m
 
 
 def as_epochs(pairs: tuple[tuple[int, int], ...]) -> list[Epoch]:
-    """Return the epochs that a peer has sent."""
     return [Epoch(*pair) for pair in pairs]
 
 

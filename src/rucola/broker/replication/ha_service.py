@@ -2,30 +2,30 @@
 
 Protocol on each connection (frames: `rucola.protocol.replication`):
 
-1. The slave connects and reports the physical offset to begin at; 0 means that it has no log. If it knows epochs, both
-   sides exchange theirs before that (`ha_handshake`). A master that is fenced serves no slaves. From its first report
-   on, the slave is one of maxSlaves; a connection without one takes no slave's place. It has haHousekeepingInterval for
-   that, since Apache's slave is silent for its haSendHeartbeatInterval, 5 s, after it has connected.
-2. The master checks it. Behind the end of its own log, or before the beginning: the logs have diverged, or retention
-   has deleted the range. The master closes the connection and logs what the operator can do.
+1. The slave connects and reports the physical offset to start at; 0 means that it has no log. If it supports epochs,
+   both sides exchange theirs before that (`ha_handshake`). A fenced master serves no slaves. Only from its first report
+   does the slave count for maxSlaves. It has haHousekeepingInterval for that, since Apache's slave is silent for its
+   haSendHeartbeatInterval, 5 s, after it has connected.
+2. The master checks it. After the end of the log, or before its start, the logs have diverged, or retention has deleted
+   the range. The master closes the connection and logs what the operator can do.
 3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
-   0 it begins with the oldest file of the log, or with the newest (haTransferFrom). While the slave lags by
+   0 it starts with the oldest file of the log, or with the newest (haTransferFrom). While the slave lags by
    haSlaveFallbehindMax, haCatchUpRate limits the bytes per second; a SYNC_MASTER does not wait for that slave.
 4. At the end of its log the master waits until a dispatch or a waiting sender wakes the connection. After
-   haSendHeartbeatInterval without data it sends an empty transfer. It does so sooner if the visible end has changed
-   (`visible_end`), which slaves that know epochs learn from the headers.
+   haSendHeartbeatInterval without data it sends an empty transfer, sooner if the visible end has changed
+   (`visible_end`), which is in the headers for slaves that support epochs.
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
    haHousekeepingInterval is disconnected.
 
-A SYNC_MASTER answers SEND_OK after a slave has reported the message (`wait_replicated`). All waiting senders share the
-next report. The wait ends after slaveTimeout. It fails immediately if no slave is connected or all lag by
-haSlaveFallbehindMax, and when the last slave disconnects; but a new master waits EXPECTED_S for the members of its
-in-sync set, which have everything, to connect to it for the first time.
+A SYNC_MASTER answers SEND_OK after a slave has reported the message (`wait_replicated`). The wait ends after
+slaveTimeout. It fails immediately if no slave is connected or all lag by haSlaveFallbehindMax, and when the last slave
+disconnects; but a new master waits EXPECTED_S for the members of its in-sync set, which have everything, to connect to
+it for the first time.
 
 Corresponds to `HAService` and `HAConnection` of Apache RocketMQ 4.9.8. Deliberate differences: a slave without a log
 gets all of it by default, where Apache sends the newest file; a slave that requests a range which the log does not
 contain is disconnected with a log line that says what to do, where Apache sends nothing, or the bytes that are appended
-there later; the lag is that of the slaves connected now, and nothing waits for a slave that has disconnected.
+there later; the lag is of the slaves connected now, and nothing waits for a slave that has disconnected.
 """
 
 from __future__ import annotations
@@ -62,15 +62,13 @@ READ_SIZE = 8192
 EXPECTED_S = 1.0
 """Time that senders wait for in-sync slaves that have not connected to a new master yet."""
 TELL_INTERVAL_S = 0.1
-"""After this time without data, slaves are told of a new visible end."""
+"""Time without data after which slaves get a new visible end."""
 
 
 class _HAConnection:
-    """State of one connected slave."""
-
     def __init__(self, stream: Stream) -> None:
         self.peer = stream.peer
-        """Address of the slave, "ip:port"."""
+        """The slave's "ip:port"."""
         self.reported = -1
         """The slave has every byte before this physical offset; -1 until its first report."""
         self.wake = asyncio.Event()
@@ -78,21 +76,18 @@ class _HAConnection:
         self.dropped = asyncio.Event()
         """Set to close it."""
         self.progress: TransferProgress | None = None
-        """Set when the transfer begins."""
+        """None until the transfer starts."""
         self.member_id: int | None = None
-        """The slave's brokerId, if it knows epochs."""
+        """The slave's brokerId, if it supports epochs."""
         self.address = stream.peer
-        """The address at which the slave serves clients, if it knows epochs."""
+        """The slave's address for clients, if it supports epochs."""
         self.knows_epochs = False
         self.told_end = NO_VISIBLE_END
-        """The visible end that the slave was told last."""
+        """The last visible end that the slave got."""
 
 
 class HAService:
-    """Replication of one store to its slaves, with `tls` as on the broker's port.
-
-    Belongs to one event loop.
-    """
+    """Replication of one store to its slaves, with `tls` as on the broker's port. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -106,21 +101,18 @@ class HAService:
         self._config = config
         self._mastership = mastership
         self._admission = admission
-        """Authenticates a slave, and returns the bytes of its first report that it read."""
+        """Authenticates a slave; returns the bytes that it read of its first report."""
         self._store = store
         self._is_sync = store.config.broker_role is BrokerRole.SYNC_MASTER
         self._on_visible_end = on_visible_end
-        """Called with the visible end when it may have changed."""
         self._visible_end = NO_VISIBLE_END
         """Up to here all in-sync slaves of a SYNC_MASTER have, or had, the log."""
         self._in_sync: frozenset[int] | None = None
-        """The slaves that must have a message before it is acknowledged; None if one slave is enough, as in 4.9.8."""
+        """Slaves that must confirm a message before it is acknowledged; None if one is enough, as in 4.9.8."""
         self._expected: frozenset[int] = frozenset()
-        """Members of the in-sync set of the start that have not connected to this master yet."""
+        """Members of the initial in-sync set that have not connected to this master yet."""
         self._reported = asyncio.Event()
-        """Set by each report."""
         self._connections: set[_HAConnection] = set()
-        """Those of slaves that have reported."""
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         """Physical offset and future of each waiting sender."""
         self._server = StreamServer(
@@ -143,17 +135,13 @@ class HAService:
         await self._server.stop()
 
     def replication_lag(self) -> dict[str, int]:
-        """Return the replication lag of each slave in bytes, by "ip:port".
-
-        A slave is included after its first report.
-        """
+        """Return the replication lag in bytes of each slave that has reported, by "ip:port"."""
         end = self._store.max_physical_offset
         return {
             connection.peer: end - connection.reported for connection in self._connections if connection.reported >= 0
         }
 
     def confirmed(self) -> dict[int, int]:
-        """Return what each connected slave that knows epochs has confirmed, by its brokerId."""
         return {
             connection.member_id: connection.reported
             for connection in self._connections
@@ -161,14 +149,12 @@ class HAService:
         }
 
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
-        """Wait until a slave that knows epochs has everything below a physical offset."""
         while self.confirmed().get(member_id, -1) < physical_offset:
             self._reported.clear()
             self.on_put()
             await self._reported.wait()
 
     def slaves(self) -> list[SlaveProgress]:
-        """Return the slaves that have reported."""
         members = self._in_sync
         return [
             SlaveProgress(
@@ -182,18 +168,18 @@ class HAService:
         ]
 
     def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId.
+        """Acknowledge only what all of these slaves have, by their brokerId, and wait for no other.
 
-        Nothing waits for any other slave. A new master begins with the `visible_end` that it had as slave.
+        A new master starts with the `visible_end` that it had as slave.
         """
         if self._is_sync and not members:
             self._visible_end = NO_VISIBLE_END
         elif self._is_sync and self._visible_end == NO_VISIBLE_END:
-            # What was visible while no slave was required stays so: a slave joins the in-sync set once it has that, and
+            # The end visible while no slave was required stays: a slave joins the in-sync set once it has that, and
             # until then no other broker can be elected.
             end = self._store.max_physical_offset
             if self._in_sync is None:
-                # Without an in-sync set its last master told no end at all. Not all members may have what this one has.
+                # Without an in-sync set its last master sent no end. Not all members may have what this one has.
                 end = visible_end if visible_end is not None and visible_end <= end else 0
             self._visible_end = end
         self._expected &= members
@@ -204,31 +190,26 @@ class HAService:
     def _on_progress(self) -> None:
         end = self._replicated_end()
         if self._is_sync and self._in_sync is not None:
-            self._visible_end = max(self._visible_end, end)  # it never moves back, also if a slave disconnects
+            self._visible_end = max(self._visible_end, end)  # it never moves back, even if a slave disconnects
             self._on_visible_end(self._visible_end)
         self._resolve_waiters(end, is_replicated=True)
 
     def disconnect_slave(self, member: int) -> None:
-        """Close the connections of a slave that knows epochs, and forget its confirmations by them."""
+        """Close the connections of a slave that supports epochs, and forget its confirmations by them."""
         for connection in self._connections:
             if connection.member_id == member:
                 connection.member_id = None
                 connection.dropped.set()
 
     def _replicated_end(self) -> int:
-        """Return the physical offset up to which the log counts as replicated.
-
-        It is -1 if nothing does.
-        """
         if self._in_sync is None:
             return max([connection.reported for connection in self._connections], default=-1)
         confirmed = self.confirmed()
-        # Without any slave in sync, a SYNC_MASTER has no second copy to vouch for.
+        # Without any slave in sync, a SYNC_MASTER has no second copy.
         # For example, in sync 2 and 3, and confirmed 2: 900, 3: 700, 4: 950: the log counts as replicated up to 700.
         return min([confirmed.get(member, -1) for member in self._in_sync], default=-1)
 
     def log_replication_lag(self) -> None:
-        """Log the replication lag of each slave, and the progress of one that catches up."""
         end, now_s = self._store.max_physical_offset, asyncio.get_running_loop().time()
         for connection in self._connections:
             if connection.reported >= 0:
@@ -236,15 +217,12 @@ class HAService:
                 logger.info("replication lag of slave %s: %d bytes%s", connection.peer, end - connection.reported, far)
 
     def on_put(self) -> None:
-        """Wake all connections, after new records were dispatched or a sender began to wait."""
+        """Wake all connections, for dispatched records or a waiting sender."""
         for connection in self._connections:
             connection.wake.set()
 
     async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
-        """Wait until a slave has everything below `physical_offset`.
-
-        Returns PUT_OK, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE.
-        """
+        """Wait until a slave has everything below `physical_offset`; return PUT_OK or the status of the failure."""
         # The lag is checked before this message counts as replicated, as Apache does.
         farthest = self._replicated_end()
         is_behind = farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max
@@ -264,7 +242,6 @@ class HAService:
         return PutMessageStatus.PUT_OK if is_replicated else PutMessageStatus.SLAVE_NOT_AVAILABLE
 
     async def _serve(self, stream: Stream) -> None:
-        """Serve one slave until either side closes the connection."""
         connection = _HAConnection(stream)
         try:
             await run_until_first_ends(
@@ -303,10 +280,6 @@ class HAService:
                 self._on_report(connection, physical_offset)
 
     async def _welcome(self, connection: _HAConnection, stream: Stream) -> bytes:
-        """Admit a slave, and exchange epochs with it if it knows them.
-
-        Returns the bytes of its first report.
-        """
         received = b"" if self._admission is None else await self._admission(stream)
         mastership, store = self._mastership, self._store
         if not mastership.is_valid:
@@ -343,10 +316,7 @@ class HAService:
         return encode_report(join.begin)
 
     def _on_report(self, connection: _HAConnection, physical_offset: int) -> None:
-        """Process a report; the first one is the offset to begin at.
-
-        Raises StoreError if the logs have diverged.
-        """
+        """Process a report; the first is the offset to start at. Raises StoreError if the logs have diverged."""
         end = self._store.max_physical_offset
         if physical_offset > end:
             raise StoreError(
@@ -362,12 +332,10 @@ class HAService:
         self._on_progress()
 
     def _fail_waiters(self) -> None:
-        """End the wait of all senders if there is no slave to wait for."""
         if self._replicated_end() < 0 and not self._expected:
             self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
 
     def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
-        """Resolve the senders that wait for bytes before `physical_offset`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter[0] > physical_offset:
@@ -376,10 +344,6 @@ class HAService:
                 waiter[1].set_result(is_replicated)
 
     async def _send(self, connection: _HAConnection, stream: Stream) -> None:
-        """Send the log to one slave.
-
-        Raises StoreError if retention has deleted the range that it needs.
-        """
         position = await self._begin(connection)
         loop = asyncio.get_running_loop()
         connection.progress = TransferProgress(position, loop.time())
@@ -422,7 +386,6 @@ class HAService:
         return encode_header(physical_offset, size, connection.told_end)
 
     async def _begin(self, connection: _HAConnection) -> int:
-        """Wait for the first report and return the physical offset to send from."""
         while connection.reported < 0:
             connection.wake.clear()
             await connection.wake.wait()
@@ -440,6 +403,5 @@ class HAService:
 
 
 async def _until_dropped(connection: _HAConnection) -> None:
-    """Wait until a connection is to be closed. Raises RemotingConnectError."""
     await connection.dropped.wait()
     raise RemotingConnectError("closed: the slave has a newer connection, or another log than before")

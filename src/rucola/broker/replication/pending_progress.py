@@ -1,23 +1,21 @@
-"""Pending progress: offsets of a master's own deliveries, until its slave has these.
+"""Pending progress: offsets of a master's internal puts, until its slave has the records.
 
-On its own account a master delivers delayed messages and puts open half messages back: it puts a record, and then
-advances an offset. Log and offsets reach the slave independently, and the offsets may be first. A slave that took them
-at once and were promoted would find the message neither in its own queue nor among those that wait: a message that was
-acknowledged would be lost.
+A master that delivers delayed messages or puts open half messages back puts a record, then advances an offset. Log and
+offsets reach the slave independently. A slave that applied offsets before it has the record, and were promoted, would
+lose an acknowledged message.
 
     master    delivers the message that waits at 400 by a record at 900, and ends at 1000: offsets {level 1: 5}
     slave     ends at 700     {level 1: 5} is pending with the end 1000, {level 1: 4} applies
     slave     ends at 1000    {level 1: 5} applies
 
-So a table comes with the end of the master's log, read after the table. It is pending until the slave has that much of
-the log on disk, and the last epoch of its log is that of the master's: then both logs are equal up to there. In another
-epoch the slave's log is that of another master.
+So a table comes with the end of the master's log, read after the table. It is pending until the slave has the log up to
+there on disk, and its log has the same last epoch as the master's: then both logs are equal up to there.
 
-At most one table is pending, and later ones of the same log are dropped meanwhile. If the newest were kept instead, a
-slave that lags steadily would never apply any. So the offsets are behind by no more than the log is, which costs
-duplicates at most. A restart forgets what is pending.
+At most one table is pending, and later ones of the same log are dropped: otherwise a slave that lags steadily would
+never apply any. So the offsets lag no more than the log, which costs duplicates at most. A restart forgets what is
+pending.
 
-A master without epochs, such as Apache's, is known by its address, and how much of its log is needed by the end alone.
+A master without epochs, such as Apache's, is identified by its address, and only the end counts.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MasterProgress(Generic[T]):
-    """A table of offsets with the end of the log that it needs.
-
-    `needed.epoch` is 0 if the master at `address` has no epochs.
-    """
+    """A table of offsets with the end of the log that it needs; `needed.epoch` is 0 for a master without epochs."""
 
     table: T
     address: str
@@ -53,8 +48,6 @@ class MasterProgress(Generic[T]):
 
 
 class PendingProgress(Generic[T]):
-    """The table that waits for the log."""
-
     def __init__(self) -> None:
         self._pending: MasterProgress[T] | None = None
 
@@ -64,7 +57,7 @@ class PendingProgress(Generic[T]):
             self._pending = progress
 
     def take(self, address: str, own: LogPosition) -> MasterProgress[T] | None:
-        """Return the waiting progress if it is covered, which then waits no more; else None."""
+        """Remove and return the waiting progress if it is covered, else None."""
         pending = self._pending
         if pending is None or not pending.is_covered(address, own):
             return None

@@ -8,18 +8,14 @@
                                                                            once the log covers them
     queue locks                    GET_ALL_QUEUE_LOCKS (20006)             replaced; not from Apache's master
 
-The offsets of CID_RMQ_SYS_TRANS among the consumer offsets, and those of delayed delivery, say what the master itself
-has delivered. They wait until the slave has that on disk (`pending_progress`); a run begins with those that have waited
-long enough. The master names the end of its log with the table. One that does not, such as Apache's, is asked for it
-after the table, by GET_BROKER_RUNTIME_INFO (28).
+The offsets of CID_RMQ_SYS_TRANS and of delayed delivery count the master's deliveries, and wait until the slave has
+these on disk (`pending_progress`), up to the end of the log that the master names with the table. Apache's master names
+none; GET_BROKER_RUNTIME_INFO (28) returns it, requested after the table.
 
-The log replicates messages only. Consumers need the tables to read from the slave, and the slave needs them to continue
-as a master. The tables are requested independently: one that fails is logged, and requested again by the next run.
-
-A run every half second names the versions that the slave has, and gets what has changed since then, which is little or
-nothing. Every 10 s a run copies everything, so that an offset that a client committed at the slave gives way to the
-master's. From a master without versions (Apache's), only these runs copy. The offsets of CID_RMQ_SYS_TRANS come from
-these runs only: those of the half queue and of the op queue belong together, and a change may have one of them.
+The tables are requested independently: a failure is logged, and repeated by the next run. A run every half second
+requests the changes since the slave's versions. Every 10 s a run copies everything, so that an offset that a client
+committed at the slave is replaced by the master's. From a master without versions (Apache's), only these runs copy. So
+do the offsets of CID_RMQ_SYS_TRANS: half queue and op queue belong together, and a change may have one of them.
 
 Corresponds to `SlaveSynchronize` of Apache RocketMQ 4.9.8. Deliberate difference: a message of an unknown topic starts
 a run immediately, so that its messages can be read even if the master fails right after.
@@ -71,8 +67,6 @@ RUNS_PER_FULL_COPY = 20
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The response of the master at `address` to the request for a table."""
-
     address: str
     header: TableCopyHeader
     body: bytes
@@ -85,10 +79,7 @@ class _Answer:
 
 
 class SlaveSynchronize:
-    """Synchronizes with the master whose address the last registration returned.
-
-    All methods must be called in one event loop.
-    """
+    """Synchronizes with the master of the last registration. All methods must be called in one event loop."""
 
     def __init__(
         self,
@@ -112,22 +103,17 @@ class SlaveSynchronize:
         self._clock = clock
         self._delay_offset_path = delay_offset_path
         self._outages = Outages(logger)
-        """The last logged error of each request that fails, to log each error once."""
         self._runs = 0
         self._has_versions = False
-        """Whether the master's last full answer had a version."""
         self._offsets_version = ""
-        """The version of the master's consumer offsets that were merged last."""
         self._locks_version = ""
-        """The version of the master's queue locks that were copied last."""
         self._delay_offsets: dict[int, int] | None = None
-        """The offsets of delayed delivery that were written last, if any."""
         self._pending_delay_offsets: PendingProgress[dict[int, int]] = PendingProgress()
         self._pending_transactions: PendingProgress[dict[str, dict[int, int]]] = PendingProgress()
         self._unknown_topics: set[str] = set()
         """Topics without a configuration that arrived since the last periodic run."""
         self._early_run: asyncio.Task[None] | None = None
-        """The run that an unknown topic started."""
+        """Started by an unknown topic."""
 
     def on_arrival(self, topic: str) -> None:
         """Start a run if the topic is unknown, once per topic between two periodic runs."""
@@ -138,7 +124,6 @@ class SlaveSynchronize:
                 self._early_run = asyncio.create_task(self._run_early())
 
     async def stop(self) -> None:
-        """Cancel a run that an unknown topic started."""
         if self._early_run is not None:
             self._early_run.cancel()
             await asyncio.gather(self._early_run, return_exceptions=True)
@@ -173,10 +158,7 @@ class SlaveSynchronize:
                 await self._copy(RequestCode.GET_ALL_QUEUE_LOCKS, self._copy_locks, locks)
 
     async def _copy(self, code: RequestCode, apply: Callable[[_Answer], Awaitable[None]], version: str) -> None:
-        """Request a table and apply the response, unless the master's version is `version`.
-
-        An empty response is not applied.
-        """
+        """Request a table and apply the response, unless it is empty or the master's version is `version`."""
         address = self._registration.master_address
         try:
             request = RemotingCommand.request(code, TableVersionHeader(table_version=version))
@@ -185,7 +167,7 @@ class SlaveSynchronize:
                 header = response.decode_header(TableCopyHeader)
                 await apply(_Answer(address, header, response.body, is_whole=not version))
         except (MQError, OSError) as error:
-            # If the master is away, all requests fail: one subject for them.
+            # If the master is unreachable, all requests fail: one subject for them.
             self._outages.failed(COPY if is_unreachable(error) else f"{code.name} from the master", error)
         else:
             self._outages.succeeded(COPY)
@@ -225,7 +207,7 @@ class SlaveSynchronize:
             self._pending_delay_offsets.offer(MasterProgress(offsets, answer.address, needed))
 
     async def _log_end(self, answer: _Answer) -> LogPosition:
-        """Return an end of the master's log, read after the table of an answer."""
+        """An end of the master's log, read after the table of a response."""
         header = answer.header
         if header.log_end is not None:
             return LogPosition(header.log_epoch or 0, header.log_end)
@@ -238,7 +220,6 @@ class SlaveSynchronize:
         return LogPosition(0, int(end))
 
     async def _apply_progress(self) -> None:
-        """Apply the offsets that waited, as far as the log covers them."""
         address, own = self._registration.master_address, self._mastership.flushed_position
         if (transactions := self._pending_transactions.take(address, own)) is not None:
             self._offsets.merge_transactions(transactions.table, transactions.needed.end)

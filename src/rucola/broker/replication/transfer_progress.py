@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _BURST_S = 0.005
-"""Delays below this are added up: a timer of the event loop is not more exact."""
+"""Shorter delays are added up: a timer of the event loop is not more exact."""
 
 
 class Pace:
@@ -17,10 +17,7 @@ class Pace:
         self._paid_until = clock()
 
     def delay_s(self, size: int) -> float:
-        """Return the time to wait after a transfer of `size` bytes.
-
-        Pauses before it are not made up for.
-        """
+        """Return the time to wait after a transfer of `size` bytes; earlier pauses are not credited."""
         now = self._clock()
         self._paid_until = max(self._paid_until, now) + size / self._rate
         delay_s = self._paid_until - now
@@ -28,18 +25,14 @@ class Pace:
 
 
 class TransferProgress:
-    """How far a slave has come since its transfer began at a physical offset."""
+    """Progress of a slave since its transfer started at a physical offset."""
 
     def __init__(self, begin: int, now_s: float) -> None:
         self._begin = begin
         self._last = (begin, now_s)
 
     def text(self, reported: int, end: int, now_s: float) -> str:
-        """Return the progress as text; empty for a slave that has everything.
-
-        For example `; 40 % of the 2000000 bytes from 0 on, 20000 bytes/s, about 60 s left`. The rate is that since the
-        last call.
-        """
+        """Return the progress and the rate since the last call as text; empty for a slave that has everything."""
         last, last_s = self._last
         self._last = (reported, now_s)
         if reported >= end:

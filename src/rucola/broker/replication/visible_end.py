@@ -1,13 +1,12 @@
-"""Visible end: consumers see only messages that all members of the in-sync set have.
+"""Visible end: consumers see only messages that all members of the in-sync set have, on a SYNC_MASTER with such a set.
 
-This holds on a SYNC_MASTER with such a set. A consumer that had got another message could commit its offset. If the
-master were lost then, the new one would store a different message under that offset, which the consumer would never get
-(apache/rocketmq#7689). So pulls end before the first message that a member lacks, and pulls that are held there are
-retried when the members have more. Whatever else tells clients where a queue ends tells that as well, since a group may
-begin there: `MessageStore.max_offset` for clients, `store_time` and `offset_by_time`.
+Otherwise a consumer could commit the offset of a message that is lost with the master, and never get a different
+message that the new master stores under it (apache/rocketmq#7689). So pulls end before the first message that a member
+lacks, and held pulls are retried when the members have more. The ends of queues for clients are limited likewise, since
+a group may start there: `MessageStore.max_offset` for clients, `store_time` and `offset_by_time`.
 
-The same holds on a slave, which learns the visible end from its master with the log. A slave that may have to cut off
-the end of its log shows nothing before it has compared it with the master's.
+A slave gets the visible end from its master with the log. If it may have to cut off the end of its log, it shows
+nothing before it has compared it with the master's.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class VisibleEnd:
         self._store = store
         self._hold = hold
         self._unseen: dict[ConsumeQueue, None] = {}
-        """Queues with messages that are not visible yet, at most all."""
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         """Retry held pulls on the queues of new messages, as soon as these are visible."""
@@ -41,7 +39,7 @@ class VisibleEnd:
                     self._hold.arrived(queue)
 
     def advance(self, physical_offset: int) -> None:
-        """Let consumers see what ends at or before a physical offset."""
+        """Show consumers everything that ends at or before a physical offset."""
         if self._store.visible_end is None:  # from now on, there may be messages that no pull has seen
             self._unseen.update(dict.fromkeys(self._store.consume_queues()))
         if self._store.visible_end != physical_offset:

@@ -2,13 +2,13 @@
 
 Planned switchover, on the master:
 
-    1. It stops accepting messages; producers of Rucola wait and send again.
-    2. It waits until the slave has confirmed the whole log. If that takes too long, it accepts messages again.
-    3. It asks the slave to become master in the next epoch, and waits until that is registered.
-    4. It follows the new master.
+1. It stops accepting messages; producers of Rucola wait and send again.
+2. It waits until the slave has confirmed the whole log. If that takes too long, it accepts messages again.
+3. It asks the slave to become master in the next epoch, and waits until that is registered.
+4. It follows the new master.
 
-If it cannot find out whether the slave has become master, it accepts no messages any more, until an operator promotes
-one of both: two masters would be worse.
+If it cannot find out whether the slave has become master, it accepts no messages until an operator promotes one of
+both: two masters would be worse.
 
 No counterpart in Apache RocketMQ 4.9.8: there a broker changes its role by a restart with another configuration.
 """
@@ -44,25 +44,20 @@ logger = logging.getLogger(__name__)
 
 NO_RIGHT = "this broker is elected master, and has no right to acknowledge: neither etcd nor the members confirm it"
 POLL_S = 0.02
-"""Time between two questions whether the slave is master."""
+"""Time between two requests whether the slave is master."""
 MAX_COUNTED = 1_000_000
-"""The most messages that are counted for a status; a count that reaches it means this many or more."""
+"""Maximum of messages counted for a status; it means this many or more."""
 COUNTED_PER_ITERATION = 1000
 
 
 class RoleChanges(RoleControl, Protocol):
-    """`RoleControl` that runs changes in the background.
-
-    They run there since the service that asks for a change ends with it.
-    """
+    """`RoleControl` that runs changes in the background, since the service that requests a change ends with it."""
 
     member_id: int
     role_since_ms: int
 
     @property
-    def master_role(self) -> str:
-        """The role that the broker has as master."""
-        ...
+    def master_role(self) -> str: ...
 
     @property
     def last_switch(self) -> RoleSwitch:
@@ -71,7 +66,7 @@ class RoleChanges(RoleControl, Protocol):
 
     @property
     def switches(self) -> Mapping[SwitchReason, int]:
-        """The switches since the start of the process, by reason."""
+        """Since the start of the process, by reason."""
         ...
 
     def in_background(self, change: Coroutine[Any, Any, None]) -> None:
@@ -80,49 +75,32 @@ class RoleChanges(RoleControl, Protocol):
 
 
 class PeerCalls(Protocol):
-    """Requests of a master to the slave to which it hands over.
-
-    Both methods raise RemotingError.
-    """
+    """Requests of a master to the slave to which it hands over. Both methods raise RemotingError."""
 
     async def promote(self, address: str, epoch: int) -> None:
-        """Have a slave take over in an epoch, although its master is connected."""
+        """Have a slave become master in an epoch, although its master is connected."""
         ...
 
-    async def status(self, address: str) -> HaStatus:
-        """Return the role of a broker."""
-        ...
+    async def status(self, address: str) -> HaStatus: ...
 
 
 class ReplicationState(Protocol):
-    """What one side of a broker pair knows of the other."""
+    """What one side of a broker pair has of the other; see `assembly.replication.Replication`."""
 
     @property
-    def is_following(self) -> bool:
-        """Whether this slave is connected to its master, with an equal log."""
-        ...
+    def is_following(self) -> bool: ...
 
     @property
-    def followed_epoch(self) -> int:
-        """The epoch of the master that this slave has followed last; 0 on a master."""
-        ...
+    def followed_epoch(self) -> int: ...
 
-    def confirmed(self) -> dict[int, int]:
-        """Return what each slave that knows epochs has confirmed, by its brokerId."""
-        ...
+    def confirmed(self) -> dict[int, int]: ...
 
-    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None:
-        """Wait until a slave that knows epochs has everything below a physical offset."""
-        ...
+    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None: ...
 
-    def slaves(self) -> list[SlaveProgress]:
-        """Return the connected slaves."""
-        ...
+    def slaves(self) -> list[SlaveProgress]: ...
 
 
 class RoleService:
-    """Reads and changes the role of one broker."""
-
     def __init__(
         self,
         config: BrokerConfig,
@@ -144,7 +122,6 @@ class RoleService:
         self._control = control
         self._clock = clock
         self._election = election
-        """The election of the master; None if operators decide."""
 
     def slaves(self) -> list[SlaveStatus]:
         """Return the connected slaves of this master, and how far each lags."""
@@ -162,22 +139,19 @@ class RoleService:
 
     @property
     def epoch(self) -> int:
-        """The last epoch of the log."""
         return self._mastership.epochs.last.number
 
     @property
     def last_switch(self) -> RoleSwitch:
-        """The last switch of this broker, in this process or before."""
         return self._control.last_switch
 
     @property
     def switches(self) -> Mapping[SwitchReason, int]:
-        """The switches since the start of the process, by reason."""
         return self._control.switches
 
     @property
     def is_accepting(self) -> bool:
-        """Whether this broker stores and acknowledges messages, which an elected master needs the right for."""
+        """Whether this broker stores and acknowledges messages, for which an elected master needs its lease."""
         if self._election is not None and ((figures := self._election.figures()) is None or not figures.right_s):
             return False
         return self._store.write_state.is_writable
@@ -195,7 +169,6 @@ class RoleService:
         )
 
     async def status(self, count_from: int | None) -> HaStatus:
-        """Return role, epochs and replication of this broker."""
         store, config, mastership = self._store, self._config, self._mastership
         slaves = self.slaves()
         replicated = max([slave.confirmed for slave in slaves], default=store.min_physical_offset)
@@ -228,12 +201,10 @@ class RoleService:
         )
 
     def _check_not_elected(self) -> None:
-        """Raise Refused if etcd decides about the role of this broker."""
         if self._config.coordination.is_enabled:
             raise Refused(Reason.FAILED, ELECTED)
 
     def _check_broker_id(self, broker_id: int) -> None:
-        """Raise Refused if this broker has no id as slave, and gets none."""
         if self._control.member_id <= 0 and broker_id <= 0:
             raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
 
@@ -255,10 +226,7 @@ class RoleService:
         return epoch
 
     def demote(self, caller: Caller, broker_id: int) -> None:
-        """Become slave of the registered master, in the background.
-
-        Raises Refused without an id above 0.
-        """
+        """Become slave of the registered master, in the background. Raises Refused without an id above 0."""
         self._check_not_elected()
         self._check_broker_id(broker_id)
         logger.warning("%s demotes this broker to slave", caller.address)
@@ -268,10 +236,7 @@ class RoleService:
         self._control.in_background(change)
 
     async def switch_over(self, caller: Caller, target: SwitchOverRequestHeader) -> tuple[int, int]:
-        """Hand over to a slave; return the new epoch and the pause in milliseconds.
-
-        Raises Refused.
-        """
+        """Hand over to a slave; return the new epoch and the pause in milliseconds. Raises Refused."""
         mastership = self._mastership
         if not mastership.is_valid:
             raise Refused(Reason.FAILED, "this broker is no master")
@@ -297,7 +262,7 @@ class RoleService:
         except MQError as error:  # it may have got the request
             logger.error("switchover: %s did not answer: %s", target.target_addr, error)
         if self._election is not None:
-            # The election goes on by itself, and ends this service; the operator sees who becomes master.
+            # The election continues without this service, which ends; the operator sees the new master.
             if not await self._election.hand_over(target.timeout_ms / 1000):
                 mastership.resume()
                 raise Refused(Reason.FAILED, "this broker stays master: etcd names no other one that could be elected")
@@ -326,19 +291,14 @@ class RoleService:
         )
 
     def _master_address(self, ha_address: str) -> str:
-        """Return the HA address to follow: empty if name servers know that of the master."""
+        """The HA address to follow: empty if the name servers have it."""
         return "" if self._config.namesrv_addresses else ha_address or self._config.ha_master_address
 
     def _age_s(self, physical_offset: int) -> float:
-        """Return the age of the message at a physical offset, in seconds.
-
-        It is 0 at the end of the log.
-        """
         record = self._store.record_at(physical_offset)
         return 0 if record is None else max(0, self._clock() - peek(record).store_timestamp) / 1000
 
     async def _count(self, physical_offset: int) -> int:
-        """Return the number of messages from a physical offset on, up to MAX_COUNTED."""
         count = 0
         while count < MAX_COUNTED and (held := self._store.hold_bytes(physical_offset, FRAME.size)) is not None:
             with held:
