@@ -1,7 +1,8 @@
 """Entry point of a server under a supervisor: `python -m rucola.cli.supervised PARENT PROGRAM COMMAND...`.
 
 PROGRAM is `rucola`, or the path of another program, which replaces this process. On Linux the server gets SIGTERM if
-its supervisor ends without stopping it: it would keep its ports and its store, and the next supervisor could not start it.
+its supervisor ends without stopping it: it would keep its ports and its store, and the next supervisor could not start
+it.
 """
 
 from __future__ import annotations
