@@ -283,7 +283,7 @@ class TransactionalMessageService:
     def check(
         self, now_ms: int, find_producer: Callable[[str, str], P | None]
     ) -> Iterator[tuple[P, TransactionCheckRequest]]:
-        """Yield a connected producer and a check request for each half message that timed out.
+        """Yield a producer, by `find_producer(group, topic)`, and a check request for each half message that timed out.
 
         Visits the half messages that exist at the first step. Other methods may be called between two requests. Ends
         early at a message that is too young, since all later ones are younger, and at a failed put.
