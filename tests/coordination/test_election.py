@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rucola.coordination.decisions import (
     Announce,
     ChangeInSync,
@@ -10,6 +12,7 @@ from rucola.coordination.decisions import (
     Follow,
     Reclaim,
     Release,
+    Resign,
     Stand,
     TakeOffice,
     Unfollow,
@@ -218,7 +221,6 @@ def test_a_lost_state_is_restored_with_the_set_and_not_with_all_slaves() -> None
     state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
     first = master(1, state, Own(3, 500, {2: 500, 3: 200}))
     second, third = Member(2, Own(3, 500, {})), Member(3, Own(3, 200, {}))
-    assert isinstance(decide([first, second, third], 11.0, state, leader(1)), Disconnect)
     for _ in range(3):
         decide([first, second, third], 11.0, state, leader(1))
     first.election.lease_lost()
@@ -268,8 +270,10 @@ def test_a_master_whose_store_has_failed_gives_up_if_another_one_can_follow() ->
     assert first.election.right_until_s(11.0) > 11
     first.own = Own(3, 500, {2: 500}, has_failed=True)
     view = View(leader(1), state, {1: MemberRecord(1, "", "", 100, 10), 2: MemberRecord(2, "", "", 100, 20)})
-    assert first.election.decide(11.0, view, first.own) == Release(LEASE)
+    assert first.election.decide(11.0, view, first.own) == Resign(3, {1: 10, 2: 20}, 5, 1, LEASE)
     assert first.election.right_until_s(11.0) == 0
+    # Its lease has not ended, by an error of etcd: it takes office no more.
+    assert first.election.decide(11.0, view, Own(3, 500, {})) == Release(LEASE)
     assert settle([second, first], state) == Stand(4, {2: 20}, 5)
     decision = settle([first, second], state)
     assert isinstance(decision, Wait)
@@ -308,6 +312,23 @@ def test_a_master_that_hears_of_a_later_epoch_stops_at_once() -> None:
     assert first.election.right_until_s(50.1) > 50.1
     first.election.deposed(4)
     assert first.election.right_until_s(50.1) == 0
+
+
+def test_a_promise_to_a_master_that_gave_up_holds_no_one_back() -> None:
+    """Nor does the start of a broker, which may have promised before; nor is the old master waited for."""
+    state = ElectedState(3, 1, {1: 10, 2: 20, 3: 30}, 5)
+    second, third = Member(2, Own(3, 500, {}), priority=101), Member(3, Own(3, 500, {}))
+    first = Member(1, Own(3, 500, {}))
+    assert isinstance(decide([second], 0.1, state, leader(1)), Follow)
+    assert second.election.promise(0.1, 3)
+    assert isinstance(decide([second, third, first], 0.2, state), Wait)
+    resigned = replace(state, revision=6, resigned=True)
+    assert decide([second, third], 0.3, resigned) == Stand(4, {2: 20, 3: 30}, 6)
+    assert isinstance(decide([second], 0.4, ElectedState(4, 2, {2: 20, 3: 30}, 9), leader(2)), TakeOffice)
+    # A promise to a later master counts.
+    third = Member(3, Own(3, 500, {}))
+    assert third.election.promise(0.1, 4)
+    assert isinstance(decide([third], 0.3, resigned), Wait)
 
 
 def test_a_member_promises_neither_an_older_master_nor_when_it_may_be_elected_itself() -> None:
@@ -388,7 +409,6 @@ def test_a_member_that_lags_for_too_long_leaves_the_set() -> None:
     state = ElectedState(3, 1, {1: 10, 2: 20}, 5)
     first = master(1, state, Own(3, 500, {2: 500}))
     view = View(leader(1), state, {number: MemberRecord(number, "", "", 100, number * 10) for number in (1, 2)})
-    assert first.election.decide(11.0, view, first.own) == Disconnect(2)
     assert first.election.decide(11.0, view, first.own) == Wait()
     assert first.election.decide(13.0, view, Own(3, 600, {2: 500})) == Wait()  # it had all of 500
     assert first.election.decide(15.9, view, Own(3, 700, {2: 599})) == Wait()

@@ -93,6 +93,14 @@ class TrustsOldConnections(Election):
         self._incarnations |= {member: record.incarnation for member, record in view.members.items()}
 
 
+class GoesOnAfterItGaveUp(Election):
+    """A master whose mark has reached etcd takes office again, as its lease did not end."""
+
+    def decide(self, now_s: float, view: View, own: Own) -> Decision:
+        self._given_up_epoch = 0
+        return super().decide(now_s, view, own)
+
+
 class RestoresWithEveryone(Election):
     """A state that etcd has lost is written again with all slaves that were seen."""
 
@@ -125,6 +133,7 @@ class GrowsWhileItIsCompared(Election):
         ShrinksBeforeEtcdDoes,
         JoinsAsSoonAsConnected,
         TrustsOldConnections,
+        GoesOnAfterItGaveUp,
         RestoresWithEveryone,
         GrowsWhileItIsCompared,
     ],

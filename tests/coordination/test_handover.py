@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient
-from rucola.client import Producer
+from rucola.client import Producer, SendStatus
 from rucola.store.tools.check import check
 from support.elected_group import ElectedGroup, logs_are_equal
 from support.etcd import EtcdServer
@@ -28,6 +28,45 @@ async def group(tmp_path: Path, own_etcd: EtcdServer) -> AsyncIterator[ElectedGr
         group = ElectedGroup(tmp_path, stack, own_etcd, 3)
         await group.create_topic()
         yield group
+
+
+async def test_a_handover_answers_every_send(group: ElectedGroup) -> None:
+    """Also if the slave that takes over has just started, and if it has promised not to stand a moment ago."""
+    ledger = SendLedger()
+    async with Producer("p", group.namesrv) as producer, AdminClient(group.namesrv) as admin:
+        await until(group.all_in_sync, SETTLE_S)
+        await ledger.until_ok(producer)
+        before = len(ledger.others)
+
+        async def send() -> None:
+            while True:
+                await ledger.send(producer)
+                await asyncio.sleep(0)
+
+        sending = asyncio.create_task(send())
+        for epoch in (2, 3, 4):
+            master = await group.master()
+            target = min(group.brokers.keys() - {master})
+            assert await asyncio.to_thread(group.brokers[target].stop) == 0
+            await asyncio.to_thread(group.start, target)
+            await until(group.all_in_sync, SETTLE_S)
+            found, pause_ms = await admin.roles.switch_over(group.address(target))
+            assert found == epoch
+            assert pause_ms > 0
+            assert await group.master() == target
+            count = len(ledger.acknowledged) + 50
+            await until(lambda count=count: len(ledger.acknowledged) >= count, SETTLE_S)
+            await until(group.all_in_sync, SETTLE_S)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        refused = [each for each in ledger.others[before:] if each[1] not in SendStatus.__members__]
+        assert refused == []
+        await ledger.check(group.namesrv)
+        master = await group.master()
+    for number in (*(group.brokers.keys() - {master}), master):
+        assert group.brokers[number].stop() == 0
+        assert check(group.directory(number)) == []
+    assert logs_are_equal(group)
 
 
 async def test_a_rolling_restart_by_the_book(group: ElectedGroup) -> None:
@@ -62,12 +101,14 @@ async def test_a_rolling_restart_by_the_book(group: ElectedGroup) -> None:
             count = len(ledger.acknowledged) + 50
             await until(lambda count=count: len(ledger.acknowledged) >= count, SETTLE_S)
             assert not await is_safe(slaves[0] if number != slaves[0] else slaves[1]), "another one is away"
-            group.start(number)
+            await asyncio.to_thread(group.start, number)
         await until(group.all_in_sync, SETTLE_S)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         await ledger.check(group.namesrv)
         master = await group.master()
+        refused = [each for each in ledger.others[before:] if each[1] not in SendStatus.__members__]
+        assert refused == []
         assert unsafe == 0, f"the restarts of slaves cost no guarantee: {ledger.others[before:][:unsafe]}"
         reasons = await admin.roles.stop_risks(group.address(master))
     for number in (*(group.brokers.keys() - {master}), master):

@@ -26,6 +26,7 @@ from rucola.coordination.decisions import (
     Follow,
     Reclaim,
     Release,
+    Resign,
     Stand,
     TakeOffice,
     Unfollow,
@@ -81,13 +82,13 @@ class SimulatedEtcd:
         self.state = ElectedState(epoch, member, in_sync, self.revision)
         return True
 
-    def change(self, member: int, change: ChangeInSync) -> int | None:
+    def change(self, member: int, change: ChangeInSync | Resign) -> int | None:
         if self.leader is None or self.leader.revision != change.leader_revision:
             return None
         if self.state is None or self.state.revision != change.revision:
             return None
         self.revision += 1
-        self.state = ElectedState(change.epoch, member, change.in_sync, self.revision)
+        self.state = ElectedState(change.epoch, member, change.in_sync, self.revision, isinstance(change, Resign))
         return self.revision
 
 
@@ -245,6 +246,9 @@ class SimulatedBroker:
                 self.following = None
             case Release(held):
                 self.call(lambda: etcd.revoke(held), ignore)
+            case Resign():
+                resigns = decision
+                self.call(lambda: etcd.change(self.member, resigns), lambda _: self.release(resigns.lease))
             case ChangeInSync():
                 change = decision
                 self.call(lambda: etcd.change(self.member, change), lambda result: self.changed(change, result))
@@ -266,6 +270,9 @@ class SimulatedBroker:
                 self.next_round = self.now + (1 if election.is_joining else BOUNDS.loop_wait_s / 2)
         if election.role is Role.SLAVE and self.office is not None and not isinstance(decision, TakeOffice):
             self.office = None
+
+    def release(self, lease: int) -> None:
+        self.call(lambda: self.world.etcd.revoke(lease), ignore)
 
     def lead(self, lease: int, stand: Stand) -> None:
         """Write a new state in etcd, as its transaction does."""
@@ -418,7 +425,10 @@ class World:
                 del broker.log[self.random.randrange(len(broker.log)) :]
             broker.start(self.unique())
         elif kind == 4:
-            broker.has_failed = True
+            if self.random.random() < 0.5:
+                broker.has_failed = True
+            else:
+                broker.election.hand_over()
         elif kind == 5:
             self.etcd.lose_data()
             self.has_lost_data = True

@@ -24,6 +24,7 @@ from rucola.broker.tables.topics import TopicConfigTable
 from rucola.coordination.write_lease import WriteLease
 from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS
 from rucola.protocol.topic import PERM_READ, PERM_WRITE
+from rucola.store.write_state import WriteState
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +129,23 @@ class SlaveRefusal:
 
 
 class LeaseRefusal:
-    """Rejects messages on a master whose lease has ended (`rucola.coordination`)."""
+    """Rejects messages on a master whose right to acknowledge them has ended (`rucola.coordination`).
 
-    def __init__(self, lease: WriteLease) -> None:
+    The reason is that of the store, if it takes none either: producers send again soon to a master that hands over.
+    """
+
+    def __init__(self, lease: WriteLease, write_state: WriteState) -> None:
         self._is_held = lease.is_held
+        self._write_state = write_state
 
     def check_for(self, action: Action) -> Check | None:
         if action not in (Action.PUBLISH, Action.RETRY, Action.END_TRANSACTION):
             return None
-        is_held = self._is_held
+        is_held, write_state = self._is_held, self._write_state
 
         def refuse(caller: Caller, resource: Resource) -> None:
             if not is_held():
-                raise Refused(Reason.UNAVAILABLE, LEASE_ENDED)
+                raise Refused(Reason.UNAVAILABLE, write_state.reason or LEASE_ENDED)
 
         return refuse
 

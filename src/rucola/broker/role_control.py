@@ -214,6 +214,7 @@ class BrokerRoleControl:
             if not self.member_id:
                 self.member_id = broker_id
                 self._record = dataclasses.replace(self.record, broker_id=broker_id)
+            await self._parts.registration.wait_master(epoch)
             await self._restart(BrokerRole.SLAVE, RoleStart(master_address=address), reason, rejoins=True)
 
     async def stop_following(self) -> None:

@@ -27,6 +27,7 @@ from rucola.coordination.decisions import (
     Follow,
     Reclaim,
     Release,
+    Resign,
     Stand,
     TakeOffice,
     Unfollow,
@@ -337,6 +338,10 @@ class Coordinator:
                 self._broker.disconnect_slave(member)
             case Release(old):
                 await self._etcd.revoke(old)
+            case Resign():
+                state = StateRecord(decision.epoch, self._me, dict(decision.in_sync), resigned=True)
+                await self._transact(keys.changing(state, decision.revision, decision.leader_revision))
+                await self._etcd.revoke(decision.lease)
             case _ if not lease:
                 return VACANT_WAIT_S
             case Announce(record):

@@ -41,7 +41,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Revoke the lease of `leader`, of an earlier process of this broker or a resigning master."""
+    """Revoke a lease with the key `leader`, that of an earlier process of this broker, or of a master that gave up."""
 
     lease: int
 
@@ -65,6 +65,18 @@ class ChangeInSync:
 
 
 @dataclass(frozen=True, slots=True)
+class Resign:
+    """Mark the state as that of a master that gives up, on the conditions of ChangeInSync, and revoke its lease."""
+
+    epoch: int
+    in_sync: Mapping[int, int]
+    """Members with the incarnations of their logs."""
+    revision: int
+    leader_revision: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
 class Follow:
     epoch: int
     master: LeaderRecord
@@ -83,5 +95,5 @@ class Disconnect:
 
 
 Decision: TypeAlias = (
-    Wait | Announce | Stand | Reclaim | Release | TakeOffice | ChangeInSync | Follow | Unfollow | Disconnect
+    Wait | Announce | Stand | Reclaim | Release | TakeOffice | ChangeInSync | Resign | Follow | Unfollow | Disconnect
 )

@@ -36,8 +36,12 @@ chosen while such a member has more. An entitled log is, since it has all acknow
 **A handover.** The master has stopped accepting messages, and its successor has all of them. The successor announces
 the highest priority, and the master resigns. It is a candidate again only if no member has followed it for twice `ttl`.
 
-**A member that leaves** in order announces it before its connections end. The master removes it from the in-sync set at
-once, so that no send waits for it.
+**A master that gives up** has no right from then on, and takes office in that epoch no more. It says so in the state,
+before the key `leader` ends: promises to it, which could be recent, hold no candidate back. Promises to earlier masters
+have passed, since it was elected after them.
+
+**A member that leaves**, since it stops in order, says so before its connections end. The master takes it out of the
+in-sync set at once, so that no send waits for it.
 
 Deliberate difference to Patroni, whose bounds these are: no promise is given in advance, so that with etcd a failover
 does not wait for promises to expire.
@@ -60,12 +64,13 @@ from rucola.coordination.decisions import (
     Follow,
     Reclaim,
     Release,
+    Resign,
     Stand,
     TakeOffice,
     Unfollow,
     Wait,
 )
-from rucola.coordination.group_keys import NOT_STANDING, ElectedState, MemberRecord, View
+from rucola.coordination.group_keys import NOT_STANDING, ElectedState, Leader, MemberRecord, View
 from rucola.errors import ConfigError
 
 PREFERRED = (1 << 31) - 1
@@ -141,7 +146,8 @@ class Election:
         self._promised_until_s = now_s + bounds.ttl_s
         self._is_standing = False
         self._given_up_until_s = 0.0
-        """Until when this former master leaves the mastership to others, or until one follows it."""
+        """Until when this broker, which was master, leaves the mastership to others; or until one has followed it."""
+        self._given_up_epoch = 0
         self._hands_over = False
         self._priority = own_record.priority
         self._preferred_in = 0
@@ -253,9 +259,9 @@ class Election:
         if state is None:
             return self._restore(now_s, view) if self.role is Role.MASTER else self._found(now_s, view, own)
         self._learn(state)
-        # 2. The key `leader` of an old lease: revoking it saves the wait for its end.
-        if leader is not None and leader.record.member == self._me and leader.lease != self.lease:
-            return Release(leader.lease)  # of an earlier process or lease of this broker
+        # 2. The key `leader` of a lease that is not renewed any more: revoking that saves the wait for its end.
+        if leader is not None and leader.record.member == self._me and self._has_left(state, leader):
+            return Release(leader.lease)
         # 3. The duties of each role.
         if self.role is Role.MASTER:
             return self._as_master(now_s, view, state, own)
@@ -269,11 +275,16 @@ class Election:
         self._office_lease = leader.lease
         return TakeOffice(state.epoch, frozenset(state.in_sync))
 
+    def _has_left(self, state: ElectedState, leader: Leader) -> bool:
+        """Tell whether the mastership is of an earlier process, of an earlier lease, or was given up."""
+        return leader.lease != self.lease or state.epoch == self._given_up_epoch
+
     def took_office(self, now_s: float) -> None:
         """This broker is master, with `required` set in its replication."""
         self.role = Role.MASTER
         self._barriers.clear()
-        self._incarnations = {self._me: self._record.incarnation}
+        # No connection is older than the office: one of the in-sync set is by the log that is in the set.
+        self._incarnations = {**self._stated, self._me: self._record.incarnation}
         self._caught_up_s = dict.fromkeys(self.in_sync, now_s)
         self._last_end = 0
 
@@ -312,6 +323,9 @@ class Election:
     # Decisions of a slave.
 
     def _seek(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
+        """Decide what a slave does while there is no leader."""
+        if state.resigned and state.epoch == self.epoch:
+            self._promised_until_s = 0.0
         eligible = _eligible(view, state)
         if self._me not in eligible or now_s < self._given_up_until_s:
             return self._announced(view, replace_standing=False) or Wait("no leader, and this broker is no candidate")
@@ -335,7 +349,11 @@ class Election:
         if not self._record.priority:
             return Wait("no leader; this broker is never elected, by etcdPriority=0")
         waited_s = now_s - self._candidate_since_s
-        undecided = [record for record in eligible.values() if record.standing != state.revision]
+        undecided = [
+            record
+            for record in eligible.values()
+            if record.standing != state.revision and not (state.resigned and record.member == state.master)
+        ]
         if undecided and waited_s < self._bounds.retry_timeout_s:
             return Wait()
         if self._may_found and are_all and not candidates:
@@ -410,9 +428,11 @@ class Election:
     def _as_master(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
         if (own.has_failed or self._hands_over) and self._has_heir(view, state):
             self._given_up_until_s = math.inf if own.has_failed else now_s + 2 * self._bounds.ttl_s
-            self.role, self._hands_over = Role.SLAVE, False
+            self.role, self._hands_over, self._given_up_epoch = Role.SLAVE, False, state.epoch
             self._resign()
-            return Wait() if view.leader is None else Release(view.leader.lease)
+            if view.leader is None:
+                return Wait()
+            return Resign(state.epoch, state.in_sync, state.revision, view.leader.revision, view.leader.lease)
         if view.leader is None:
             self._office_lease = 0
             return Reclaim(state.epoch, state.in_sync, state.revision)

@@ -32,7 +32,12 @@ class StateRecord(msgspec.Struct, frozen=True, rename="camel"):
     epoch: int
     master: int
     in_sync: dict[int, int]
-    """Incarnations of the members with every acknowledged message, one of which becomes the next master."""
+    """Members that have every acknowledged message, the master included, with the incarnation of their logs.
+
+    One of them becomes the next master.
+    """
+    resigned: bool = False
+    """Whether the master has given up for good, so that promises to it hold no one back."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,6 +71,7 @@ class ElectedState:
     master: int
     in_sync: Mapping[int, int]
     revision: int
+    resigned: bool = False
 
     def is_entitled(self, record: MemberRecord) -> bool:
         """Whether a member has every acknowledged message according to etcd."""
@@ -151,4 +157,4 @@ def _leader(item: KeyValue) -> Leader:
 
 def _state(item: KeyValue) -> ElectedState:
     record = msgspec.json.decode(item.value, type=StateRecord)
-    return ElectedState(record.epoch, record.master, record.in_sync, item.mod_revision)
+    return ElectedState(record.epoch, record.master, record.in_sync, item.mod_revision, record.resigned)

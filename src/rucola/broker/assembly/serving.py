@@ -86,7 +86,7 @@ class Serving:
         endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
         promise = environment.coordination.promise if environment.coordination is not None else no_promise
         endpoints += *PromiseAdapter(promise).endpoints(), CHALLENGE_ENDPOINT
-        role_refusal = _role_refusal(environment, registration)
+        role_refusal = _role_refusal(environment, registration, storage)
         chain = broker_interceptors(
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
         )
@@ -130,10 +130,16 @@ def _role_service(
     )
 
 
-def _role_refusal(environment: BrokerEnvironment, registration: Registration) -> SlaveRefusal | LeaseRefusal | None:
+def _role_refusal(
+    environment: BrokerEnvironment, registration: Registration, storage: Storage
+) -> SlaveRefusal | LeaseRefusal | None:
+    """Return the interceptor that refuses what the broker's role cannot serve.
+
+    The role is that of a slave, or of an elected master without its lease.
+    """
     if environment.is_slave:
         return SlaveRefusal(lambda: registration.master_address)
-    return None if environment.lease is None else LeaseRefusal(environment.lease)
+    return None if environment.lease is None else LeaseRefusal(environment.lease, storage.store.write_state)
 
 
 def _round_ms() -> int:

@@ -35,6 +35,7 @@ from rucola.broker.assembly.observability import start_metrics
 from rucola.broker.assembly.replication import Replication, build_replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
+from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.services.broker_services import BrokerServices
 
@@ -65,6 +66,7 @@ class RunningParts:
     services: BrokerServices
     storage: Storage
     replication: Replication
+    registration: Registration
 
 
 async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -> OpenedParts:
@@ -122,4 +124,4 @@ async def start_broker(
     await connections.listen(running, serving.read_hooks)
     await metadata.register(running)
     await replication.follow(scheduler, running)
-    return RunningParts(serving.services, storage, replication)
+    return RunningParts(serving.services, storage, replication, metadata.registration)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
@@ -38,6 +39,9 @@ from rucola.slices import in_slices
 logger = logging.getLogger(__name__)
 
 READ_WRITE = PERM_READ | PERM_WRITE
+SUCCESSOR_S = 3.0
+"""How long a master that becomes slave waits for the registration of its successor."""
+SUCCESSOR_POLL_S = 0.02
 
 
 class Registration:
@@ -120,6 +124,16 @@ class Registration:
             answer = response.decode_header(QueryDataVersionResponseHeader)
             newest = max(newest, (answer.master_epoch or 0, answer.master_addr or ""))
         return newest
+
+    async def wait_master(self, epoch: int) -> None:
+        """Wait until a name server knows the master of an epoch or a newer one, for SUCCESSOR_S at most.
+
+        Clients then find it when the connection to this broker ends.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SUCCESSOR_S if self._config.namesrv_addresses else 0):
+                while (await self.newest_master(0))[0] < epoch:  # noqa: ASYNC110 - no name server calls back
+                    await asyncio.sleep(SUCCESSOR_POLL_S)
 
     async def _encoded(self) -> tuple[bytes, bool]:
         """Return the body and whether it is compressed, as a frame above 16 MiB is refused."""

@@ -253,7 +253,10 @@ class RoleService:
         mastership.pause(f"{SWITCHOVER} {target.target_addr} becomes master; send again in a moment")
         try:
             async with asyncio.timeout(target.timeout_ms / 1000):
-                await self._replication.wait_confirmed(target.target_id, self._store.max_physical_offset)
+                # All of the in-sync set, since senders wait for all of them.
+                in_sync = frozenset() if figures is None else figures.in_sync - {self._control.member_id}
+                for member in {target.target_id} | in_sync:
+                    await self._replication.wait_confirmed(member, self._store.max_physical_offset)
             await self._peers.promote(target.target_addr, mastership.epoch + 1)
         except (TimeoutError, BrokerError) as error:
             mastership.resume()
