@@ -88,7 +88,9 @@ async def test_the_page_documents_exactly_the_exported_metrics(tmp_path: Path) -
 
 
 def election_metrics() -> set[str]:
-    figures = CoordinationFigures(Role.MASTER, 7, frozenset({1, 2}), frozenset({1, 2}), False, 3, 8.5, False)
+    figures = CoordinationFigures(
+        Role.MASTER, 7, frozenset({1, 2}), frozenset({1, 2}), False, 3, 8.5, False, frozenset({1})
+    )
     families = ElectionCollector("c", "broker-a", lambda: figures).collect()
     return {family.name + "_total" * (family.type == "counter") for family in families}
 
@@ -105,20 +107,36 @@ async def test_replication_lag_is_exported(tmp_path: Path) -> None:
         async def is_told(expected: float) -> bool:
             return [value for _, value in (await scrape(master)).get(name, [])] == [expected]
 
+        async def is_older(seconds: float) -> bool:
+            ((_, now),) = (await scrape(master))["rocketmq_slave_behind_seconds"]
+            return now > seconds
+
         lazy = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
         assert name not in await scrape(master), "it has not said yet where to begin"
         end = await end_of(running, master)
-        await lazy.write(encode_report(end - 100))
-        await until(lambda: is_told(100))
+        middle = end // 2 + 1
+        await lazy.write(encode_report(middle))
+        await until(lambda: is_told(end - middle))
         ((labels, _),) = (await scrape(master))[name]
         assert labels.pop("slave").startswith(f"{HOST}:")
         assert labels == BROKER_LABELS
+        ((_, seconds),) = (await scrape(master))["rocketmq_slave_behind_seconds"]
+        await until(lambda: is_older(seconds))
+        await lazy.write(encode_report(end - 3))
+        await until(lambda: is_told(3))
+        assert "rocketmq_slave_behind_seconds" not in await scrape(master), "no whole message tells an age"
         await lazy.write(encode_report(end))
         await until(lambda: is_told(0))
         lazy.close()
-        slave = await running.start_slave(**settings)
-        await until(lambda: is_told(0))
-        assert name not in await scrape(slave)
+        port: int | None = None
+        for _ in range(2):  # the label, which alerts name, stays over reconnections
+            slave = await running.start_slave(**settings, port=port)
+            await until(lambda: is_told(0))
+            ((labels, _),) = (await scrape(master))[name]
+            assert labels == BROKER_LABELS | {"slave": slave.address}
+            assert name not in await scrape(slave)
+            port = slave.config.listen_port
+            await slave.stop()
 
 
 async def test_switches_of_the_role_are_exported(tmp_path: Path) -> None:

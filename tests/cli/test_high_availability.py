@@ -85,6 +85,13 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_path: Path) -> None:
     first = pair.start("first")
+    alone = pair.status("first")
+    assert (alone["unreplicatedBytes"], alone["unreplicatedMessages"], bool(alone["unreplicatedReason"])) == (
+        None,
+        None,
+        True,
+    )
+    assert re.search(r" serves +- +- *\n", pair.admin("haStatus").stdout), "it is not known"
     second = pair.start("second", "brokerRole=SLAVE", "brokerId=1")
     wait_until(lambda: bool(pair.status("first")["slaves"]))
     pair.send(3)
@@ -98,7 +105,8 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     # What the master has alone, and is killed with.
     pair.kill("second")
     pair.send(2)
-    assert pair.status("first")["unreplicatedMessages"] >= 2
+    alone = pair.status("first")
+    assert (alone["slaves"], alone["unreplicatedMessages"], bool(alone["unreplicatedReason"])) == ([], 2, True)
     pair.kill("first")
     pair.start("second", "brokerRole=SLAVE", "brokerId=1")
     unsure = pair.admin(f"promote -b {second} --yes")

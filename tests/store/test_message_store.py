@@ -595,3 +595,16 @@ def test_contradicting_queues_are_rebuilt_even_after_a_clean_stop(open_store: Op
     data[7 * 20 + 8 : 7 * 20 + 12] = (50).to_bytes(4, "big")
     path.write_bytes(data)
     assert queue_bodies(open_store()) == [b"%d" % k for k in range(8)]
+
+
+def test_the_next_record_is_found_from_every_place(open_store: OpenStore) -> None:
+    """Within records, whose bodies contain the magic, and in the blanks at the ends of files."""
+    store = open_store()
+    bodies = [b"\xda\xa3\x20\xa7" * size for size in (10, 700, 40, 900, 1, 500)]
+    begins = [store.put(inner(body=body), 1000).physical_offset for body in bodies]
+    assert begins == sorted(set(begins))
+    end = store.max_physical_offset
+    assert store.next_record(end) == end
+    for physical_offset in range(0, end, 3):
+        expected = min([begin for begin in begins if begin >= physical_offset], default=end)
+        assert store.next_record(physical_offset) == expected

@@ -2,11 +2,14 @@
 
 rocketmq_election_master                 cluster broker   1 on the master while it has the right to acknowledge, else 0
 rocketmq_election_epoch                  cluster broker   the highest epoch that is known
-rocketmq_election_in_sync_members        cluster broker   members of the in-sync set, the master included
+rocketmq_election_in_sync_members        cluster broker   members of the in-sync set that are there, see below
 rocketmq_election_right_seconds          cluster broker   how long the master may still acknowledge if nothing answers
 rocketmq_election_etcd_away              cluster broker   1 while etcd does not answer: alert on it
 rocketmq_election_by_promises            cluster broker   1 while the promises of the members replace etcd
 rocketmq_election_etcd_failures_total    cluster broker   requests to etcd that failed since the start
+
+On the master, the members of the in-sync set that are there are itself and those connected to it; on a slave, those
+that run. The set itself keeps a lost one until etcdInSyncTimeout has passed.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class ElectionCollector:
         for name, text, value in (
             ("master", "whether this broker is the master", figures.role is Role.MASTER and figures.right_s > 0),
             ("epoch", "highest epoch that is known", figures.epoch),
-            ("in_sync_members", "members of the in-sync set", len(figures.in_sync)),
+            ("in_sync_members", "members of the in-sync set that are there", len(figures.present)),
             ("right_seconds", "time for which the master may still acknowledge", figures.right_s),
             ("etcd_away", "whether etcd does not answer", figures.is_etcd_away),
             ("by_promises", "whether promises of the members replace etcd", figures.is_promised),

@@ -165,6 +165,8 @@ class BrokerCollector:
         ):
             family = GaugeMetricFamily(f"rocketmq_slave_behind_{name}", text, labels=labels)
             for slave, lag in zip(slaves, lags, strict=True):
+                if lag is None:
+                    continue
                 family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave.address), lag)
             yield family
 

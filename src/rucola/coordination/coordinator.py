@@ -104,7 +104,9 @@ class CoordinationFigures(NamedTuple):
     right_s: float
     """Seconds for which this broker may acknowledge; 0 on a slave."""
     is_promised: bool
-    """Whether the right is promises of the members, since etcd is unreachable."""
+    """Whether the right of this master is the promises of the members, since etcd does not answer."""
+    present: frozenset[int]
+    """The members of the in-sync set that are connected to this master, itself included; on a slave, those that run."""
 
 
 class Coordinator:
@@ -225,7 +227,14 @@ class Coordinator:
             self._failures,
             max(0.0, self.lease.until_s - now_s),
             election.role is Role.MASTER and self._is_away and self.lease.until_s > now_s,
+            election.in_sync & self._present(),
         )
+
+    def _present(self) -> frozenset[int]:
+        with suppress(MQError):  # during a change of the role
+            if self._election.role is Role.MASTER:
+                return frozenset(self._broker.in_sync()) | {self._me}
+        return self._running
 
     # The lease.
 

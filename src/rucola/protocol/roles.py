@@ -69,8 +69,8 @@ class SlaveStatus(Body, kw_only=True):
     confirmed: int
     """The slave has all bytes before this physical offset."""
     lag_bytes: int
-    lag_seconds: float
-    """Age of the oldest missing message; 0 if it has all."""
+    lag_seconds: float | None
+    """Age of the oldest whole message that it does not have; 0 if it has all, None if it lacks a part of one."""
     in_sync: bool | None = None
     """Whether SEND_OK of a SYNC_MASTER waits for it; None without an in-sync set (one slave suffices)."""
 
@@ -82,7 +82,9 @@ class ElectionStatus(Body, kw_only=True):
     in_sync: list[int]
     """brokerIds, the master's included."""
     members: list[int]
-    """Running members."""
+    """The members that run."""
+    missing: list[int] = []
+    """Members of the in-sync set that are not connected to the master; on a slave, those that do not run."""
     is_etcd_away: bool
     right_seconds: float
     """For how long the master may still acknowledge without any response; 0 on a slave."""
@@ -101,7 +103,10 @@ class HaStatus(Body, kw_only=True):
     is_accepting: bool
     reason: str
     is_following: bool
-    """Whether it is a slave connected to its master, with an equal log."""
+    """Whether it is a slave that is connected to the newest master that it knows, with an equal log.
+
+    One that has heard nothing for haHousekeepingInterval is not connected.
+    """
     epoch: int
     """The last epoch of its log."""
     fenced_by: int
@@ -118,9 +123,11 @@ class HaStatus(Body, kw_only=True):
     switch_reason: str = ""
     """election, promote, demote, switchover or start"""
     slaves: list[SlaveStatus] = []
-    unreplicated_bytes: int = 0
-    """Bytes that no slave has."""
-    unreplicated_messages: int = 0
+    unreplicated_bytes: int | None = None
+    """What no slave has: lost if this master is lost now; None if that is not known."""
+    unreplicated_messages: int | None = None
+    unreplicated_reason: str = ""
+    """Why that is not known, or is what was confirmed last; empty while a slave is connected."""
     is_elected: bool = False
     """Whether etcd elects the master, so that no request changes the role."""
     election: ElectionStatus | None = None

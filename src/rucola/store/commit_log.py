@@ -30,12 +30,13 @@ from typing import Final, NamedTuple
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.properties import parse
-from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, RecordParts, peek
+from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, RecordParts, peek
 from rucola.store.held_bytes import HeldBytes
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
-"""Each file keeps this many bytes free after its last record."""
+"""The bytes of a blank that are written. Each file keeps this much free after its last record."""
+_MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
 _RESERVE_WINDOW: Final = 8 << 20
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
@@ -259,6 +260,23 @@ class CommitLog:
         except InvalidMessage:
             pass
         return None
+
+    def next_record(self, physical_offset: int) -> int:
+        """Return where the first record at or after a physical offset begins; the end of the log if none does.
+
+        Searches the rest of a record, which slaves may have in part.
+        """
+        while (file := self.files.find(physical_offset)) is not None and physical_offset < self.end:
+            position, end = physical_offset - file.begin, min(file.size, self.end - file.begin)
+            while self.record(file.begin + position) is None:
+                found = file.map.find(_MAGIC, position + 5, end)
+                if found < 0:
+                    break
+                position = found - 4
+            else:
+                return file.begin + position
+            physical_offset = file.end
+        return self.end
 
     def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
         """Return whether a record's properties match, without reading the body; True if there is no record."""

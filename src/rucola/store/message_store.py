@@ -524,6 +524,10 @@ class MessageStore:
     def record_at(self, physical_offset: int) -> bytes | None:
         return self._log.record(physical_offset)
 
+    def next_record(self, physical_offset: int) -> int:
+        """Return where the first record at or after a physical offset begins; the end of the log if none does."""
+        return self._log.next_record(physical_offset)
+
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
     ) -> QueryResult:

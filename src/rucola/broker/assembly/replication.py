@@ -39,6 +39,11 @@ class Replication(Protocol):
         ...
 
     @property
+    def last_confirmed(self) -> int:
+        """The most that a slave of this master had, connected or not any more; -1 if none has reported."""
+        ...
+
+    @property
     def is_following(self) -> bool:
         """Whether this slave is connected to its master, with an equal log."""
         ...
@@ -117,6 +122,10 @@ class _MasterSide:
     def replication_lag(self) -> dict[str, int]:
         return self._ha_service.replication_lag()
 
+    @property
+    def last_confirmed(self) -> int:
+        return self._ha_service.last_confirmed
+
     def confirmed(self) -> dict[int, int]:
         return self._ha_service.confirmed()
 
@@ -148,6 +157,10 @@ class _MasterSide:
 
 
 class _SlaveSide:
+    """Copies the log and the tables of the master."""
+
+    last_confirmed = -1
+
     def __init__(
         self,
         environment: BrokerEnvironment,

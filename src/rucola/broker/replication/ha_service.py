@@ -110,7 +110,9 @@ class HAService:
         self._in_sync: frozenset[int] | None = None
         """Slaves that must confirm a message before it is acknowledged; None if one is enough, as in 4.9.8."""
         self._expected: frozenset[int] = frozenset()
-        """Members of the initial in-sync set that have not connected to this master yet."""
+        """Members of the in-sync set of the start that have not connected to this master yet."""
+        self.last_confirmed = -1
+        """The most that a slave of this master had, connected or not any more; -1 if none has reported."""
         self._reported = asyncio.Event()
         self._connections: set[_HAConnection] = set()
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
@@ -328,6 +330,7 @@ class HAService:
             connection.wake.set()
             self._expected -= {connection.member_id}
         connection.reported = physical_offset
+        self.last_confirmed = max(self.last_confirmed, physical_offset)
         self._reported.set()
         self._on_progress()
 

@@ -28,7 +28,7 @@ from rucola.broker.coordination import GroupRole
 from rucola.broker.mastership import Mastership
 from rucola.broker.role import RoleControl, RoleSwitch, SlaveProgress, SwitchReason
 from rucola.errors import BrokerError, MQError
-from rucola.message.record import FRAME, MESSAGE_MAGIC, peek
+from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.protocol.roles import (
     ELECTED,
     SWITCHOVER,
@@ -43,6 +43,8 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 NO_RIGHT = "this broker is elected master, and has no right to acknowledge: neither etcd nor the members confirm it"
+NEVER_CONFIRMED = "no slave has connected to this master since it began"
+CONFIRMED_LAST = "no slave is connected: counted from what one had confirmed last"
 POLL_S = 0.02
 """Time between two requests whether the slave is master."""
 MAX_COUNTED = 1_000_000
@@ -88,7 +90,14 @@ class ReplicationState(Protocol):
     """What one side of a broker pair has of the other; see `assembly.replication.Replication`."""
 
     @property
-    def is_following(self) -> bool: ...
+    def last_confirmed(self) -> int:
+        """The most that a slave of this master had, connected or not any more; -1 if none has reported."""
+        ...
+
+    @property
+    def is_following(self) -> bool:
+        """Whether this slave is connected to its master, with an equal log."""
+        ...
 
     @property
     def followed_epoch(self) -> int: ...
@@ -156,6 +165,12 @@ class RoleService:
             return False
         return self._store.write_state.is_writable
 
+    def _is_following(self) -> bool:
+        """Tell whether this slave follows its master, and knows none of a later epoch."""
+        figures = None if self._election is None else self._election.figures()
+        newest = 0 if figures is None else figures.epoch
+        return self._replication.is_following and not 0 < self._replication.followed_epoch < newest
+
     def _election_status(self) -> ElectionStatus | None:
         figures = None if self._election is None else self._election.figures()
         if figures is None:
@@ -164,6 +179,7 @@ class RoleService:
             epoch=figures.epoch,
             in_sync=sorted(figures.in_sync),
             members=sorted(figures.members),
+            missing=sorted(figures.in_sync - figures.present),
             is_etcd_away=figures.is_etcd_away,
             right_seconds=round(figures.right_s, 1),
         )
@@ -171,8 +187,15 @@ class RoleService:
     async def status(self, count_from: int | None) -> HaStatus:
         store, config, mastership = self._store, self._config, self._mastership
         slaves = self.slaves()
-        replicated = max([slave.confirmed for slave in slaves], default=store.min_physical_offset)
-        is_slave = store.config.is_slave
+        unreplicated_reason = ""
+        if store.config.is_slave:
+            replicated = store.max_physical_offset
+        else:
+            replicated = max([slave.confirmed for slave in slaves], default=self._replication.last_confirmed)
+            if replicated < 0:
+                unreplicated_reason = NEVER_CONFIRMED
+            elif not slaves:
+                unreplicated_reason = CONFIRMED_LAST
         return HaStatus(
             broker_name=config.broker_name,
             broker_id=config.broker_id,
@@ -183,7 +206,7 @@ class RoleService:
             reason=store.write_state.reason or ("" if self.is_accepting else NO_RIGHT),
             election=self._election_status(),
             master_epoch=self._replication.followed_epoch,
-            is_following=self._replication.is_following,
+            is_following=self._is_following(),
             epoch=self.epoch,
             fenced_by=mastership.fenced_by,
             begin=store.min_physical_offset,
@@ -195,8 +218,9 @@ class RoleService:
             switch_reason=self.last_switch.reason,
             slaves=slaves,
             is_elected=config.coordination.is_enabled,
-            unreplicated_bytes=0 if is_slave else store.max_physical_offset - replicated,
-            unreplicated_messages=0 if is_slave else await self._count(replicated),
+            unreplicated_bytes=None if replicated < 0 else store.max_physical_offset - replicated,
+            unreplicated_messages=None if replicated < 0 else await self._count(replicated),
+            unreplicated_reason=unreplicated_reason,
             messages=None if count_from is None else await self._count(count_from),
         )
 
@@ -297,12 +321,28 @@ class RoleService:
         """The HA address to follow: empty if the name servers have it."""
         return "" if self._config.namesrv_addresses else ha_address or self._config.ha_master_address
 
-    def _age_s(self, physical_offset: int) -> float:
-        record = self._store.record_at(physical_offset)
-        return 0 if record is None else max(0, self._clock() - peek(record).store_timestamp) / 1000
+    def _age_s(self, physical_offset: int) -> float | None:
+        """Return the age of the first whole message from a physical offset on, in seconds.
+
+        It is 0 at the end of the log, and None within its last record.
+        """
+        store = self._store
+        if physical_offset >= store.max_physical_offset:
+            return 0
+        record = store.record_at(store.next_record(max(physical_offset, store.min_physical_offset)))
+        return None if record is None else max(0, self._clock() - peek(record).store_timestamp) / 1000
 
     async def _count(self, physical_offset: int) -> int:
+        """Return the number of messages from a physical offset on, up to MAX_COUNTED.
+
+        A message that begins before the offset counts as well.
+        """
         count = 0
+        if (held := self._store.hold_bytes(physical_offset, FRAME.size)) is not None:
+            with held:
+                is_blank = len(held) == FRAME.size and FRAME.unpack(held.view)[1] == BLANK_MAGIC
+            begin = physical_offset if is_blank else self._store.next_record(physical_offset)
+            count, physical_offset = int(begin > physical_offset), begin
         while count < MAX_COUNTED and (held := self._store.hold_bytes(physical_offset, FRAME.size)) is not None:
             with held:
                 if len(held) < FRAME.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import click
 
@@ -32,10 +33,12 @@ def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: f
     """
 
     async def request(client: AdminClient) -> dict[str, HaStatus | str]:
-        if address is not None:
-            return dict(await client.roles.group(address))
-        info = await client.cluster.info()
-        addresses = [one for data in info.broker_addr_table.values() for one in data.broker_addrs.values()]
+        name = None if address is None else (await client.roles.status(address)).broker_name
+        table = (await client.cluster.info()).broker_addr_table
+        found = {
+            one for data in table.values() if name in (None, data.broker_name) for one in data.broker_addrs.values()
+        }
+        addresses = sorted(found if address is None else found | {address})
 
         async def ask(one: str) -> HaStatus | str:
             try:
@@ -56,11 +59,18 @@ def ha_status(namesrv_addr: str, as_json: bool, address: str | None, interval: f
         by_name = sorted(statuses.items(), key=lambda item: (item[1].broker_name, item[1].broker_id))
         print_table(_ROLE_COLUMNS, [_role_row(one, status) for one, status in by_name])
         click.echo()
-        print_table(_STATE_COLUMNS, [_state_row(status) for _, status in by_name])
+        newest = _newest_epochs(statuses)
+        print_table(_STATE_COLUMNS, [_state_row(status, newest[status.broker_name]) for _, status in by_name])
         slaves = [_slave_row(status, number) for _, status in by_name for number in range(len(status.slaves))]
         if slaves:
             click.echo()
             print_table(_SLAVE_COLUMNS, slaves)
+        if elections := [_election_row(status) for _, status in by_name if status.election is not None]:
+            click.echo()
+            print_table(_ELECTION_COLUMNS, elections)
+        for one, status in by_name:
+            if status.unreplicated_reason:
+                click.echo(f"{one}, messages only here: {status.unreplicated_reason}")
         for one, text in found.items():
             if one not in statuses:
                 click.echo(f"{one}: {text}", err=True)
@@ -72,6 +82,9 @@ _ROLE_COLUMNS = (
 _STATE_COLUMNS = (
     "#Broker Name", whole("#BID"), "#State", "#Last switch", "#Reason", "#Messages only here", "#Bytes only here",
 )  # fmt: skip
+_ELECTION_COLUMNS = (
+    "#Broker Name", whole("#BID"), "#In-sync set", "#Missing", "#Running", "#etcd", "#Right s",
+)  # fmt: skip
 _SLAVE_COLUMNS = ("#Broker Name", whole("#Slave"), whole("#BID"), "#Lag bytes", "#Lag s", "#In sync")
 
 
@@ -80,22 +93,47 @@ def _role_row(address: str, status: HaStatus) -> tuple[object, ...]:
     return status.broker_name, status.broker_id, address, status.role, status.epoch, status.end, since
 
 
-def _state_row(status: HaStatus) -> tuple[object, ...]:
+def _newest_epochs(statuses: Mapping[str, HaStatus]) -> dict[str, int]:
+    """Return the newest epoch of a master of each name that any of its brokers knows."""
+    newest: dict[str, int] = {}
+    for status in statuses.values():
+        known = (status.epoch, status.master_epoch, 0 if status.election is None else status.election.epoch)
+        newest[status.broker_name] = max(newest.get(status.broker_name, 0), *known)
+    return newest
+
+
+def _state_row(status: HaStatus, newest_epoch: int) -> tuple[object, ...]:
+    only_here: tuple[int | str, ...] = "", ""
     if status.role == "SLAVE":
-        state = "follows" if status.is_following else "does not follow"
-        only_here: tuple[int | str, ...] = "", ""
+        is_old = 0 < status.master_epoch < newest_epoch
+        state = (
+            f"in old epoch {status.master_epoch}" if is_old else "follows" if status.is_following else "does not follow"
+        )
     else:
         state = "serves" if status.is_accepting else "fenced" if status.fenced_by else "refuses"
-        only_here = status.unreplicated_messages, status.unreplicated_bytes
+        only_here = _known(status.unreplicated_messages), _known(status.unreplicated_bytes)
     switched = time_text(status.switched_ms)
     return status.broker_name, status.broker_id, state, switched, status.switch_reason, *only_here
+
+
+def _known(count: int | None) -> int | str:
+    return "-" if count is None else count
+
+
+def _election_row(status: HaStatus) -> tuple[object, ...]:
+    election = status.election
+    assert election is not None
+    members = [" ".join(map(str, each)) or "none" for each in (election.in_sync, election.missing, election.members)]
+    etcd = "away" if election.is_etcd_away else "answers"
+    return status.broker_name, status.member_id, *members, etcd, election.right_seconds
 
 
 def _slave_row(status: HaStatus, number: int) -> tuple[object, ...]:
     slave = status.slaves[number]
     broker_id = "" if slave.broker_id is None else slave.broker_id
+    lag_s = "-" if slave.lag_seconds is None else f"{slave.lag_seconds:.1f}"
     in_sync = "" if slave.in_sync is None else "yes" if slave.in_sync else "no"
-    return status.broker_name, slave.address, broker_id, slave.lag_bytes, f"{slave.lag_seconds:.1f}", in_sync
+    return status.broker_name, slave.address, broker_id, slave.lag_bytes, lag_s, in_sync
 
 
 @command("promote")
