@@ -131,3 +131,23 @@ async def test_results_and_errors_of_a_thread_reach_the_caller() -> None:
     assert await in_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await in_thread(divmod, 7, 0)
+
+
+@pytest.mark.parametrize(("error", "has_traceback"), [(OSError(errno.ENOSPC, "full"), False), (KeyError("bug"), True)])
+async def test_a_step_that_fails_again_and_again_has_one_line(
+    error: Exception, has_traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = 0
+
+    def step() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 20:
+            raise error
+
+    scheduler = Scheduler()
+    scheduler.every(1, "step", step)
+    await until(lambda: runs > 20)
+    await scheduler.stop()
+    failed = [record for record in caplog.records if str(error) in record.getMessage() or record.exc_info]
+    assert [bool(record.exc_info) for record in failed] == [has_traceback]

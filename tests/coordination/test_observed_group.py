@@ -106,6 +106,8 @@ async def test_a_group_is_shown_as_it_is(tmp_path: Path, own_etcd: EtcdServer) -
         for number in group.ports:
             assert await asyncio.to_thread(group.brokers[number].stop) == 0
             assert check(group.directory(number)) == []
+            assert "rucola admin promote" not in group.log(number), "which is refused in this group"
+        assert "fenced" in group.log(old)
 
 
 async def shows(watch: Watch, number: int, *, missing: list[int]) -> bool:

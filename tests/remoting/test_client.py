@@ -202,3 +202,25 @@ async def test_an_impossible_host_name_raises_a_remoting_error() -> None:
     with pytest.raises(RemotingConnectError, match="is no address"):
         await client.connect(f"{64 * 'x'}:9876")
     await client.close()
+
+
+async def test_a_server_that_has_answered_before_is_not_suspected_of_tls() -> None:
+    """One that closes a connection without an answer may be stopping; the hint is for a first connection."""
+    server = RemotingServer("127.0.0.1", 0, {ECHO: echo})
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    known, new = RemotingClient(), RemotingClient()
+    await known.invoke_ok(address, RemotingCommand.request(ECHO))
+    await server.stop()
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.close()
+
+    async with await asyncio.start_server(close, *host_and_port(address)):
+        for client, is_suspected in ((known, False), (known, False), (new, True)):
+            with pytest.raises(RemotingConnectError) as lost:
+                await client.invoke(address, RemotingCommand.request(ECHO))
+            assert ("TLS" in str(lost.value)) is is_suspected
+    await known.close()
+    await new.close()

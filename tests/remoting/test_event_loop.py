@@ -227,3 +227,18 @@ def test_the_loop_tells_whether_another_socket_is_ready() -> None:
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             second.recv(1)
             assert runner.run(ask()) == (False, False, False), "a loop that cannot be asked"
+
+
+async def test_many_writes_to_a_lost_peer_are_dropped_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio warns of the sixth write after the one that found the peer gone."""
+    gone = asyncio.Event()
+
+    def write(answered: list[Connection], peers: list[socket.socket]) -> None:
+        reset(peers[0])
+        for _ in range(20):
+            answered[0].send(RemotingCommand.request(FIRST))
+
+    async with one_iteration(2, write, on_close=lambda _: gone.set()) as peers:
+        await gone.wait()
+        assert len(await commands(peers[1], 1)) == 1
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class Mastership:
-    """The mastership of one open store. Belongs to the event loop."""
+    """The mastership of one open store, by election or by an operator. Belongs to the event loop."""
 
-    def __init__(self, store: MessageStore, epochs: EpochFile) -> None:
+    def __init__(self, store: MessageStore, epochs: EpochFile, *, is_elected: bool = False) -> None:
         self._store = store
+        self._is_elected = is_elected
         self.epochs = epochs
         self.epoch = 0
         """0 on a slave, and before `begin`."""
@@ -69,10 +70,15 @@ class Mastership:
         self.fenced_by = epoch
         own = self.epoch or self.epochs.last.number
         before = f"was master in epoch {own}" if own else "was never master"
+        advice = (
+            "It follows that master as soon as etcd answers"
+            if self._is_elected
+            else "Start it with brokerRole=SLAVE and a brokerId above 0 to follow that master. If that one will not "
+            "come back, `rucola admin promote` makes this one master"
+        )
         reason = (
-            f"this broker {before}, and {what} is master in epoch {epoch}: it accepts no messages, "
-            "and serves reads. Start it with brokerRole=SLAVE and a brokerId above 0 to follow that master. If that "
-            "one will not come back, `rucola admin promote` makes this one master"
+            f"this broker {before}, and {what} is master in epoch {epoch}: it accepts no messages, and serves reads. "
+            f"{advice}"
         )
         logger.error("fenced: %s", reason)
         self._store.write_state.set_fenced(reason)

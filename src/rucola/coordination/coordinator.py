@@ -276,7 +276,8 @@ class Coordinator:
         while True:
             try:
                 wait_s = await self._round()
-            except MQError as error:  # of the broker, during a role change, or of a malformed key
+            # Of the broker, during a change of its role, of its disk, or a key of another program.
+            except (MQError, OSError) as error:
                 self._outages.failed("coordination of this broker", error)
                 wait_s = VACANT_WAIT_S
             except Exception:

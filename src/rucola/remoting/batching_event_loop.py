@@ -84,6 +84,9 @@ class BatchingSelector(selectors.DefaultSelector):
                 getattr(send, "__self__").abort()  # noqa: B009 - the type is that of any function
             return
         for send, data in batch:
+            # Its peer is gone, which an earlier write of the batch has found: asyncio would warn of each further one.
+            if self._has_unregistered and getattr(send, "__self__").is_closing():  # noqa: B009 - as above
+                continue
             send(data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

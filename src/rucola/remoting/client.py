@@ -119,6 +119,7 @@ class RemotingClient:
 
     async def _open(self, address: str) -> Connection:
         host, port = host_and_port(address)
+        last = self._connections.get(address)
         secured: dict[str, Any] = {}
         if self._followed is not None:
             secured = {
@@ -137,6 +138,7 @@ class RemotingClient:
                         None,
                         self._on_close,
                         self._credentials,
+                        has_answered=last is not None and last.has_answered,
                     ),
                     host,
                     port,

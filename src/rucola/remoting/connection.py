@@ -91,7 +91,12 @@ CLOSE_TIMEOUT_S = 3.0
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One socket of a server or client, on one event loop. `peer` is "ip:port"."""
+    """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
+
+    `memory` and `read_hooks` (see ReadHooks) are those of a server. `on_open` and `on_close` are called with the
+    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
+    with `credentials`, if given. `has_answered` if a connection to the same address has received anything before.
+    """
 
     def __init__(
         self,
@@ -103,6 +108,8 @@ class Connection(asyncio.BufferedProtocol):
         on_close: Callable[[Connection], None] | None = None,
         credentials: Credentials | None = None,
         read_hooks: tuple[Callable[[bool], object], FastPath | None] = (bool, None),
+        *,
+        has_answered: bool = False,
     ) -> None:
         self.peer = ""
         self.caller = Caller("")
@@ -121,8 +128,9 @@ class Connection(asyncio.BufferedProtocol):
         self._around_reads, self._fast_path = read_hooks
         self._on_open = on_open
         self._on_close = on_close
-        # Only the first unreadable frame is logged.
-        self._has_received = self._has_logged_unreadable = False
+        self.has_answered = has_answered
+        """Whether any byte was received, by this connection or by one before it to the same address."""
+        self._has_logged_unreadable = False  # an unreadable frame: only the first one is
         self._is_congested = self.is_sliced = False  # unsent bytes are at their limit; kept bytes wait for a turn
         self._is_waiting = self._has_partial_frame = False  # for others' partial frames; its own is counted
         self._is_resting = False  # see `rest`
@@ -322,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = str(exc or self._close_reason)
-        if self._in_flight and self._transport is not None and self._memory is None and not self._has_received:
+        if self._in_flight and self._transport is not None and self._memory is None and not self.has_answered:
             why += hint_of_silence(self._transport)
         self._transport = None
         if self._abort_timer is not None:
@@ -371,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._has_received = True
+        self.has_answered = True
         if self._measured_times is not None:
             self._measured_times.on_received()
         data = self._view[:nbytes]

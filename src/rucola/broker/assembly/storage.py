@@ -48,7 +48,7 @@ class Storage:
         running.push_async_callback(in_thread, self.store.close)
         await in_thread(self.store.open, self._environment.clock())
         epochs = await in_thread(self._open_epochs)
-        self._mastership = Mastership(self.store, epochs)
+        self._mastership = Mastership(self.store, epochs, is_elected=self._environment.coordination is not None)
         running.push_async_callback(self.group_commit.stop)
         # Closing the store dispatches what is pending in its own thread; the loop must not do it concurrently.
         running.callback(self.reput.stop)

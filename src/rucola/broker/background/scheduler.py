@@ -31,6 +31,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.errors import MQError
+from rucola.outages import Outages
+from rucola.remoting.seldom_lines import log_seldom
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -117,6 +120,7 @@ class DueTask:
         self._due_ms: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self._outages = Outages(logger)
 
     def schedule_at(self, due_ms: int) -> None:
         """Run the step at `due_ms`, unless it is scheduled for an earlier time."""
@@ -146,9 +150,11 @@ class DueTask:
         self._due_ms = None
         try:
             next_ms = self._step()
-        except Exception:
-            logger.exception("task %s failed", self._name)
+        except Exception as error:
+            _note_failure(self._outages, self._name, error)
             next_ms = self._clock() + self.RETRY_DELAY_MS
+        else:
+            self._outages.succeeded(f"task {self._name}")
         if next_ms is not None:
             self.schedule_at(next_ms)
 
@@ -158,6 +164,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
+        self._outages = Outages(logger)
 
     def every(self, interval_ms: int, name: str, step: Callable[[], Awaitable[object] | None]) -> None:
         """Run `step`, and await its result if it is awaitable, `interval_ms` after the end of the previous run."""
@@ -178,5 +185,15 @@ class Scheduler:
                 outcome = step()
                 if outcome is not None:
                     await outcome
-            except Exception:
-                logger.exception("task %s failed", name)
+            except Exception as error:
+                _note_failure(self._outages, name, error)
+            else:
+                self._outages.succeeded(f"task {name}")
+
+
+def _note_failure(outages: Outages, name: str, error: Exception) -> None:
+    """Log a failure: of the machine, as a full disk, without a traceback."""
+    if isinstance(error, (MQError, OSError)):
+        outages.failed(f"task {name}", error)
+    else:
+        log_seldom(logger, logging.ERROR, f"task {name}", "task %s failed", name, error=error)

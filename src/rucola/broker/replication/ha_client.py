@@ -71,6 +71,10 @@ AHEAD_ADVICE = (
     "resolved: `rucola admin promote` on this broker keeps them, `rucola admin demote` on it sets them aside and "
     "follows that master"
 )
+ELECTED_ADVICE = (
+    "Nothing is copied until etcd names the master to follow. If it names that one for good, another broker of the "
+    "in-sync set may have what it lacks: `rucola admin switchover` makes that one master"
+)
 DIVERGED_ADVICE = (
     "Nothing is copied until this is resolved. `rucola store check` on both directories, with the brokers stopped, "
     "shows whether one is damaged. To start over with the master's log, stop the slave, remove its store directory, "
@@ -191,7 +195,8 @@ class HAClient:
             await self._run_session(stream)
         except LogDiverged as error:
             if not self._follower.may_cut():
-                self._outages.failed(COMPARISON, f"the master at {address}: {error}. {AHEAD_ADVICE}")
+                advice = ELECTED_ADVICE if self._config.coordination.is_enabled else AHEAD_ADVICE
+                self._outages.failed(COMPARISON, f"the master at {address}: {error}. {advice}")
                 return LONG_WAIT_S
             logger.warning("the master at %s: %s", address, error)
             self._follower.on_diverged(error.physical_offset)

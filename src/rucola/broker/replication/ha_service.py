@@ -304,7 +304,8 @@ class HAService:
             raise StoreError(
                 f"its log ends at {join.end}, and that of this master at {greeting.end}; they are equal up to {point}. "
                 "If that slave was master, it sets the rest aside and follows. If this master has lost messages, "
-                "`rucola admin promote` on the slave keeps them"
+                f"{'a switchover to' if self._config.coordination.is_enabled else '`rucola admin promote` on'} "
+                "the slave keeps them"
             )
         for other in self._connections:
             if other.member_id == join.member_id and other.address != join.address:

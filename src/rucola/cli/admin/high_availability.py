@@ -145,7 +145,7 @@ def promote(namesrv_addr: str, as_json: bool, address: str, force: bool, yes: bo
 
     Refused if messages would be lost, with their number, unless --force is given. A master that runs is better replaced
     by `switchover`. The old master is refused when it returns, and follows after `demote`. In a group whose master is
-    elected (etcdEndpoints) all three are refused, and the error says what to do instead.
+    elected (etcdEndpoints) promote and demote are refused, and the error says what to do instead.
 
     \b
     Examples:
