@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from rucola.files import replace_file
+from rucola.files import replace_file, replacing
 
 
 def test_the_old_content_is_kept_as_a_backup(tmp_path: Path) -> None:
@@ -51,3 +52,26 @@ def test_writers_at_once_leave_no_part_of_a_file(tmp_path: Path) -> None:
         for one in writing:
             one.result()
     assert sorted(os.listdir(tmp_path)) == [path.name, backup.name]
+
+
+def test_a_file_is_replaced_at_the_end_of_a_block_that_succeeds(tmp_path: Path) -> None:
+    """Writers of one name do not see each other; the mode stays."""
+    path = tmp_path / "status.json"
+    with replacing(path) as first, replacing(path, is_flushed=False) as second:
+        second.write(b"second")
+        first.write(b"first")
+        assert not path.exists()
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"first", 0o600)
+    path.chmod(0o640)
+    with replacing(path) as file:
+        file.write(b"new")
+
+    def fail() -> None:
+        with replacing(path) as file:
+            file.write(b"part")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o640)
+    assert os.listdir(tmp_path) == [path.name]

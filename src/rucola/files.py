@@ -31,11 +31,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from rucola.errors import ConfigError, StoreError
 from rucola.system_calls import OPEN_FLAGS, sync_all
@@ -157,6 +157,21 @@ def replace_file(path: Path, content: bytes) -> None:
     _write(path, content, path)
 
 
+@contextmanager
+def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` once the block has succeeded, and is deleted otherwise.
+
+    It has the mode of `path`, if that exists. With `is_flushed` it is on disk at the end.
+    """
+    with _replacing(path, path, is_flushed=is_flushed) as fd, open(fd, "wb", closefd=False) as file:
+        yield file
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a name beside `path` that no other writer has, and that ends with `.tmp`."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+
+
 def make_directory(directory: Path) -> None:
     """Create a directory and its parents, for their owner only, and sync their names."""
     if not directory.is_dir():
@@ -194,23 +209,32 @@ def check_ownership(directory: Path) -> None:
 
 
 def _write(path: Path, content: bytes, model: Path) -> None:
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    with _replacing(path, model, is_flushed=True) as fd:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+@contextmanager
+def _replacing(path: Path, model: Path, *, is_flushed: bool) -> Iterator[int]:
+    """Open the descriptor of a file with the mode of `model`, as `replacing` does."""
+    temporary = temporary_path(path)
     mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
     fd = open_inside(path.parent, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(fd, view) :]
-            sync_all(fd)
+            yield fd
+            # Synced before the rename: otherwise a power cut could leave the name with a file without its bytes.
+            if is_flushed:
+                sync_all(fd)
         finally:
             os.close(fd)
-        # Synced before the rename: otherwise a power cut could leave the name with a file without its bytes.
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if is_flushed:
+        sync_directory(path.parent)
 
 
 def _name(user: int) -> str:

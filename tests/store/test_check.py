@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreError
+from rucola.files import temporary_path
 from rucola.store.directory_reader import StoreReader
 from rucola.store.index import HEADER_SIZE
+from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import MAX_FINDINGS, check
 from rucola.store.tools.rebuild import rebuild
 from support.stores import OpenStore, config, crashed_copy, derived_files, inner
@@ -180,3 +182,16 @@ def test_an_index_of_any_size_is_read_and_rebuilt_without_its_settings(
         assert [message.body for message in reader.query("T", "key-7")] == [b"7"]
     rebuild(tmp_path / "store", tmp_path / "rebuilt")
     assert derived_files(tmp_path / "rebuilt") == derived_files(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["epochFileCheckpoint", "config/topics.json"])
+def test_temporary_files_of_a_crash_are_found_and_removed(store: Path, name: str) -> None:
+    left = temporary_path(store / name)
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"part")
+    assert [finding.path for finding in check(store)] == [left]
+    engine = MessageStore(config(store))
+    engine.open(1)
+    assert not left.exists()
+    engine.close()
+    assert check(store) == []

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rucola.errors import ConfigError
+from rucola.files import replacing
 
 AUTHORITY_DAYS: Final = 3650
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -124,13 +124,9 @@ class CertificateDirectory:
         return certificate, key
 
     def _write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically."""
-        temporary = self.directory / f"{name}.tmp"
-        temporary.unlink(missing_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
+        """Replace a file atomically: a server sees either the old or the new one."""
+        with replacing(self.directory / name) as file:
             file.write(content)
-        temporary.replace(self.directory / name)
 
 
 def _own_names() -> list[str]:

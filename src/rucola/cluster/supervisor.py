@@ -23,7 +23,7 @@ from msgspec import structs
 from rucola.cluster.layout import LOCK_FILE, LOGS, ServerRole, ServerSpec, Size, open_layout
 from rucola.cluster.server import PROBE_PAUSE_S, SupervisedServer
 from rucola.errors import ConfigError, MQError
-from rucola.files import make_directory
+from rucola.files import make_directory, replacing
 
 STATUS_FILE: Final = "status.json"
 ELECTION_TIMEOUT_S: Final = 60.0
@@ -126,9 +126,8 @@ class Supervisor:
             for server in self.servers
         ]
         # Not flushed to disk: it describes processes, which end with the machine.
-        temporary = self._directory / f"{STATUS_FILE}.tmp"
-        temporary.write_bytes(msgspec.json.encode(status))
-        temporary.replace(self._directory / STATUS_FILE)
+        with replacing(self._directory / STATUS_FILE, is_flushed=False) as file:
+            file.write(msgspec.json.encode(status))
 
 
 @contextmanager

@@ -85,5 +85,10 @@ class ConfigFile:
 
 def remove_temporary_files(store: Path) -> None:
     """Delete the temporary files that a crash left. The caller must hold the directory lock."""
-    for path in (*(store / "config").glob("*.tmp"), *store.glob(f"{EPOCH_FILE}.*tmp")):
+    for path in temporary_files(store):
         path.unlink()
+
+
+def temporary_files(store: Path) -> list[Path]:
+    """Return the temporary files of config files, and of the epoch file, that exist now."""
+    return sorted([*(store / "config").glob("*.tmp"), *store.glob(f"{EPOCH_FILE}.*tmp")])

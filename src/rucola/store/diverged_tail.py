@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
+from rucola.files import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory, temporary_path
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.directory_entries import DIVERGED
@@ -146,7 +146,7 @@ def _keep(directory: Path, file: MappedFile, begin: int, end: int) -> Path:
         while target.exists():  # another tail of the same length, of an earlier divergence
             number += 1
             target = directory / f"{file_name(begin)}-{file_name(end)}-{number}"
-        temporary = target.with_name(target.name + ".tmp")
+        temporary = temporary_path(target)
         (temporary / "commitlog").mkdir(DIRECTORY_MODE, parents=True)
         _write(temporary / "commitlog" / file_name(begin), tail)
     finally:

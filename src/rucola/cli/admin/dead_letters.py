@@ -19,7 +19,7 @@ from rucola.cli.message_view import message_json
 from rucola.cli.option_types import PathType, check_window
 from rucola.cli.output import optional, print_json, print_table, progress_bar, time_text, whole
 from rucola.errors import ConfigError, missing_extra
-from rucola.system_calls import sync_all
+from rucola.files import replacing
 
 PARQUET_ROWS = 4096
 """Rows per row group of a Parquet file, all of which are held in memory."""
@@ -146,7 +146,7 @@ def export_dlq(
 
     async def request(client: AdminClient) -> int:
         count = 0
-        with _atomic_file(output) as file, write(file) as add:
+        with _replacing(output) as file, write(file) as add:
             async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
                 add(letter)
                 count += 1
@@ -160,18 +160,10 @@ def export_dlq(
 
 
 @contextmanager
-def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A temporary file that replaces `path` when the block succeeds, and is deleted otherwise."""
-    temporary = path.with_name(path.name + ".tmp")
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     try:
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                sync_all(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from None
 

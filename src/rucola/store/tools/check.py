@@ -32,6 +32,7 @@ from rucola.files import local_path
 from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from rucola.store.config_files import temporary_files
 from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
 from rucola.store.directory_entries import STORE_ENTRIES
 from rucola.store.directory_lock import check_store_directory, is_served
@@ -169,8 +170,9 @@ def _check_names(store: Path, served: bool) -> Iterator[CheckFinding]:
     for feature in features.values():
         if feature.support is Support.REFUSED:
             yield CheckFinding(feature.path, 0, f"{feature.name}: {feature.note}")
+    unfinished = temporary_files(store)
     for path in sorted(store.iterdir()):
-        if path.name not in STORE_ENTRIES and path not in features:
+        if path.name not in STORE_ENTRIES and path not in features and path not in unfinished:
             yield CheckFinding(path, 0, "no file of this name belongs in a store")
     if (store / "abort").exists() and not served:
         yield CheckFinding(
@@ -181,8 +183,8 @@ def _check_names(store: Path, served: bool) -> Iterator[CheckFinding]:
             for path in sorted((store / directory).iterdir()):
                 if not belongs(path.name):
                     yield CheckFinding(path, 0, f"no file of this name belongs in {directory}/")
-    for path in sorted((store / "config").glob("*.tmp")) if not served else ():
-        yield CheckFinding(path, 0, "a temporary config file, left by a crash")
+    for path in unfinished if not served else ():
+        yield CheckFinding(path, 0, "a temporary file, left by a crash; opening the store removes it")
     for _, _, directory_path in queue_directories(store / "consumequeue"):
         for path in sorted(directory_path.iterdir()):
             if not is_file_name(path.name):
