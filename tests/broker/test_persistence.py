@@ -69,7 +69,7 @@ async def test_changes_during_a_write_share_the_next_write(tmp_path: Path, monke
 
 async def test_waiters_of_a_failed_table_write_get_the_error(tmp_path: Path) -> None:
     broken, sound, writing = Table(tmp_path / "broken.json"), Table(tmp_path / "sound.json"), TablePersistence()
-    obstacle = tmp_path / "broken.json.tmp"
+    obstacle = tmp_path / "broken.json"
     obstacle.mkdir()
     await writing.wait_persisted()  # nothing to write yet
     writing.schedule(broken.snapshot_writer)

@@ -44,7 +44,8 @@ def test_key_is_released_if_the_database_fails_after_it_was_taken(
         connection.execute(text(f"DROP TABLE {sqlite_db.tables.receipt.name}"))
     with pytest.raises(OperationalError, match="no such table"):
         listener(delivery("second"))
-    assert redis.Redis.from_url(redis_server.url).keys() == []
+    keys = redis.Redis.from_url(redis_server.url).keys()
+    assert [key for key in keys if b"second" in key] == []  # that the first is done is remembered for a while
 
 
 async def test_offset_of_one_queue_says_nothing_about_another(

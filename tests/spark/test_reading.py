@@ -433,12 +433,12 @@ def test_queues_only_speed_up_reading_the_log(tmp_path_factory: pytest.TempPathF
         for dispatch in data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=1, max_size=40))
     ]
     options = parse_read_options({"storePath": str(store.path), "corruptRecords": "skip"})
-    splits = plan(options)
     for queue_id, offset in data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=4)):
         address = data.draw(st.one_of(st.sampled_from(places), st.integers(0, store.end + 5000)))
         store.put_unit("T", queue_id, offset, address, data.draw(st.integers(0, 500)))
     if data.draw(st.booleans()):
         store.overwrite(data.draw(st.sampled_from(places)) + data.draw(st.integers(0, 90)), b"\xff\x00\xff")
+    splits = plan(options)
 
     def rows() -> list[list[Row]]:
         found = [batch for split in splits for batch in reader.read(split, options, ("commitLogOffset", "body"))]
