@@ -302,7 +302,11 @@ async def test_an_interceptor_sees_each_message_of_a_read_once(tmp_path: Path) -
     [
         ({}, {"broker_permission": 4}, (ResponseCode.NO_PERMISSION, ResponseCode.PULL_NOT_FOUND)),
         ({}, {"broker_permission": 2}, (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)),
-        ({"broker_role": BrokerRole.SLAVE}, {"broker_id": 1}, (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.PULL_NOT_FOUND)),
+        (
+            {"broker_role": BrokerRole.SLAVE},
+            {"broker_id": 1},
+            (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.PULL_NOT_FOUND),
+        ),
     ],
 )
 async def test_the_fast_path_runs_the_checks_of_every_interceptor(
