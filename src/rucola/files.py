@@ -48,6 +48,7 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
 
 
 _NO_FILE: Final = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
+_PLAIN_FLAGS: Final = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY"))
 
 
 def local_path(path: str | PathLike[str]) -> Path:
@@ -65,14 +66,31 @@ def local_path(path: str | PathLike[str]) -> Path:
     )
 
 
+def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = FILE_MODE, *, directory: int | None = None) -> int:
+    """Open a regular file. StoreError for a link or a special file, which could lead anywhere; OSError otherwise.
+
+    With `directory`, a descriptor, the last part of the path is opened in that.
+    """
+    name = path if directory is None else path.name
+    try:
+        descriptor = os.open(name, flags | OPEN_FLAGS | _PLAIN_FLAGS, mode, dir_fd=directory)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            _refuse_link(path, error)
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _special_file(path)
+    return descriptor
+
+
 def open_inside(root: Path, path: Path, flags: int = os.O_RDONLY, mode: int = FILE_MODE) -> int:
     """Open a regular file below `root`. StoreError for a link or a special file below it, OSError otherwise."""
-    flags |= OPEN_FLAGS
-    *directories, name = path.relative_to(root).parts
+    *directories, _ = path.relative_to(root).parts
     if ".." in directories:
         raise StoreError(f"{path} leads out of {root}")
     if not hasattr(os, "O_NOFOLLOW"):  # Windows, where only clients run
-        return os.open(path, flags, mode)
+        return os.open(path, flags | OPEN_FLAGS, mode)
     place, directory = root, os.open(root, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     try:
         for part in directories:
@@ -80,18 +98,13 @@ def open_inside(root: Path, path: Path, flags: int = os.O_RDONLY, mode: int = FI
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | OPEN_FLAGS, dir_fd=directory)
             os.close(directory)
             directory = inner
-        place = path
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, mode, dir_fd=directory)
+        return open_file(path, flags, mode, directory=directory)
     except OSError as error:
         if error.errno in _NO_FILE:
             _refuse_link(place, error)
         raise
     finally:
         os.close(directory)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _special_file(path)
-    return descriptor
 
 
 def read_inside(root: Path, path: Path) -> bytes:
@@ -220,7 +233,7 @@ def _replacing(path: Path, model: Path, *, is_flushed: bool) -> Iterator[int]:
     """Open the descriptor of a file with the mode of `model`, as `replacing` does."""
     temporary = temporary_path(path)
     mode = stat.S_IMODE(model.stat().st_mode) if model.exists() else FILE_MODE
-    fd = open_inside(path.parent, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
             yield fd

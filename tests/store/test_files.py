@@ -311,7 +311,7 @@ def test_bytes_written_by_a_call_are_visible_in_the_mapping(
     file.close()
 
 
-def _no_descriptor(*_: object) -> int:
+def _no_descriptor(*_: object, **options: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rucola.errors import DirectoryNotShared, StoreError
-from rucola.files import open_inside
+from rucola.files import open_file, open_inside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,7 +54,7 @@ class SharedPiece:
 
 
 def _digest(path: Path, position: int, size: int) -> bytes:
-    with open(open_inside(path.parent, path), "rb") as file:
+    with open(open_file(path), "rb") as file:
         file.seek(position)
         return hashlib.sha256(file.read(size)).digest()
 

@@ -22,7 +22,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from rucola.files import open_inside, read_inside
+from rucola.files import open_file, read_inside
 from rucola.system_calls import sync_data
 
 CHECKPOINT_SIZE: Final = 4096
@@ -59,7 +59,7 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write the three times; durable on return. Raises OSError."""
-        fd = open_inside(self._path.parent, self._path, os.O_RDWR | os.O_CREAT)
+        fd = open_file(self._path, os.O_RDWR | os.O_CREAT)
         try:
             if os.fstat(fd).st_size < CHECKPOINT_SIZE:
                 os.ftruncate(fd, CHECKPOINT_SIZE)

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola.errors import StoreCorrupt
-from rucola.files import DIRECTORY_MODE, FILE_MODE, open_inside, sync_directory
+from rucola.files import DIRECTORY_MODE, FILE_MODE, open_file, sync_directory
 from rucola.system_calls import (
     ALLOCATES_BESIDE_WRITER,
     MS_SYNC,
@@ -181,7 +181,7 @@ class MappedFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Open a descriptor of the file for the duration of the block. Raises OSError."""
-        fd = open_inside(self.path.parent, self.path, os.O_RDWR if self.writable else os.O_RDONLY)
+        fd = open_file(self.path, os.O_RDWR if self.writable else os.O_RDONLY)
         try:
             yield fd
         finally:
@@ -201,7 +201,7 @@ class MappedFile:
 
     def descriptor(self) -> int:
         if self._fd < 0:
-            self._fd = open_inside(self.path.parent, self.path, os.O_RDWR)
+            self._fd = open_file(self.path, os.O_RDWR)
         return self._fd
 
     @property

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import check_inside, local_path, make_directory, open_inside, read_inside, replace_file
+from rucola.files import check_inside, local_path, make_directory, open_file, open_inside, read_inside, replace_file
 from rucola.system_calls import sync_data
 
 SENDERS_TIMEOUT_S: Final = 60
@@ -213,7 +213,7 @@ def open_for_sending(directory: Path, attempt: str) -> Iterator[tuple[AckWriter,
 
 @contextmanager
 def _open(path: Path, flags: int = 0) -> Iterator[int]:
-    file = open_inside(path.parent, path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags)
+    file = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags)
     try:
         yield file
     finally:

@@ -55,7 +55,15 @@ from typing import Final
 import msgspec
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
-from rucola.files import check_ownership, local_path, make_directory, open_inside, replace_file, sync_directory
+from rucola.files import (
+    check_ownership,
+    local_path,
+    make_directory,
+    open_file,
+    open_inside,
+    replace_file,
+    sync_directory,
+)
 from rucola.spark.lake.data_files import key_file_entry, row_file_entry
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
@@ -288,7 +296,7 @@ def locked(root: Path) -> Iterator[None]:
 
 def sync_file(path: Path) -> None:
     """Fsync a file that another process or library has written."""
-    descriptor = open_inside(path.parent, path)
+    descriptor = open_file(path)
     try:
         sync_all(descriptor)
     finally:
