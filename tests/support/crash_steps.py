@@ -56,7 +56,7 @@ RELAY_STEPS = (
 )
 CONSUMER_STEPS = (
     "received", "key.before", "key.after", "claim.before", "claim.after", "business", "committing", "committed",
-    "release.before", "release.after", "acknowledging",
+    "finish.before", "finish.after", "acknowledging",
 )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def consume_order(scene: Scene, kill_at: str) -> None:
     steps = Steps(kill_at)
     steps.around(Database, "run_one_sync")
     steps.around(RedisClaims, "take", "key")
-    steps.around(RedisClaims, "release", "release")
+    steps.around(RedisClaims, "finish", "finish")
 
     @idempotent(scene.engine(), GROUP, tables=scene.tables, redis=RedisClaims(scene.redis_url), lease_ms=LEASE_MS)
     def bill(message: MessageExt, session: Session) -> None:
