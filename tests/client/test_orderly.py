@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, ReconsumeLater
+from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, PushConsumer, ReconsumeLater
 from rucola.client import SuspendCurrentQueueAMoment as Suspend
 from rucola.client.consumer import assignment, queue_locks
 from rucola.client.instance import ClientInstance
@@ -235,6 +236,40 @@ async def test_order_is_kept_while_members_join_and_leave(tmp_path: Path) -> Non
     assert all(offsets == list(range(100)) for offsets in listener.by_queue().values())
 
 
+class Held:
+    """An ordered consumer whose first delivery has not ended, and the broker that gives it its lock."""
+
+    def __init__(self, broker: LockingBroker, consumer: PushConsumer) -> None:
+        self.broker = broker
+        self.consumer = consumer
+        self.seen: Tally[int] = Tally()
+        self.may_end = asyncio.Event()
+        consumer.listen(self.listen)
+
+    async def listen(self, message: MessageExt) -> None:
+        self.seen.add(message.queue_offset)
+        await self.may_end.wait()
+
+    async def stops(self) -> None:
+        """Wait until the lock is gone, end the delivery, and see that nothing follows while the consumer asks again."""
+        await until(lambda: not any(info.locked for info in self.consumer.operations.process_queues().values()))
+        self.may_end.set()
+        await self.broker.asked.reach(len(self.broker.asked.items) + 2)  # by whoever wants to go on
+        assert self.seen.items == [0]
+
+
+@asynccontextmanager
+async def held(path: Path, count: int) -> AsyncIterator[Held]:
+    async with cluster(path) as running:
+        broker = LockingBroker([record_of(i, b"%d" % i) for i in range(count)])
+        await broker.start(running)
+        holding = Held(broker, consumer_of(running, orderly=True))
+        async with holding.consumer:
+            await holding.seen.reach(1)
+            broker.gives = False
+            yield holding
+
+
 async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,30 +277,13 @@ async def test_a_lost_lock_stops_its_queue_until_it_is_held_again(
     monkeypatch.setattr(queue_locks, "LOCK_INTERVAL_MS", 5)
     monkeypatch.setattr(assignment, "RELOCK_PAUSE_MS", 5)
 
-    async with cluster(tmp_path) as running:
-        broker = LockingBroker([record_of(i, b"%d" % i) for i in range(6)])
-        await broker.start(running)
-        seen: Tally[int] = Tally()
-        may_end = asyncio.Event()
-
-        async def listen(message: MessageExt) -> None:
-            seen.add(message.queue_offset)
-            await may_end.wait()
-
-        consumer = consumer_of(running, orderly=True)
-        consumer.listen(listen)
-        async with consumer:
-            await seen.reach(1)
-            broker.gives = False
-            await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
-            may_end.set()
-            await broker.asked.reach(len(broker.asked.items) + 2)  # by whoever wants to go on
-            assert seen.items == [0]
-            broker.committed = 4
-            broker.gives = True
-            assert await seen.reach(3) == [0, 4, 5]
-        assert broker.committed == 6
-        assert broker.unlocked
+    async with held(tmp_path, 6) as holding:
+        await holding.stops()
+        holding.broker.committed = 4
+        holding.broker.gives = True
+        assert await holding.seen.reach(3) == [0, 4, 5]
+    assert holding.broker.committed == 6
+    assert holding.broker.unlocked
     assert "was lost to another member" in caplog.text
 
 
@@ -275,28 +293,11 @@ async def test_a_queue_stops_when_its_connection_closes_until_it_is_locked_again
     """A broker that restarted may know no holders any more, and grant the queue to another member."""
     monkeypatch.setattr(assignment, "RELOCK_PAUSE_MS", 5)
 
-    async with cluster(tmp_path) as running:
-        broker = LockingBroker([record_of(i, b"%d" % i) for i in range(3)])
-        await broker.start(running)
-        seen: Tally[int] = Tally()
-        may_end = asyncio.Event()
-
-        async def listen(message: MessageExt) -> None:
-            seen.add(message.queue_offset)
-            await may_end.wait()
-
-        consumer = consumer_of(running, orderly=True)
-        consumer.listen(listen)
-        async with consumer:
-            await seen.reach(1)
-            broker.gives = False
-            broker.connections[-1].close()
-            await until(lambda: not any(info.locked for info in consumer.operations.process_queues().values()))
-            may_end.set()
-            await broker.asked.reach(len(broker.asked.items) + 2)
-            assert seen.items == [0]
-            broker.gives = True
-            assert await seen.reach(3) == [0, 1, 2]
+    async with held(tmp_path, 3) as holding:
+        holding.broker.connections[-1].close()
+        await holding.stops()
+        holding.broker.gives = True
+        assert await holding.seen.reach(3) == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ only, and after a restart the first member to ask gets the queues of all others.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class QueueLockTable:
         self._on_change = on_change
         self._holders: dict[tuple[str, MessageQueue], tuple[str, int]] = {}
         """By (group, queue): client id, and when it last locked the queue (milliseconds)."""
+        self._incarnation = secrets.token_hex(8)
         self._changes = 0
         self._grants_from_ms = 0
         """When locks may be granted; later than the start only if their holders are unknown."""
@@ -65,8 +67,8 @@ class QueueLockTable:
 
     @property
     def version(self) -> str:
-        """A text for `TableVersionHeader` that changes with each change and restart."""
-        return f"{id(self)}:{self._changes}"
+        """The version of the table; another broker's, or one before a restart, never equals it."""
+        return f"{self._incarnation}:{self._changes}"
 
     def all(self) -> QueueLocks:
         """Return the holders, as in GET_ALL_QUEUE_LOCKS and in the file."""
