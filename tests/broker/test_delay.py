@@ -17,7 +17,7 @@ from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.ids import parse_offset_msg_id
-from rucola.message.properties import DELAY, REAL_QID, REAL_TOPIC, TAGS, UNIQ_KEY
+from rucola.message.properties import DELAY, MAX_PROPERTIES_SIZE, REAL_QID, REAL_TOPIC, TAGS, UNIQ_KEY
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -350,6 +350,20 @@ async def test_delayed_messages_outlive_their_log_file(tmp_path: Path) -> None:
         assert first.properties == {
             "UNIQ_KEY": "1", "KEYS": "k", "DELAY": "3", "REAL_TOPIC": "T", "REAL_QID": "1",
         }  # fmt: skip
+
+
+async def test_a_full_disk_is_emptied_past_messages_that_cannot_be_rolled(tmp_path: Path) -> None:
+    """Without room for the due time, or with one beyond all levels, they are delivered: better early than never."""
+    room = MAX_PROPERTIES_SIZE - len("DELAY\x013\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02PAD\x01\x02") - 20
+    with delayed_store(tmp_path, mapped_file_size_commit_log=40_000) as here:
+        here.send(T0, 3, b"no room", PAD="x" * room)
+        here.send(T0, 3, b"beyond")
+        fill(here, T0, 40_000)
+        here.store.write_state.set_disk_full("full")
+        shorter = DelayedStore(here.store, [1000, 5000, 6000])
+        assert await roll(here.store, [shorter.delayed], lambda: T0)
+        assert shorter.delayed.offsets() == {3: 2}
+        assert {b"no room", b"beyond"} <= set(here.bodies())
 
 
 async def test_a_delayed_message_that_was_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> None:

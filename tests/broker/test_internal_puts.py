@@ -199,10 +199,10 @@ async def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeyp
         leave(here.store, 400)
         with full(monkeypatch):
             assert not await here.roll(T0)
-            assert here.timed.rolled_offset == 0
+            assert here.timed.checkpoint().rolled_offset == 0
         assert here.puts.failures == {"timer roll": 1}
         assert await here.roll(T0)
-        assert here.timed.rolled_offset == 1
+        assert here.timed.checkpoint().rolled_offset == 1
         here.deliver(T0 + DAY_MS)
         assert here.bodies() == [LARGE]
 

@@ -243,7 +243,7 @@ async def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) 
         here.send(T0, T0 + 90 * DAY_MS, b"far", UNIQ_KEY="1")
         here.deliver(T0 + 10)
         assert await here.roll(T0 + 10)
-        assert here.timed.rolled_offset == 0, "the only file of the log stays"
+        assert here.timed.checkpoint().rolled_offset == 0, "the only file of the log stays"
         fill(here, T0 + 10, 4096)
         here.send(T0, T0 + 80 * DAY_MS, b"in the next file", UNIQ_KEY="2")
         assert await here.roll(T0 + 20)
@@ -278,7 +278,7 @@ async def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None
         here.store.write_state.set_stalled(None)
         here.store.write_state.set_disk_full("a file that is deleted frees more than a roll takes")
         assert await here.roll(T0)
-        assert here.timed.rolled_offset == 1
+        assert here.timed.checkpoint().rolled_offset == 1
 
 
 # Whatever happens.

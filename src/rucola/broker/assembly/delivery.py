@@ -74,7 +74,7 @@ class DeliveryServices:
         running.callback(self._delayed_delivery.stop)
         running.callback(self._timer_delivery.stop)
         self.transactions.load()
-        running.push_async_callback(self._commit_transactions)
+        running.push_async_callback(self._transaction_check.commit_offsets)
         self._storage.subscribe(self._on_arrival)
 
     def start(self, scheduler: Scheduler) -> None:
@@ -117,9 +117,6 @@ class DeliveryServices:
             await in_thread(self.delayed.persist, offsets, log_end)
             await in_thread(self._timers.persist, checkpoint, log_end)
             return True
-
-    async def _commit_transactions(self) -> None:
-        await self._transaction_check.commit_offsets()
 
     def _on_buffered(self, due_ms: int) -> None:
         self._buffered_puts.schedule_at(due_ms)

@@ -195,7 +195,9 @@ class ScheduleMessageService:
             if put.status is not PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
                 return put.status is PutMessageStatus.PUT_OK
         # It would be delivered now anyway, or has no room for its due time: too early is better than never.
-        return deliver(self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=True)
+        return deliver(
+            self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=True, is_roll=True
+        )
 
     def _begin(self, level: int) -> int:
         begin, kept = self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1)

@@ -11,7 +11,7 @@ maxMessageSize does not apply to admitted messages, where Apache blocks the leve
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
 
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.stored_message import stored_message
@@ -41,6 +41,7 @@ def deliver(
     now_ms: int,
     *,
     check_duplicate: bool,
+    is_roll: bool = False,
 ) -> bool:
     """Put a waiting message into its target queue; False if the put failed. Damaged records are skipped and logged."""
     try:
@@ -58,7 +59,7 @@ def deliver(
         return True
     # A commit stored the offset of its half message; the record in the own queue has none, as with Apache.
     message.prepared_transaction_offset = 0
-    return puts.put_again(kind, message, now_ms).status is PutMessageStatus.PUT_OK
+    return puts.put_again(kind, message, now_ms, is_roll=is_roll).status is PutMessageStatus.PUT_OK
 
 
 def _own_queue(message: MessageExt) -> tuple[str, int]:
@@ -80,15 +81,22 @@ def _own_queue(message: MessageExt) -> tuple[str, int]:
     return topic, queue_id
 
 
-def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
-    if waiting.unique_key is None:
-        return False
-    for record in store.query(waiting.topic, waiting.unique_key, DELIVERY_BATCH).records:
-        with suppress(InvalidMessage):  # a damaged record of another message must not block this one
+def indexed(store: MessageStore, topic: str, unique_key: str | None, since: int) -> Iterator[MessageExt]:
+    """Yield what the index has of a topic for a unique key after a physical offset, other keys of its hash included."""
+    if unique_key is None:
+        return
+    for record in store.query(topic, unique_key, DELIVERY_BATCH).records:
+        try:
             found = decode(record, decompress=False, check_crc=False)
-            if found.physical_offset > since and _identity(found) == _identity(waiting):
-                return True
-    return False
+        except InvalidMessage:  # a damaged record of another message must not block this one
+            continue
+        if found.physical_offset > since:
+            yield found
+
+
+def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
+    candidates = indexed(store, waiting.topic, waiting.unique_key, since)
+    return any(_identity(found) == _identity(waiting) for found in candidates)
 
 
 def _identity(message: MessageExt) -> tuple[object, ...]:

@@ -284,11 +284,6 @@ class TimerMessageService:
             self._rolled_offset += 1
         return None if units else True
 
-    @property
-    def rolled_offset(self) -> int:
-        """Queue offset before which every unit was rolled or does not wait."""
-        return self._rolled_offset
-
     # -- delivering and rolling ----------------------------------------------------------------------------------------
 
     def _deliver_first(self, now_ms: int) -> bool:

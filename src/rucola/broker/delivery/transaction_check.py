@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from rucola.access import Caller
 from rucola.broker.background.group_commit import GroupCommit
@@ -60,7 +59,7 @@ class TransactionCheckService:
 
     def _find_producer(self, group: str, topic: str) -> ClientChannel | None:
         # Any member of the group's user may answer; the request is one-way, the answer is an END_TRANSACTION.
-        producer = self._clients.next_producer(group, partial(self._admits, topic))
+        producer = self._clients.next_producer(group, lambda caller: self._may_receive(caller, topic))
         if producer is None:
             why = "no producer of it is connected"
             if group in self._clients.producers:
@@ -69,9 +68,6 @@ class TransactionCheckService:
         else:
             self._outages.succeeded(f"transaction check of group {group}")
         return producer
-
-    def _admits(self, topic: str, caller: Caller) -> bool:
-        return self._may_receive(caller, topic)
 
     async def commit_offsets(self) -> bool:
         """Flush the log, then commit the offsets of the half and op queues; return False if the flush failed."""

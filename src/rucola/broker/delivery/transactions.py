@@ -39,11 +39,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, indexed
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
@@ -52,7 +51,7 @@ from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
-from rucola.message.record import decode, encode
+from rucola.message.record import encode
 from rucola.message.topics import TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.store.config import PutMessageStatus, PutResult
@@ -76,10 +75,9 @@ RESERVED_PROPERTIES_SIZE = 128
 
 
 class TransactionCheckRequest(NamedTuple):
-    """A CHECK_TRANSACTION_STATE request for a producer group; `record` is the encoded half message of a topic."""
+    """A CHECK_TRANSACTION_STATE request for a producer group; `record` is the encoded half message."""
 
     group: str
-    topic: str
     header: CheckTransactionStateRequestHeader
     record: bytes
 
@@ -191,11 +189,11 @@ class TransactionalMessageService:
             return f"Find prepared transaction message failed: there is none at {header.commit_log_offset}"
         if half.properties.get(properties.PGROUP) != header.producer_group:
             return f"The producer group wrong: {header.producer_group} did not send this message"
-        if self._newest(half.queue_offset) != self._newest(header.tran_state_table_offset):
-            return f"The transaction state table offset wrong: it is {half.queue_offset}"
-        check_topic(half.properties.get(properties.REAL_TOPIC, ""))
         # 2. Follow the copies of earlier checks: the op message must name the newest one.
         newest = self._newest(half.queue_offset)
+        if newest != self._newest(header.tran_state_table_offset):
+            return f"The transaction state table offset wrong: it is {half.queue_offset}"
+        check_topic(half.properties.get(properties.REAL_TOPIC, ""))
         # 3. Ignore a repeated end. Before `_half_begin`, everything is ended, except what was discarded.
         if newest in self._ended or newest in self._committed_without_op:
             return None
@@ -247,14 +245,14 @@ class TransactionalMessageService:
         half.prepared_transaction_offset = half.physical_offset
         return self._puts.put_again("commit", half, now_ms)
 
-    def _put_missing_ops(self, now_ms: int) -> bool:
+    def _put_missing_ops(self, now_ms: int, *, is_roll: bool = False) -> bool:
         for half_queue_offset in sorted(self._committed_without_op):
-            if self._put_op(half_queue_offset, now_ms).status is not PutMessageStatus.PUT_OK:
+            if self._put_op(half_queue_offset, now_ms, is_roll=is_roll).status is not PutMessageStatus.PUT_OK:
                 return False
             self._committed_without_op.discard(half_queue_offset)
         return True
 
-    def _put_op(self, half_queue_offset: int, now_ms: int) -> PutResult:
+    def _put_op(self, half_queue_offset: int, now_ms: int, *, is_roll: bool = False) -> PutResult:
         op = MessageInner(
             *_OP_QUEUE,
             body=b"%d" % half_queue_offset,
@@ -265,7 +263,7 @@ class TransactionalMessageService:
             born_host=self._store_host,
             tags_code=tags_code(REMOVE_TAG),
         )
-        put = self._puts.put("op message", op, now_ms)
+        put = self._puts.put("op message", op, now_ms, is_roll=is_roll)
         if put.status is PutMessageStatus.PUT_OK:
             self._ended[half_queue_offset] = put.queue_offset
             self._op_end = put.queue_offset + 1
@@ -350,7 +348,7 @@ class TransactionalMessageService:
         return self._copy(half, now_ms, is_roll=is_roll) is not None
 
     def roll_some(self, file_end: int, now_ms: int) -> bool | None:
-        if not self._put_missing_ops(now_ms):
+        if not self._put_missing_ops(now_ms, is_roll=True):
             return False
         self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
         for _ in range(DELIVERY_BATCH):
@@ -359,8 +357,9 @@ class TransactionalMessageService:
             if not units or units[0][0] >= file_end:
                 return True
             half = self._half_at(self._half_begin)
-            is_open = half is not None and not self._is_ended_by_first(half)
-            if half is not None and is_open and not self._copy_unchecked(half, now_ms, is_roll=True):
+            if half is not None and not (
+                self._is_ended_by_first(half) or self._copy_unchecked(half, now_ms, is_roll=True)
+            ):
                 return False
             self._half_begin += 1
         return None
@@ -388,7 +387,8 @@ class TransactionalMessageService:
             renewed(half)
         except InvalidMessage:
             unchanged = stored_message(self._store, half.physical_offset)
-            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED) if self._discard(unchanged, now_ms) else None
+            is_discarded = self._discard(unchanged, now_ms, is_roll=is_roll)
+            return PutResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED) if is_discarded else None
         kind = "transaction roll" if is_roll else "transaction check"
         result = self._puts.put_again(kind, half, now_ms, is_roll=is_roll)
         if result.status is not PutMessageStatus.PUT_OK:
@@ -396,10 +396,10 @@ class TransactionalMessageService:
         self._copies[half.queue_offset] = result.queue_offset
         return result
 
-    def _discard(self, half: MessageExt, now_ms: int) -> bool:
+    def _discard(self, half: MessageExt, now_ms: int, *, is_roll: bool = False) -> bool:
         self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1, now_ms)
         half.topic, half.queue_id = TRANS_CHECK_MAX_TIME_TOPIC, 0
-        put = self._puts.put_again("transaction check", half, now_ms)
+        put = self._puts.put_again("transaction check", half, now_ms, is_roll=is_roll)
         if put.status is not PutMessageStatus.PUT_OK:
             return False
         logger.error(
@@ -435,14 +435,9 @@ class TransactionalMessageService:
         return None
 
     def _is_resumed(self, discarded: MessageExt) -> bool:
-        if discarded.unique_key is None:
-            return False
-        for record in self._store.query(TRANS_HALF_TOPIC, discarded.unique_key, DELIVERY_BATCH).records:
-            with suppress(InvalidMessage):  # a damaged record of another message
-                half = decode(record, decompress=False, check_crc=False)
-                if half.unique_key == discarded.unique_key and half.physical_offset > discarded.physical_offset:
-                    return True
-        return False
+        key = discarded.unique_key
+        candidates = indexed(self._store, TRANS_HALF_TOPIC, key, discarded.physical_offset)
+        return any(half.unique_key == key for half in candidates)
 
     def _immunity_ms(self, pairs: Mapping[str, str]) -> int | None:
         """CHECK_IMMUNITY_TIME_IN_SECONDS, fileReservedTime at most; None unless it has 64 bits, as in Apache."""
@@ -457,7 +452,6 @@ class TransactionalMessageService:
         half.physical_offset = copied.physical_offset
         return TransactionCheckRequest(
             pairs.get(properties.PGROUP, ""),
-            half.topic,
             CheckTransactionStateRequestHeader(
                 tran_state_table_offset=copied.queue_offset,
                 commit_log_offset=copied.physical_offset,
