@@ -59,6 +59,21 @@ async def test_a_damaged_file_prevents_the_start_unless_it_may_be_discarded(
         assert lost[0] == file
 
 
+async def test_the_damaged_offsets_of_before_enable_lmq_are_named_and_discarded(tmp_path: Path) -> None:
+    await prepare(tmp_path)
+    file = tmp_path / "config" / "consumerOffset.json"
+    file.write_text('{"offsetTable":{"T@g":{0:4},"T@h":7}}')
+    file.with_name("consumerOffset.json.bak").unlink(missing_ok=True)
+    lmq = {"enable_lmq": True}
+    with pytest.raises(StoreCorrupt) as refused:
+        async with broker_peer(tmp_path, store=lmq):
+            pass
+    assert refused.value.path == str(file)
+    async with broker_peer(tmp_path, store=lmq, discard_damaged_config=True) as peer:
+        assert await offset_of(peer, "g") == 4
+    assert file.with_name("consumerOffset.json.damaged").exists()
+
+
 async def test_sound_consumer_offsets_survive_a_damaged_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await prepare(tmp_path)
     file = tmp_path / "config" / "consumerOffset.json"

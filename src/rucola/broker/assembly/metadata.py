@@ -55,7 +55,7 @@ class Metadata:
         now_ms = self._clock()
         self._load("topics.json", lambda: self.topics.load(now_ms))
         self._load("subscriptionGroup.json", self.groups.load)
-        name = self.offsets.path.name
+        name = self.offsets.source.name
         salvage = sound_offsets if name == CONSUMER_OFFSET_FILE else None
         self._load(name, lambda: self.offsets.load(max_offset, log_end), salvage)
         self._load("consumerFilter.json", lambda: self.filters.load(now_ms))

@@ -71,9 +71,8 @@ class ConsumerOffsetTable:
         `max_offset` returns the end of a queue; None keeps all offsets, for a slave, whose queues may end before its
         master's. `log_end` None keeps the progress with transactions.
         """
-        value, path = self._file.read(), self._file.path
-        if value is None and self._before is not None:
-            value, path = read_config(self._before), self._before
+        path = self.source
+        value = read_config(path)
         if value:
             table = parse_consumer_offsets(path, value)
             self._add(table)
@@ -103,8 +102,11 @@ class ConsumerOffsetTable:
                     self._changes += 1
 
     @property
-    def path(self) -> Path:
-        return self._file.path
+    def source(self) -> Path:
+        """The file that `load` reads: the one from before enableLmq, until there is this one."""
+        path = self._file.path
+        exists = path.exists() or path.with_name(path.name + ".bak").exists()
+        return path if exists or self._before is None else self._before
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Return the committed offset, or -1 if there is none."""
