@@ -452,9 +452,9 @@ class MessageStore:
     def will_expire(self, now_ms: int) -> bool:
         return self._retention.will_expire(now_ms)
 
-    def expire(self, now_ms: int) -> bool:
+    def expire(self, now_ms: int, *, is_due: bool = True) -> bool:
         """Remove the oldest file from the log if the round permits. If True, call `delete_expired`."""
-        return self._retention.expire(now_ms)
+        return self._retention.expire(now_ms, is_due=is_due)
 
     def delete_expired(self) -> None:
         """Delete the files that `expire` removed. For any thread. Raises OSError; may be repeated then."""

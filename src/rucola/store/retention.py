@@ -114,9 +114,12 @@ class Retention:
     def will_expire(self, now_ms: int) -> bool:
         return not self._detached and self._may_expire > 0 and self._may_expire_oldest(now_ms)
 
-    def expire(self, now_ms: int) -> bool:
-        """Detach the oldest log file if this round permits it; True if there is a file to `delete`."""
-        if self.will_expire(now_ms):
+    def expire(self, now_ms: int, *, is_due: bool = True) -> bool:
+        """Detach the oldest log file if this round permits it; True if there is a file to `delete`.
+
+        `is_due` False is what `will_expire` has just returned, which can read many files.
+        """
+        if is_due and self.will_expire(now_ms):
             self._may_expire -= 1
             self._detached_ms = now_ms
             file = self._log.files.detach_first()

@@ -116,12 +116,11 @@ async def start_broker(
     serving.schedule(scheduler)
     access.schedule(scheduler)
 
-    await serving.services.diagnosis.log()
-
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
     await start_metrics(environment, access, serving, connections, running)
     replication.start(scheduler, running)
     await connections.listen(running, serving.read_hooks)
     await metadata.register(running)
     await replication.follow(scheduler, running)
+    await serving.services.diagnosis.log()
     return RunningParts(serving.services, storage, replication, metadata.registration)

@@ -65,10 +65,10 @@ class RetentionTask:
         # deletion of large files from saturating the disk.
         while True:
             now_ms = self._clock()
-            # Only a file that is deleted next has to be left. At the same time, `expire` decides the same.
-            if self._store.will_expire(now_ms) and not await self._prepare_delete():
+            is_due = self._store.will_expire(now_ms)
+            if is_due and not await self._prepare_delete():
                 return
-            if not self._store.expire(now_ms):
+            if not self._store.expire(now_ms, is_due=is_due):
                 return
             await in_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)
