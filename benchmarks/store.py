@@ -260,15 +260,15 @@ def _by_turns(measured: Callable[[], None], floor: Callable[[], None], rounds: i
 def _batch(topic: str, queue_id: int) -> MessageInnerBatch:
     keys = [f"order-{number:09d}" for number in range(BATCH_COUNT)]
     return MessageInnerBatch(
-        topic=topic,
-        queue_id=queue_id,
+        topics=[topic] * BATCH_COUNT,
+        queue_ids=[queue_id] * BATCH_COUNT,
         bodies=[_random.randbytes(BODY_SIZE) for _ in keys],
         properties=[properties.join({properties.KEYS: key}) for key in keys],
         flags=[0] * BATCH_COUNT,
-        sys_flag=0,
-        born_timestamp=NOW_MS,
+        sys_flags=[0] * BATCH_COUNT,
+        born_timestamps=[NOW_MS] * BATCH_COUNT,
         born_host=HOST,
-        reconsume_times=0,
+        reconsume_times=[0] * BATCH_COUNT,
         tags_codes=[0] * BATCH_COUNT,
         unique_keys=[None] * BATCH_COUNT,
         keys=keys,

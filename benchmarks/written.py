@@ -33,7 +33,7 @@ def write(
     config = StoreConfig(path, HOST, message_index_enable=False)
     pool = random.Random(2013).randbytes(2 * size)
     with MessageStore(config) as store:
-        body_size = size - len(encode_many(_batch(topic, 0, 1, pool, 0, key_of), 0, 0, 0, HOST)[0])
+        body_size = size - len(encode_many(_batch(topic, 0, 1, pool, 0, key_of), [0], 0, 0, HOST)[0])
         for number in range(first, count, _BATCH_COUNT):
             batch = _batch(topic, number, min(number + _BATCH_COUNT, count), pool, body_size, key_of)
             result = store.put_batch(batch, BEGIN_MS + number // _A_MILLISECOND)
@@ -58,18 +58,18 @@ def _batch(
     unique_keys = [unique_id() if key_of is None else key_of(number) for number in range(begin, end)]
     places = [number * 7 % (len(pool) // 2) for number in range(begin, end)]
     return MessageInnerBatch(
-        topic=topic,
-        queue_id=begin // _BATCH_COUNT % QUEUES,
+        topics=[topic] * len(keys),
+        queue_ids=[begin // _BATCH_COUNT % QUEUES] * len(keys),
         bodies=[pool[place : place + body_size] for place in places],
         properties=[
             properties.join({properties.KEYS: key, properties.UNIQ_KEY: unique_key, properties.TAGS: "TagA"})
             for key, unique_key in zip(keys, unique_keys, strict=True)
         ],
         flags=[0] * len(keys),
-        sys_flag=0,
-        born_timestamp=BEGIN_MS,
+        sys_flags=[0] * len(keys),
+        born_timestamps=[BEGIN_MS] * len(keys),
         born_host=HOST,
-        reconsume_times=0,
+        reconsume_times=[0] * len(keys),
         tags_codes=[tags_code("TagA")] * len(keys),
         unique_keys=unique_keys,
         keys=keys,

@@ -63,21 +63,25 @@ static PyObject *crc32(PyObject *module, PyObject *data) {
 static PyMethodDef methods[] = {
     {"crc32", crc32, METH_O, PyDoc_STR("crc32(data) -> int: zlib.crc32, which every encoded body passes through.")},
     FAST(split_frames, "split_frames(data, max frame size, max header size) -> (headers, bodies, end) | None"),
-    FAST(read_pulls, "read_pulls(data, max frame size, max header size, max count) -> [(opaque, UsualPull, end), ...] | None"),
-    FAST(encode_sends,
-         "encode_sends(data, max count, sending, max body size, max keys size, max messages of a batch, queue offsets,"
-         " physical offset, room, store timestamp, born host)"
-         " -> (records, responses, dispatch requests, queue offsets, number, end) | None"),
-    FAST(edit_properties, "edit_properties(text, end, names) -> (stored, tag, unique key, KEYS, WAIT) | None"),
-    FAST(read_batch, "read_batch(body, end, names, max count)"
-         " -> (flags, bodies, properties, tags codes, unique keys, KEYS) | None"),
+    FAST(read_sends,
+         "read_sends(data, max frame size, max header size, max requests, max body size, max messages of a batch)"
+         " -> (opaques, numbers of messages, ends, topics, queue ids, flags, sysFlags, born timestamps,"
+         " reconsume times, properties, bodies) | None"),
+    FAST(read_pull, "read_pull(data, max frame size, max header size) -> (opaque, UsualPull, end) | None"),
+    FAST(format_sends,
+         "format_sends(form, opaques, numbers of messages, queue ids, queue offsets, physical offsets) -> bytes | None"),
+    FAST(edit_properties,
+         "edit_properties(strings, end, names, max size of KEYS)"
+         " -> (stored strings, tags codes, unique keys, KEYS, WAIT) | None"),
+    FAST(split_batch, "split_batch(body, max count) -> (flags, bodies, property strings) | None"),
     FAST(encode_record,
          "encode_record(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host,"
          " store timestamp, store host, reconsume times, prepared transaction offset, queue offset, physical offset)"
          " -> record | None"),
     FAST(encode_records,
-         "encode_records(topic field, queue id, flags, bodies, properties, origin, queue offset, physical offset)"
-         " -> (records, sizes) | None"),
+         "encode_records(topics, queue ids, flags, bodies, properties, sysFlags, born timestamps, reconsume times,"
+         " queue offsets, born host, store timestamp, store host, physical offset)"
+         " -> (records, physical offsets, sizes) | None"),
     FAST(units_by_queue, "units_by_queue(requests, due-time topics) -> {(topic, queue id): units} | None"),
     FAST(index_entries, "index_entries(requests) -> (hashes, physical offsets, store timestamps) | None"),
     FAST(put_entries,
@@ -101,8 +105,7 @@ static PyMethodDef methods[] = {
     visit("topic", topic) visit("queue_id", queue_id) visit("queue_offset", queue_offset)                              \
         visit("physical_offset", physical_offset) visit("size", size) visit("store_timestamp", store_timestamp)        \
             visit("sys_flag", sys_flag) visit("tags_code", tags_code) visit("unique_key", unique_key)                  \
-                visit("keys", keys) visit("write_queue_nums", write_queue_nums)                                        \
-                    visit("topic_filter_type", topic_filter_type)
+                visit("keys", keys)
 
 static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);

@@ -3,6 +3,7 @@
 #include "speed.h"
 
 #define MAX_SEGMENTS 32
+#define EDITED_COLUMNS 5
 
 int take_names(PyObject *object, Names *names) {
     Span joined;
@@ -87,41 +88,69 @@ PyObject *text_or_none(Span value) {
     return PyUnicode_DecodeUTF8((const char *)value.at, value.size, NULL);
 }
 
-/* Return the result of PropertyEditor.edit for a string of valid UTF-8; NULL if it is not of the usual form. */
-static PyObject *edited_properties(Span string, Span end, PyObject *joined_names) {
-    uint8_t small[1024], *out = small;
-    Names names;
+/* Add the edited form of a string to the columns. Return 0 if it is unusual, or after an error. */
+static int add_edited(PyObject *const *columns, Span string, Span end, const Names *names, int64_t max_keys_size,
+                      uint8_t *out) {
     Edited edited;
-    PyObject *result = NULL;
-    if (end.size < 1 || !take_names(joined_names, &names))
-        return NULL;
-    if (!string.size || (string.size == 1 && string.at[0] == 2) || string.size > INT32_MAX - end.size)
-        return NULL; /* a message without properties takes another path; in a batch it does not */
-    if ((size_t)(string.size + end.size) > sizeof small && !(out = PyMem_Malloc((size_t)(string.size + end.size))))
-        return PyErr_NoMemory();
-    if (edit(string, end, &names, out, &edited)) {
-        result = PyTuple_New(1 + READ_NAMES);
-        for (int number = 0; result && number <= READ_NAMES; number++) {
-            PyObject *item = number ? text_or_none(edited.values[number - 1])
-                                    : bytes_of(edited.stored);
-            if (!item || PyTuple_SetItem(result, number, item) < 0)
-                Py_CLEAR(result);
-        }
+    Span tag;
+    PyObject *items[EDITED_COLUMNS];
+    int is_added = 1;
+    if (!is_utf8(string.at, string.size) || !edit(string, end, names, out, &edited))
+        return 0;
+    tag = edited.values[TAGS];
+    items[0] = bytes_of(edited.stored);
+    items[1] = PyLong_FromLong(tag.at ? (int32_t)java_hash(0, tag.at, tag.size) : 0);
+    for (int value = UNIQ_KEY; value < READ_NAMES; value++)
+        items[1 + value] = text_or_none(edited.values[value]);
+    for (int column = 0; column < EDITED_COLUMNS; column++)
+        is_added = is_added && items[column];
+    is_added = is_added && (items[1 + KEYS] == Py_None || PyUnicode_GetLength(items[1 + KEYS]) <= max_keys_size);
+    for (int column = 0; column < EDITED_COLUMNS; column++) {
+        is_added = is_added && PyList_Append(columns[column], items[column]) == 0;
+        Py_XDECREF(items[column]);
     }
-    if (out != small)
-        PyMem_Free(out);
-    return result;
+    return is_added;
 }
 
-/* Counterpart: PropertyEditor.edit of rucola.broker.send_properties. */
+/* Counterpart: PropertyEditor.edit of rucola.broker.send_properties.
+
+(property strings, end, names, max size of KEYS) -> (stored strings, tags codes, unique keys, KEYS, WAIT)
+of those before the first that is unusual | None */
 PyObject *edit_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    Span string, end;
-    PyObject *result;
+    Span end;
+    Names names;
+    int64_t max_keys_size;
+    Py_ssize_t longest = 0, strings;
+    PyObject *columns[EDITED_COLUMNS] = {NULL}, *result = NULL;
+    uint8_t *out = NULL;
     (void)module;
-    if (count != 3 || !PyUnicode_Check(args[0]) || !take_bytes(args[1], &end))
+    if (count != 4 || !PyList_Check(args[0]) || !take_bytes(args[1], &end) || end.size < 1 ||
+        !take_names(args[2], &names) || !take_i64(args[3], &max_keys_size))
         return decline();
-    string.at = (const uint8_t *)PyUnicode_AsUTF8AndSize(args[0], &string.size);
-    result = string.at ? edited_properties(string, end, args[2]) : NULL;
+    strings = PyList_Size(args[0]);
+    for (Py_ssize_t number = 0; number < strings; number++) {
+        Span string;
+        if (!take_bytes(PyList_GetItem(args[0], number), &string) || string.size > INT32_MAX - end.size)
+            return decline();
+        longest = string.size > longest ? string.size : longest;
+    }
+    if (!(out = PyMem_Malloc((size_t)(longest + end.size))))
+        return PyErr_NoMemory();
+    for (int column = 0; column < EDITED_COLUMNS; column++)
+        if (!(columns[column] = PyList_New(0)))
+            goto done;
+    for (Py_ssize_t number = 0; number < strings; number++) {
+        Span string;
+        if (!take_bytes(PyList_GetItem(args[0], number), &string) ||
+            !add_edited(columns, string, end, &names, max_keys_size, out))
+            break;
+    }
+    if (!PyErr_Occurred())
+        result = PyTuple_Pack(EDITED_COLUMNS, columns[0], columns[1], columns[2], columns[3], columns[4]);
+done:
+    for (int column = 0; column < EDITED_COLUMNS; column++)
+        Py_XDECREF(columns[column]);
+    PyMem_Free(out);
     return result ? result : decline();
 }
 
@@ -141,67 +170,34 @@ Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own) {
     return get_u16(own->properties.at - 2) == own->properties.size ? size : 0;
 }
 
-/* Return the result of PropertyEditor.read_batch for a batch of at most `max_count` messages; NULL if it is unusual. */
-static PyObject *batch_columns(Span data, Span end, PyObject *joined_names, int64_t max_count) {
+/* Counterpart: decode_batch of rucola.message.batch.
+
+(body of a batch, max count) -> (flags, bodies, property strings), if it is all valid | None */
+PyObject *split_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span data;
     Own own;
-    Names names;
-    Py_ssize_t messages = 0, longest = 0, at, size;
-    PyObject *lists[6] = {NULL}, *result = NULL;
-    uint8_t *out = NULL;
-    if (end.size < 1 || !take_names(joined_names, &names))
-        return NULL;
-    /* 1. Check all sizes and all text before anything is made. */
-    for (at = 0; at < data.size; at += size, messages++) {
-        size = batch_message(data.at + at, data.size - at, &own);
-        if (!size || messages >= max_count || !is_utf8(own.properties.at, own.properties.size))
-            return NULL;
-        longest = own.properties.size > longest ? own.properties.size : longest;
-    }
-    /* 2. One pass over the messages, one list per column. */
-    out = PyMem_Malloc((size_t)(longest + end.size));
-    if (!out)
-        return PyErr_NoMemory();
-    for (int column = 0; column < 6; column++)
-        if (!(lists[column] = PyList_New(messages)))
+    int64_t max_count;
+    Py_ssize_t messages = 0, at, size;
+    PyObject *lists[3] = {NULL}, *result = NULL;
+    (void)module;
+    if (count != 2 || !take_bytes(args[0], &data) || !take_i64(args[1], &max_count))
+        return decline();
+    for (at = 0; at < data.size; at += size, messages++)
+        if (!(size = batch_message(data.at + at, data.size - at, &own)) || messages >= max_count)
+            return decline();
+    for (int list = 0; list < 3; list++)
+        if (!(lists[list] = PyList_New(messages)))
             goto done;
     at = 0;
     for (Py_ssize_t number = 0; number < messages; number++) {
-        Edited edited;
-        uint32_t code;
         at += batch_message(data.at + at, data.size - at, &own);
-        if (!edit(own.properties, end, &names, out, &edited))
-            goto done;
-        code = edited.values[0].at ? java_hash(0, edited.values[0].at, edited.values[0].size) : 0;
-        if (!put_item(lists[0], number, PyLong_FromLong(own.flag)) ||
-            !put_item(lists[1], number, bytes_of(own.body)) ||
-            !put_item(lists[2], number, bytes_of(edited.stored)) ||
-            !put_item(lists[3], number, PyLong_FromLong((int32_t)code)) ||
-            !put_item(lists[4], number, text_or_none(edited.values[1])) ||
-            !put_item(lists[5], number, text_or_none(edited.values[2])))
+        if (!put_item(lists[0], number, PyLong_FromLong(own.flag)) || !put_item(lists[1], number, bytes_of(own.body)) ||
+            !put_item(lists[2], number, bytes_of(own.properties)))
             goto done;
     }
-    result = PyTuple_New(6);
-    for (int column = 0; result && column < 6; column++) {
-        if (PyTuple_SetItem(result, column, lists[column]) < 0)
-            Py_CLEAR(result);
-        lists[column] = NULL;
-    }
+    result = PyTuple_Pack(3, lists[0], lists[1], lists[2]);
 done:
-    for (int column = 0; column < 6; column++)
-        Py_XDECREF(lists[column]);
-    PyMem_Free(out);
-    return result;
-}
-
-/* Counterpart: PropertyEditor.read_batch of rucola.broker.send_properties, for batches of at most max count messages
-without properties in the header that dispatch reads. */
-PyObject *read_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    Span data, end;
-    int64_t max_count;
-    PyObject *columns;
-    (void)module;
-    if (count != 4 || !take_bytes(args[0], &data) || !take_bytes(args[1], &end) || !take_i64(args[3], &max_count))
-        return decline();
-    columns = batch_columns(data, end, args[2], max_count);
-    return columns ? columns : decline();
+    for (int list = 0; list < 3; list++)
+        Py_XDECREF(lists[list]);
+    return result ? result : decline();
 }

@@ -3,7 +3,8 @@
 #include "speed.h"
 
 #define BEFORE_ORIGIN 36 /* bytes of a record up to sysFlag */
-#define MAX_TOPIC 256
+#define MAX_TOPIC 128 /* bytes of a topic field, with its size */
+#define MAX_FIXED (BEFORE_ORIGIN + MAX_ORIGIN + 4 + MAX_TOPIC + 2)
 #define HOSTS_V6 0x30
 #define BORN_HOST_V6 0x10
 #define STORE_HOST_V6 0x20
@@ -87,59 +88,101 @@ PyObject *encode_record(PyObject *module, PyObject *const *args, Py_ssize_t coun
     return record;
 }
 
-/* Counterpart: encode_many of rucola.message.record. */
-PyObject *encode_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* The columns of a MessageInnerBatch that records are made of, and the queue offsets. */
+enum { TOPICS, QUEUE_IDS, FLAGS, BODIES, PROPERTIES, SYS_FLAGS, BORN_TIMESTAMPS, RECONSUME_TIMES, QUEUE_OFFSETS,
+       COLUMNS };
+
+typedef struct {
+    uint8_t topic_field[MAX_TOPIC], origin_field[MAX_ORIGIN];
     Shared shared;
     Own own;
-    int64_t queue_offset, physical_offset, total = 0;
-    Py_ssize_t messages;
-    PyObject *flags, *bodies, *properties, *records = NULL, *sizes = NULL, *result = NULL;
-    uint8_t *at;
-    (void)module;
-    if (count != 8 || !take_bytes(args[0], &shared.topic) || !take_i32(args[1], &shared.queue_id) ||
-        !take_bytes(args[5], &shared.origin) || !take_i64(args[6], &queue_offset) ||
-        !take_i64(args[7], &physical_offset))
-        return decline();
-    flags = args[2], bodies = args[3], properties = args[4];
-    if (!PyList_Check(flags) || !PyList_Check(bodies) || !PyList_Check(properties))
-        return decline();
-    messages = PyList_Size(bodies);
-    if (PyList_Size(flags) != messages || PyList_Size(properties) != messages || shared.topic.size > MAX_TOPIC ||
-        shared.origin.size > MAX_ORIGIN || queue_offset > INT64_MAX - messages)
-        return decline();
-    /* 1. The sizes, and whether all fields fit. */
+    int64_t queue_offset;
+} Row;
+
+static int take_topic(PyObject *topic, Row *row) {
+    Py_ssize_t size;
+    const char *text = PyUnicode_Check(topic) ? PyUnicode_AsUTF8AndSize(topic, &size) : NULL;
+    if (!text || size >= MAX_TOPIC)
+        return 0;
+    row->topic_field[0] = (uint8_t)size;
+    memcpy(row->topic_field + 1, text, (size_t)size);
+    row->shared.topic = (Span){row->topic_field, 1 + size};
+    return 1;
+}
+
+static int take_row(PyObject *const *columns, Py_ssize_t number, Origin *origin, Row *row) {
+    PyObject *item[COLUMNS];
+    for (int column = 0; column < COLUMNS; column++)
+        if (!(item[column] = PyList_GetItem(columns[column], number)))
+            return 0;
+    if (!take_topic(item[TOPICS], row) || !take_i32(item[QUEUE_IDS], &row->shared.queue_id) ||
+        !take_own(item[FLAGS], item[BODIES], item[PROPERTIES], &row->own) ||
+        !take_i32(item[SYS_FLAGS], &origin->sys_flag) || !take_i64(item[BORN_TIMESTAMPS], &origin->born_timestamp) ||
+        !take_i32(item[RECONSUME_TIMES], &origin->reconsume_times) ||
+        !take_i64(item[QUEUE_OFFSETS], &row->queue_offset))
+        return 0;
+    row->shared.origin = (Span){row->origin_field, write_origin(row->origin_field, origin)};
+    return row->shared.origin.size != 0;
+}
+
+/* Return an upper bound of the size of the records; -1 if the columns are unusual. */
+static int64_t bound_of(PyObject *const *columns, Py_ssize_t messages) {
+    int64_t bound = 0;
     for (Py_ssize_t number = 0; number < messages; number++) {
-        int64_t size = 0;
-        if (take_own(PyList_GetItem(flags, number), PyList_GetItem(bodies, number), PyList_GetItem(properties, number),
-                     &own))
-            size = encoded_size(&shared, &own);
-        if (!size || size > PY_SSIZE_T_MAX - total)
-            return decline();
-        total += size;
+        Span body, properties;
+        if (!take_bytes(PyList_GetItem(columns[BODIES], number), &body) ||
+            !take_bytes(PyList_GetItem(columns[PROPERTIES], number), &properties) || body.size > INT32_MAX ||
+            properties.size > MAX_PROPERTIES_SIZE)
+            return -1;
+        bound += MAX_FIXED + body.size + properties.size;
     }
-    if (physical_offset > INT64_MAX - total)
+    return bound;
+}
+
+/* Counterpart: encode_many of rucola.message.record.
+
+(topics, queue ids, flags, bodies, properties, sysFlags, born timestamps, reconsume times, queue offsets, born host,
+store timestamp, store host, physical offset) -> (records as a bytearray, physical offsets, sizes) | None */
+PyObject *encode_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Origin origin = {0};
+    Row row;
+    int64_t physical_offset, bound;
+    Py_ssize_t messages;
+    PyObject *records = NULL, *offsets = NULL, *sizes = NULL, *result = NULL;
+    uint8_t *begin, *at;
+    (void)module;
+    if (count != COLUMNS + 4 || !take_bytes(args[COLUMNS], &origin.born_host) ||
+        !take_i64(args[COLUMNS + 1], &origin.store_timestamp) || !take_bytes(args[COLUMNS + 2], &origin.store_host) ||
+        !take_i64(args[COLUMNS + 3], &physical_offset) || !PyList_Check(args[BODIES]))
         return decline();
-    /* 2. The records, one behind the other. No Python code runs in between, so the lists are as they were. */
-    records = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    messages = PyList_Size(args[BODIES]);
+    for (int column = 0; column < COLUMNS; column++)
+        if (!PyList_Check(args[column]) || PyList_Size(args[column]) != messages)
+            return decline();
+    if ((bound = bound_of(args, messages)) < 0 || physical_offset > INT64_MAX - bound)
+        return decline();
+    records = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)bound);
+    offsets = PyList_New(messages);
     sizes = PyList_New(messages);
-    if (!records || !sizes)
+    if (!records || !offsets || !sizes)
         goto done;
-    at = (uint8_t *)PyBytes_AsString(records);
+    begin = at = (uint8_t *)PyByteArray_AsString(records);
     for (Py_ssize_t number = 0; number < messages; number++) {
         uint8_t *end;
-        if (!take_own(PyList_GetItem(flags, number), PyList_GetItem(bodies, number), PyList_GetItem(properties, number),
-                      &own))
+        if (!take_row(args, number, &origin, &row) || !encoded_size(&row.shared, &row.own))
             goto done;
-        end = write_record(at, &shared, &own, queue_offset, physical_offset);
-        if (!put_item(sizes, number, PyLong_FromSsize_t(end - at)))
+        end = write_record(at, &row.shared, &row.own, row.queue_offset, physical_offset);
+        if (!put_item(offsets, number, PyLong_FromLongLong(physical_offset)) ||
+            !put_item(sizes, number, PyLong_FromSsize_t(end - at)))
             goto done;
-        queue_offset++;
         physical_offset += end - at;
         at = end;
     }
-    result = PyTuple_Pack(2, records, sizes);
+    if (PyByteArray_Resize(records, at - begin) == 0)
+        result = PyTuple_Pack(3, records, offsets, sizes);
 done:
     Py_XDECREF(records);
+    Py_XDECREF(offsets);
     Py_XDECREF(sizes);
     return result ? result : decline();
 }

@@ -1,24 +1,56 @@
-/* Requests from the bytes of a read: to pull messages, or to send some (sends.c goes on with these).
+/* Sends and pulls: from the bytes of a read to columns, and from columns to the bytes of responses.
 
 JSON of the usual form only: no white space, no member twice, none that these requests do not have, and the code before
 the ext fields. Numbers are decimal and of up to 18 digits. Escapes occur in the property string alone, which needs them
 for its separators. */
 
-#include "requests.h"
+#include "speed.h"
 
 #define SIZE_OF_SIZE 4
 #define PREFIX_SIZE 8
+#define PULL_MESSAGE 11
+#define SEND_MESSAGE_V2 310
+#define SEND_BATCH_MESSAGE 320
+#define NOT_DISPATCHED 0x4   /* sysFlag of prepared and rolled-back messages */
+#define TRANSACTION_MASK 0xC /* of those and committed ones */
+#define ONE_WAY 0x2
+#define MAX_TOPIC_SIZE 127
+#define MAX_DIGITS 20
+#define ID_DIGITS 16 /* of a physical offset in an offsetMsgId */
+#define FORM_PARTS 6
 
 typedef struct {
     const uint8_t *at, *end;
 } Cursor;
 
+/* The ext fields of sends are called `a` to `m`, those of a PULL_MESSAGE have these names. */
+enum { GROUP, TOPIC, QUEUE_ID, QUEUE_OFFSET, MAX_MSG_NUMS, SYS_FLAG, COMMIT_OFFSET, SUSPEND_TIMEOUT, SUBSCRIPTION,
+       SUB_VERSION, EXPRESSION_TYPE, PULL_FIELDS };
 static const char *const pull_fields[PULL_FIELDS] = {
     "consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset",
     "suspendTimeoutMillis", "subscription", "subVersion", "expressionType",
 };
 
+/* Ext fields by their places: raw text between quotes. */
+typedef struct {
+    Span ext['m' - 'a' + 1];
+    int64_t code, flag, opaque, version;
+    int seen; /* one bit for each member */
+} Header;
+
+/* The fields that all messages of a request have in common. */
+typedef struct {
+    Span topic;
+    int64_t queue_id, sys_flag, born_timestamp, flag, reconsume_times;
+} Common;
+
 enum { CODE = 1, EXT_FIELDS = 2, FLAG = 4, LANGUAGE = 8, OPAQUE = 16, SERIALIZER = 32, VERSION = 64 };
+
+static inline Span field(const Header *header, char name) { return header->ext[name - 'a']; }
+
+static inline int is_text(Span span, const char *text) {
+    return span.size == (Py_ssize_t)strlen(text) && !memcmp(span.at, text, (size_t)span.size);
+}
 
 static inline int take(Cursor *cursor, char expected) {
     return cursor->at < cursor->end && *cursor->at == (uint8_t)expected && ++cursor->at;
@@ -80,34 +112,29 @@ static int place_of(int64_t code, Span name) {
     return -1;
 }
 
-static int take_ext(Cursor *cursor, int64_t code, Fields *fields) {
-    memset(fields, 0, sizeof *fields);
+static int take_ext(Cursor *cursor, Header *header) {
     if (!take(cursor, '{'))
         return 0;
     do {
         Span name, value;
         int place;
-        if (!take_raw(cursor, &name) || (place = place_of(code, name)) < 0 || !take(cursor, ':') ||
-            !take_raw(cursor, &value) || fields->of[place].at)
+        if (!take_raw(cursor, &name) || (place = place_of(header->code, name)) < 0 || !take(cursor, ':') ||
+            !take_raw(cursor, &value) || header->ext[place].at)
             return 0;
-        fields->of[place] = value;
+        header->ext[place] = value;
     } while (take(cursor, ','));
     return take(cursor, '}');
 }
 
-static inline int is_one_of(int codes, int64_t code) {
-    return codes == PULLS ? code == PULL_MESSAGE : code == SEND_MESSAGE_V2 || code == SEND_BATCH_MESSAGE;
-}
-
-static int take_member(Cursor *cursor, int codes, Header *header) {
+static int take_member(Cursor *cursor, Header *header) {
     Span name, text;
     int member;
     if (!take_raw(cursor, &name) || !take(cursor, ':'))
         return 0;
     if (is_text(name, "code"))
-        member = take_number(cursor, &header->code) && is_one_of(codes, header->code) ? CODE : 0;
+        member = take_number(cursor, &header->code) ? CODE : 0;
     else if (is_text(name, "extFields"))
-        member = header->seen & CODE && take_ext(cursor, header->code, &header->ext) ? EXT_FIELDS : 0;
+        member = header->seen & CODE && take_ext(cursor, header) ? EXT_FIELDS : 0;
     else if (is_text(name, "flag"))
         member = take_number(cursor, &header->flag) ? FLAG : 0;
     else if (is_text(name, "language"))
@@ -127,42 +154,240 @@ static int take_member(Cursor *cursor, int codes, Header *header) {
 static inline int is_i32(int64_t number) { return number >= INT32_MIN && number <= INT32_MAX; }
 
 /* Read a header whose members and ext fields are all of the usual form. */
-static int take_header(Span raw, int codes, Header *header) {
+static int take_header(Span raw, Header *header) {
     Cursor cursor = {raw.at, raw.at + raw.size};
     memset(header, 0, sizeof *header);
     if (!take(&cursor, '{'))
         return 0;
     do {
-        if (!take_member(&cursor, codes, header))
+        if (!take_member(&cursor, header))
             return 0;
     } while (take(&cursor, ','));
     return take(&cursor, '}') && cursor.at == cursor.end && header->seen & EXT_FIELDS && header->seen & OPAQUE &&
-           !header->flag && is_i32(header->opaque) && is_i32(header->version);
+           !(header->flag & ~ONE_WAY) && is_i32(header->opaque) && is_i32(header->version);
 }
 
 /* Read an ext field as a number of 32 bits; `number` stays if the field is absent. */
 static int i32_in(Span text, int64_t *number) { return !text.at || (number_in(text, number) && is_i32(*number)); }
 
 /* Those that are not needed must be valid all the same. */
-int take_common(const Fields *ext, Common *common) {
+static int take_common(const Header *header, Common *common) {
     int64_t unused = 0;
-    common->topic = field(ext, 'b');
+    common->topic = field(header, 'b');
     common->reconsume_times = 0;
-    return common->topic.at && common->topic.size && is_plain(common->topic) && field(ext, 'e').at &&
-           i32_in(field(ext, 'e'), &common->queue_id) && field(ext, 'f').at &&
-           i32_in(field(ext, 'f'), &common->sys_flag) && field(ext, 'g').at &&
-           number_in(field(ext, 'g'), &common->born_timestamp) && field(ext, 'h').at &&
-           i32_in(field(ext, 'h'), &common->flag) && i32_in(field(ext, 'j'), &common->reconsume_times) &&
-           is_plain(field(ext, 'a')) && is_plain(field(ext, 'c')) && i32_in(field(ext, 'd'), &unused) &&
-           is_plain(field(ext, 'k')) && i32_in(field(ext, 'l'), &unused);
+    return common->topic.at && common->topic.size && common->topic.size <= MAX_TOPIC_SIZE && is_plain(common->topic) &&
+           field(header, 'e').at && i32_in(field(header, 'e'), &common->queue_id) && field(header, 'f').at &&
+           i32_in(field(header, 'f'), &common->sys_flag) && field(header, 'g').at &&
+           number_in(field(header, 'g'), &common->born_timestamp) && field(header, 'h').at &&
+           i32_in(field(header, 'h'), &common->flag) && i32_in(field(header, 'j'), &common->reconsume_times) &&
+           is_plain(field(header, 'a')) && is_plain(field(header, 'c')) && i32_in(field(header, 'd'), &unused) &&
+           is_plain(field(header, 'k')) && i32_in(field(header, 'l'), &unused);
+}
+
+static int is_hex_below_0x80(const uint8_t *digits, uint8_t *byte) {
+    int low = digits[3] <= '9' ? digits[3] - '0' : (digits[3] | 0x20) - 'a' + 10;
+    int is_digit = (digits[3] >= '0' && digits[3] <= '9') || ((digits[3] | 0x20) >= 'a' && (digits[3] | 0x20) <= 'f');
+    if (!is_digit || digits[0] != '0' || digits[1] != '0' || digits[2] < '0' || digits[2] > '7')
+        return 0;
+    *byte = (uint8_t)((digits[2] - '0') << 4 | low);
+    return 1;
+}
+
+/* Replace the escapes of a raw property string. Returns its size; -1 for other escapes than those of ASCII. */
+static Py_ssize_t unescape(Span raw, uint8_t *out) {
+    uint8_t *at = out;
+    for (Py_ssize_t i = 0; i < raw.size; i++) {
+        if (raw.at[i] != '\\') {
+            *at++ = raw.at[i];
+        } else if (raw.at[i + 1] == '"' || raw.at[i + 1] == '\\' || raw.at[i + 1] == '/') {
+            *at++ = raw.at[++i];
+        } else if (raw.at[i + 1] == 'u' && raw.size - i >= 6 && is_hex_below_0x80(raw.at + i + 2, at)) {
+            at++;
+            i += 5;
+        } else {
+            return -1;
+        }
+    }
+    return at - out;
+}
+
+/* Whether the properties of a batch add nothing to those of its messages. */
+static int adds_nothing(Span raw) {
+    return !raw.size || is_text(raw, "WAIT\\u0001true") || is_text(raw, "WAIT\\u0001true\\u0002");
+}
+
+/* Columns with an item for each request, then with one for each message. */
+enum { OPAQUES, COUNTS, ENDS, TOPICS, QUEUE_IDS, FLAGS, SYS_FLAGS, BORN_TIMESTAMPS, RECONSUME_TIMES, PROPERTIES, BODIES,
+       COLUMNS };
+
+typedef struct {
+    PyObject *columns[COLUMNS];
+    uint8_t *text; /* room for unescaped properties */
+    Py_ssize_t room;
+    PyObject *topic; /* of the last request */
+    int64_t max_frame_size, max_header_size, max_body_size, max_messages;
+} Sends;
+
+/* Append a new reference, or NULL after an error, which it takes. */
+static int add(Sends *sends, int column, PyObject *item) {
+    int is_added = item && PyList_Append(sends->columns[column], item) == 0;
+    Py_XDECREF(item);
+    return is_added;
+}
+
+static int add_number(Sends *sends, int column, int64_t number) {
+    return add(sends, column, PyLong_FromLongLong(number));
+}
+
+static PyObject *bytes_of(Span span) { return PyBytes_FromStringAndSize((const char *)span.at, span.size); }
+
+static int add_message(Sends *sends, const Common *common, const Own *own) {
+    Py_INCREF(sends->topic);
+    return add(sends, TOPICS, sends->topic) && add_number(sends, QUEUE_IDS, common->queue_id) &&
+           add_number(sends, FLAGS, own->flag) && add_number(sends, SYS_FLAGS, common->sys_flag) &&
+           add_number(sends, BORN_TIMESTAMPS, common->born_timestamp) &&
+           add_number(sends, RECONSUME_TIMES, common->reconsume_times) &&
+           add(sends, PROPERTIES, bytes_of(own->properties)) && add(sends, BODIES, bytes_of(own->body));
+}
+
+/* Return the number of messages of a batch; 0 if one is not of the usual form, or there are too many. */
+static int64_t count_messages(const Sends *sends, Span batch) {
+    int64_t count = 0;
+    for (Py_ssize_t at = 0, size; at < batch.size; at += size, count++) {
+        Own own;
+        size = batch_message(batch.at + at, batch.size - at, &own);
+        if (!size || count == sends->max_messages)
+            return 0;
+    }
+    return count;
+}
+
+static int add_batch(Sends *sends, const Common *common, Span batch) {
+    for (Py_ssize_t at = 0; at < batch.size;) {
+        Own own;
+        at += batch_message(batch.at + at, batch.size - at, &own);
+        if (!add_message(sends, common, &own))
+            return 0;
+    }
+    return 1;
+}
+
+/* Unescape the properties of a send. Return 0 if they are unusual, or after an error. */
+static int take_properties(Sends *sends, Span raw, Span *properties) {
+    if (raw.size > 6 * MAX_PROPERTIES_SIZE)
+        return 0;
+    if (raw.size > sends->room) {
+        uint8_t *text = PyMem_Realloc(sends->text, (size_t)raw.size);
+        if (!text) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        sends->text = text;
+        sends->room = raw.size;
+    }
+    *properties = (Span){sends->text, raw.size ? unescape(raw, sends->text) : 0};
+    return properties->size >= 0 && is_utf8(properties->at, properties->size);
+}
+
+/* Keep the object of the last topic: most requests of a read have the same. */
+static int take_topic(Sends *sends, Span name) {
+    Py_ssize_t size;
+    const char *last = sends->topic ? PyUnicode_AsUTF8AndSize(sends->topic, &size) : NULL;
+    if (last && size == name.size && !memcmp(last, name.at, (size_t)size))
+        return 1;
+    Py_XDECREF(sends->topic);
+    sends->topic = PyUnicode_FromStringAndSize((const char *)name.at, name.size);
+    return sends->topic != NULL;
+}
+
+/* Add the messages of a request whose frame ends at `end`. Return 0, adding nothing, if it is unusual; after an error,
+some may be added. */
+static int add_request(Sends *sends, const Header *header, Span body, Py_ssize_t end) {
+    Common common;
+    Span raw = field(header, 'i'), batch = field(header, 'm');
+    int is_batch = header->code == SEND_BATCH_MESSAGE || is_text(batch, "true");
+    int64_t count = 1;
+    Own own = {body, {NULL, 0}, 0};
+    if ((header->code != SEND_MESSAGE_V2 && header->code != SEND_BATCH_MESSAGE) ||
+        body.size > sends->max_body_size || !take_common(header, &common) ||
+        (batch.at && !is_text(batch, "true") && !is_text(batch, "false")))
+        return 0;
+    if (is_batch) {
+        if (common.sys_flag & TRANSACTION_MASK || !adds_nothing(raw) || !(count = count_messages(sends, body)))
+            return 0;
+    } else if (common.sys_flag & NOT_DISPATCHED || !take_properties(sends, raw, &own.properties)) {
+        return 0;
+    }
+    own.flag = (int32_t)common.flag;
+    return take_topic(sends, common.topic) &&
+           (is_batch ? add_batch(sends, &common, body) : add_message(sends, &common, &own)) &&
+           add(sends, OPAQUES, header->flag ? Py_NewRef(Py_None) : PyLong_FromLongLong(header->opaque)) &&
+           add_number(sends, COUNTS, count) && add_number(sends, ENDS, end);
+}
+
+/* Take the next frame if it is complete and its header of the usual form; return its end, or 0. */
+static Py_ssize_t take_request(int64_t max_frame_size, int64_t max_header_size, Span data, Py_ssize_t position,
+                               Header *header, Span *body) {
+    const uint8_t *at = data.at + position;
+    int64_t left = data.size - position, length, header_size;
+    if (left < PREFIX_SIZE)
+        return 0;
+    length = get_u32(at), header_size = get_u32(at + SIZE_OF_SIZE); /* top byte: the serializer, 0 is JSON */
+    if (length < SIZE_OF_SIZE || length > max_frame_size || length > left - SIZE_OF_SIZE ||
+        header_size > length - SIZE_OF_SIZE || header_size > max_header_size ||
+        !take_header((Span){at + PREFIX_SIZE, (Py_ssize_t)header_size}, header))
+        return 0;
+    *body = (Span){at + PREFIX_SIZE + header_size, (Py_ssize_t)(length - SIZE_OF_SIZE - header_size)};
+    return position + (Py_ssize_t)(SIZE_OF_SIZE + length);
+}
+
+/* Counterpart: FrameDecoder and columns_of of rucola.broker.remoting.send, for the sends at the begin of a read.
+
+(data, max frame size, max header size, max requests, max body size, max messages of a batch) -> 3 lists with an item
+for each request (opaque, or None if it is one-way; number of messages; position behind its frame), and 8 with one for
+each message: topics, queue ids, flags, sysFlags, born timestamps, reconsume times, properties, bodies | None */
+PyObject *read_sends(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer data;
+    int64_t max_requests;
+    Sends sends = {0};
+    Py_ssize_t position = 0;
+    PyObject *result = NULL;
+    (void)module;
+    if (count != 6 || !take_i64(args[1], &sends.max_frame_size) || !take_i64(args[2], &sends.max_header_size) ||
+        !take_i64(args[3], &max_requests) || !take_i64(args[4], &sends.max_body_size) ||
+        !take_i64(args[5], &sends.max_messages) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        return decline();
+    for (int column = 0; column < COLUMNS; column++)
+        if (!(sends.columns[column] = PyList_New(0)))
+            goto done;
+    while (max_requests-- > 0) {
+        Header header;
+        Span body;
+        Py_ssize_t end = take_request(sends.max_frame_size, sends.max_header_size, (Span){data.buf, data.len},
+                                      position, &header, &body);
+        if (!end || !add_request(&sends, &header, body, end))
+            break;
+        position = end;
+    }
+    if (position && !PyErr_Occurred() && (result = PyTuple_New(COLUMNS)))
+        for (int column = 0; column < COLUMNS; column++) {
+            PyTuple_SetItem(result, column, sends.columns[column]);
+            sends.columns[column] = NULL;
+        }
+done:
+    for (int column = 0; column < COLUMNS; column++)
+        Py_XDECREF(sends.columns[column]);
+    Py_XDECREF(sends.topic);
+    PyMem_Free(sends.text);
+    PyBuffer_Release(&data);
+    return result ? result : decline();
 }
 
 /* Read an ext field as a number; `number` stays if the field is absent. */
 static int i64_in(Span text, int64_t *number) { return !text.at || number_in(text, number); }
 
-/* Return a UsualPull, or NULL if a field is not of the usual form. */
-static PyObject *pull_of(const Fields *ext) {
-    const Span *of = ext->of;
+/* Return the fields of a PullMessageRequestHeader; NULL if one is not of the usual form. */
+static PyObject *pull_of(const Span *of) {
     int64_t queue_id, queue_offset, max_msg_nums, sys_flag, commit_offset = 0, suspend_timeout = 0, sub_version = 0;
     for (int place = GROUP; place <= SYS_FLAG; place++)
         if (!of[place].at)
@@ -180,53 +405,114 @@ static PyObject *pull_of(const Fields *ext) {
                          of[EXPRESSION_TYPE].size);
 }
 
-int take_request(Frames *frames, int codes, Header *header, Span *body) {
-    const uint8_t *at = frames->data.at + frames->position;
-    int64_t left = frames->data.size - frames->position, length, header_size;
-    if (left < PREFIX_SIZE)
-        return 0;
-    length = get_u32(at), header_size = get_u32(at + SIZE_OF_SIZE); /* top byte: the serializer, 0 is JSON */
-    if (length < SIZE_OF_SIZE || length > frames->max_frame_size || length > left - SIZE_OF_SIZE ||
-        header_size > length - SIZE_OF_SIZE || header_size > frames->max_header_size ||
-        !take_header((Span){at + PREFIX_SIZE, (Py_ssize_t)header_size}, codes, header))
-        return 0;
-    *body = (Span){at + PREFIX_SIZE + header_size, (Py_ssize_t)(length - SIZE_OF_SIZE - header_size)};
-    frames->position += (Py_ssize_t)(SIZE_OF_SIZE + length);
-    return 1;
-}
+/* Counterpart: FrameDecoder, and decode_header with PullMessageRequestHeader, for the first pull of a read.
 
-/* Counterpart: FrameDecoder, and decode_header with PullMessageRequestHeader, for the pulls at the begin of a read.
-
-(data, max frame size, max header size, max count) -> [(opaque, UsualPull, position behind its frame), ...] | None */
-PyObject *read_pulls(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+(data, max frame size, max header size) -> (opaque, fields of the header, position behind the frame) | None */
+PyObject *read_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer data;
-    int64_t max_count;
-    Frames frames = {0};
+    int64_t max_frame_size, max_header_size;
     Header header;
     Span body;
-    PyObject *pulls;
+    Py_ssize_t end;
+    PyObject *fields = NULL;
     (void)module;
-    if (count != 4 || !take_i64(args[1], &frames.max_frame_size) || !take_i64(args[2], &frames.max_header_size) ||
-        !take_i64(args[3], &max_count) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+    if (count != 3 || !take_i64(args[1], &max_frame_size) || !take_i64(args[2], &max_header_size) ||
+        PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
         return decline();
-    frames.data = (Span){data.buf, data.len};
-    pulls = PyList_New(0);
-    while (pulls && max_count-- > 0 && take_request(&frames, PULLS, &header, &body)) {
-        PyObject *fields = pull_of(&header.ext), *pull;
-        if (!fields)
-            break;
-        pull = Py_BuildValue("(LNn)", (long long)header.opaque, fields, frames.position);
-        if (!pull || PyList_Append(pulls, pull) < 0) {
-            Py_XDECREF(pull);
-            Py_CLEAR(pulls);
-            break;
-        }
-        Py_DECREF(pull);
-    }
+    end = take_request(max_frame_size, max_header_size, (Span){data.buf, data.len}, 0, &header, &body);
+    if (end && header.code == PULL_MESSAGE && !header.flag)
+        fields = pull_of(header.ext);
     PyBuffer_Release(&data);
-    if (!pulls || PyErr_Occurred()) {
-        Py_XDECREF(pulls);
+    return fields ? Py_BuildValue("(LNn)", (long long)header.opaque, fields, end) : decline();
+}
+
+static uint8_t *put_span(uint8_t *at, Span span) {
+    memcpy(at, span.at, (size_t)span.size);
+    return at + span.size;
+}
+
+static uint8_t *put_decimal(uint8_t *at, int64_t number) {
+    uint8_t digits[MAX_DIGITS];
+    uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    int count = 0;
+    do
+        digits[count++] = (uint8_t)('0' + rest % 10);
+    while (rest /= 10);
+    if (number < 0)
+        *at++ = '-';
+    while (count)
+        *at++ = digits[--count];
+    return at;
+}
+
+static uint8_t *put_hexadecimal(uint8_t *at, uint64_t number) {
+    for (int shift = 60; shift >= 0; shift -= 4)
+        *at++ = (uint8_t) "0123456789ABCDEF"[number >> shift & 15];
+    return at;
+}
+
+static int number_at(PyObject *list, Py_ssize_t at, int64_t *number) {
+    PyObject *item = PyList_GetItem(list, at);
+    return item && take_i64(item, number);
+}
+
+/* Counterpart: SendAnswers.formatted. `form` has the parts of a response: before msgId, of each id, before queueId,
+queueOffset and opaque, and the end.
+
+(form, opaques, numbers of messages, queue ids, queue offsets, physical offsets) -> frames of the responses | None */
+PyObject *format_sends(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span form[FORM_PARTS];
+    Py_ssize_t requests, messages, fixed = PREFIX_SIZE + 3 * MAX_DIGITS, message = 0;
+    PyObject *responses, *result = NULL;
+    uint8_t *at, *begin;
+    (void)module;
+    if (count != 6 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != FORM_PARTS)
         return decline();
+    for (int list = 1; list < 6; list++)
+        if (!PyList_Check(args[list]))
+            return decline();
+    for (int part = 0; part < FORM_PARTS; part++) {
+        if (!take_bytes(PyTuple_GetItem(args[0], part), &form[part]))
+            return decline();
+        fixed += form[part].size;
     }
-    return pulls;
+    requests = PyList_Size(args[1]), messages = PyList_Size(args[5]);
+    if (requests > PY_SSIZE_T_MAX / 2 / fixed || messages > PY_SSIZE_T_MAX / 2 / (1 + form[1].size + ID_DIGITS))
+        return decline();
+    responses = PyByteArray_FromStringAndSize(NULL, requests * fixed + messages * (1 + form[1].size + ID_DIGITS));
+    if (!responses)
+        return decline();
+    begin = at = (uint8_t *)PyByteArray_AsString(responses);
+    for (Py_ssize_t request = 0; request < requests; request++) {
+        int64_t number, queue_id, queue_offset, physical_offset, opaque;
+        uint8_t *frame = at;
+        if (!number_at(args[2], request, &number) || number < 1 || number > messages - message ||
+            !number_at(args[3], message, &queue_id) || !number_at(args[4], message, &queue_offset))
+            goto done;
+        if (PyList_GetItem(args[1], request) == Py_None) {
+            message += (Py_ssize_t)number;
+            continue;
+        }
+        if (!number_at(args[1], request, &opaque))
+            goto done;
+        at = put_span(at + PREFIX_SIZE, form[0]);
+        for (int64_t i = 0; i < number; i++) {
+            if (!number_at(args[5], message++, &physical_offset))
+                goto done;
+            if (i)
+                *at++ = ',';
+            at = put_hexadecimal(put_span(at, form[1]), (uint64_t)physical_offset);
+        }
+        at = put_decimal(put_span(at, form[2]), queue_id);
+        at = put_decimal(put_span(at, form[3]), queue_offset);
+        at = put_decimal(put_span(at, form[4]), opaque);
+        at = put_span(at, form[5]);
+        put_u32(frame, (uint32_t)(at - frame - SIZE_OF_SIZE));
+        put_u32(frame + SIZE_OF_SIZE, (uint32_t)(at - frame - PREFIX_SIZE));
+    }
+    if (message == messages)
+        result = PyBytes_FromStringAndSize((const char *)begin, at - begin);
+done:
+    Py_DECREF(responses);
+    return result ? result : decline();
 }

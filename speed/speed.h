@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 7
+#define RUCOLA_SPEED_INTERFACE 8
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
@@ -24,11 +24,10 @@ typedef struct {
     Py_ssize_t size;
 } Span;
 
-/* The names of the fields of a DispatchRequest and a TopicConfig, interned. */
+/* The names of the fields of a DispatchRequest, interned. */
 typedef struct {
     PyObject *topic, *queue_id, *queue_offset, *physical_offset, *size, *store_timestamp, *sys_flag, *tags_code,
         *unique_key, *keys;
-    PyObject *write_queue_nums, *topic_filter_type;
 } State;
 
 /* Return None from a function that leaves its input to the Python code; NULL if memory is exhausted. */
@@ -76,7 +75,7 @@ uint32_t crc32_of(const uint8_t *data, size_t size);
 int is_utf8(const uint8_t *data, Py_ssize_t size);
 uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 
-/* records.c: what records of one batch have in common. `topic` is the topic field with its size, `origin` the packed
+/* records.c: what several records have in common. `topic` is the topic field with its size, `origin` the packed
 fields from sysFlag to preparedTransactionOffset, see `write_origin`. */
 typedef struct {
     Span topic, origin;
@@ -141,10 +140,11 @@ Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own);
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 FUNCTION(split_frames); /* frames.c */
-FUNCTION(read_pulls); /* requests.c */
-FUNCTION(encode_sends); /* sends.c */
+FUNCTION(read_sends); /* requests.c */
+FUNCTION(read_pull);
+FUNCTION(format_sends);
 FUNCTION(edit_properties); /* properties.c */
-FUNCTION(read_batch);
+FUNCTION(split_batch);
 FUNCTION(encode_record); /* records.c */
 FUNCTION(encode_records);
 FUNCTION(units_by_queue); /* dispatch.c */

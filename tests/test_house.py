@@ -233,7 +233,13 @@ def test_refusals_become_response_codes_in_one_module() -> None:
 
 READ_A_CALLER = {
     f"rucola.{name}"
-    for name in ("remoting.connection", "remoting.access_gate", "remoting.endpoints", "broker.remoting.fast_path")
+    for name in (
+        "remoting.connection",
+        "remoting.access_gate",
+        "remoting.endpoints",
+        "broker.remoting.send",
+        "broker.remoting.pull",
+    )
 }
 """Modules that read the caller of a connection, in plain functions."""
 
@@ -254,7 +260,9 @@ def test_the_caller_of_a_request_is_an_argument() -> None:
     assert found == []
 
 
-PUBLIC_DESPITE_THEIR_NAMES = {"_asdict", "_exit", "_fields", "_gateway", "_get_running_loop", "_mapping", "_replace"}
+PUBLIC_DESPITE_THEIR_NAMES = {
+    *("_asdict", "_exit", "_fields", "_gateway", "_get_running_loop", "_make", "_mapping", "_replace"),
+}
 """Names of NamedTuple, os, PySpark, asyncio and SQLAlchemy that begin with an underscore and are used outside."""
 
 

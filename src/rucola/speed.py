@@ -5,14 +5,13 @@
 
 It is built if there are a C compiler and Python's headers (`hatch_build.py`, `speed/`). A function has the same results
 as the Python code next to each of its calls, or returns None and leaves unusual input to that code. Without the
-accelerator the functions are None. Callers read them at each call, except `read_pulls` and `encode_sends` (when a
-broker is built): tests set one to None.
+accelerator the functions are None. Callers read them at each call: tests set one to None.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from importlib import import_module
 from mmap import mmap
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 7
+INTERFACE: Final = 8
 """As in speed/speed.h. An extension with another number is from other sources, and not used."""
 
 
@@ -55,9 +54,6 @@ def description() -> str:
 
 Buffer = Any
 """An object with contiguous bytes; the type was added in Python 3.12."""
-EditedString = tuple[bytes, str | None, str | None, str | None, str | None]
-BatchColumns = tuple[list[int], list[bytes], list[bytes], list[int], Sequence[str | None], Sequence[str | None]]
-"""Of a batch: (flags, bodies, stored property strings, tags codes, unique keys, KEYS)."""
 
 
 def _function(name: str) -> Any:
@@ -68,47 +64,55 @@ split_frames: Callable[[Buffer, int, int], tuple[list[bytes], list[bytes], int] 
 split_frames = _function("split_frames")
 """(data, max frame size, max header size) -> headers, bodies and end position of complete, valid JSON frames."""
 
-UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
-"""The fields of a PullMessageRequestHeader, in their order."""
-
-read_pulls: Callable[[Buffer, int, int, int], list[tuple[int, UsualPull, int]] | None] | None
-read_pulls = _function("read_pulls")
-"""(data, max frame size, max header size, max count) -> (opaque, UsualPull, end position) of the first usual pulls."""
-
 QueueOffsets = dict[tuple[str, int], int]
 """Next queue offsets by (topic, queue id)."""
 
-Sending = tuple[int, int, bytes, bytes, Mapping[str, Any], bytes, Sequence[bytes]]
-"""Common values: (max frame size, max header size, end, names, topics by name, store host, form of a response)."""
+_Numbers = list[int]
+_Sent = tuple[list[str], _Numbers, _Numbers, _Numbers, _Numbers, _Numbers, list[bytes], list[bytes]]
+"""Topics, queue ids, flags, sysFlags, born timestamps, reconsume times, properties, bodies: `publish.SentMessages`."""
 
-EncodedSends = tuple[bytearray, bytes, list[tuple[Any, ...]], QueueOffsets, int, int]
-"""(records, responses, fields of DispatchRequests, next queue offsets, number of requests, end position)."""
-
-_Place = tuple[QueueOffsets, int, int]
-
-encode_sends: Callable[[Buffer, int, Sending, int, int, int, *_Place, int, bytes], EncodedSends | None] | None
-encode_sends = _function("encode_sends")
-"""(data, max count, Sending, max body size, max size of KEYS, max messages of a batch, next queue offsets, physical
-offset, room there, store timestamp, born host) -> complete requests, up to the first that is not a usual
-SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE to a queue with messages, of a topic with single tags.
+read_sends: (
+    Callable[[Buffer, int, int, int, int, int], tuple[list[int | None], _Numbers, _Numbers, *_Sent] | None] | None
+)
+read_sends = _function("read_sends")
+"""(data, max frame size, max header size, max requests, max body size, max messages of a batch) -> the columns of
+`send.columns_of` for the sends at the start of a read.
 """
 
-edit_properties: Callable[[str, bytes, bytes], EditedString | None] | None = _function("edit_properties")
-"""(text, end, names) -> `PropertyEditor.edit`."""
+UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
+"""The fields of a PullMessageRequestHeader, in their order."""
 
-read_batch: Callable[[bytes, bytes, bytes, int], BatchColumns | None] | None = _function("read_batch")
-"""(body, end, names, max count) -> `PropertyEditor.read_batch`, if it is the whole batch."""
+read_pull: Callable[[Buffer, int, int], tuple[int, UsualPull, int] | None] | None = _function("read_pull")
+"""(data, max frame size, max header size) -> (opaque, UsualPull, end position) of the first request of a read."""
+
+format_sends: Callable[[Sequence[bytes], list[int | None], _Numbers, _Numbers, _Numbers, _Numbers], bytes | None] | None
+format_sends = _function("format_sends")
+"""(parts of a response, opaques, numbers of messages, queue ids, queue offsets, physical offsets) ->
+`SendAnswers.formatted`.
+"""
+
+EditedProperties = tuple[list[bytes], list[int], list[str | None], list[str | None], list[str | None]]
+"""Of several messages: (stored property strings, tags codes, unique keys, KEYS, WAIT)."""
+
+edit_properties: Callable[[list[bytes], bytes, bytes, int], EditedProperties | None] | None
+edit_properties = _function("edit_properties")
+"""(property strings, end, names, max size of KEYS) -> `PropertyEditor.edit`."""
+
+split_batch: Callable[[bytes, int], tuple[list[int], list[bytes], list[bytes]] | None] | None = _function("split_batch")
+"""(body, max count) -> `decode_batch`, if it is the whole batch."""
 
 encode_record: Callable[..., bytes | None] | None = _function("encode_record")
 """(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host, store timestamp, store host,
 reconsume times, prepared transaction offset, queue offset, physical offset) -> `record.encode`.
 """
 
-_Records = tuple[bytes, list[int]]
-_Columns = tuple[Sequence[int], Sequence[bytes | memoryview], Sequence[bytes]]
+_Records = tuple[bytes | bytearray, list[int], list[int]]
+_Placed = tuple[list[str], _Numbers, _Numbers, list[bytes], list[bytes], _Numbers, _Numbers, _Numbers, _Numbers]
 
-encode_records: Callable[[bytes, int, *_Columns, bytes, int, int], _Records | None] | None = _function("encode_records")
-"""(topic field, queue id, flags, bodies, properties, origin, queue offset, physical offset) -> `record.encode_many`."""
+encode_records: Callable[[*_Placed, bytes, int, bytes, int], _Records | None] | None = _function("encode_records")
+"""(topics, queue ids, flags, bodies, properties, sysFlags, born timestamps, reconsume times, queue offsets, born host,
+store timestamp, store host, physical offset) -> `record.encode_many`.
+"""
 
 _QueueUnits = tuple[int, bytes, list[int], list[int]]
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.broker import send_properties
-from rucola.broker.send_properties import EditedProperties, PropertyEditor
+from rucola.broker.send_properties import PropertyEditor
 from rucola.errors import InvalidMessage
 from rucola.message.properties import parse
 
@@ -25,47 +24,26 @@ def test_wait_is_removed_and_cluster_is_added() -> None:
     text = "UNIQ_KEY\x017F\x02WAIT\x01true\x02TAGS\x01A"
     for ended in (text, text + "\x02"):
         stored = f"UNIQ_KEY\x017F\x02TAGS\x01A{CLUSTER}".encode()
-        assert one(ended) == (stored, "A", "7F", None, "true")
-    assert one("WAIT\x01true") == (b"CLUSTER\x01C", None, None, None, "true")
+        assert one(ended) == (stored, 65, "7F", None, "true")
+    assert one("WAIT\x01true") == (b"CLUSTER\x01C", 0, None, None, "true")
     assert one("TAGS\x01A\x02DELAY\x013") is None
 
 
-def test_the_generated_expression_is_the_one_that_the_module_shows() -> None:
-    pattern, _ = send_properties._pattern(("UNIQ_KEY", "WAIT", "TAGS"))
-    assert pattern.pattern.replace("\x01", "=").replace("\x02", ";") in (send_properties.__doc__ or "")
-
-
 @pytest.mark.parametrize("empty", ["KEYS\x01", "\x01v", "\x01"])
-def test_an_empty_property_name_or_value_bypasses_the_cached_edit(empty: str) -> None:
-    """Neither in the first message of its kind nor in one whose like has been seen before."""
+def test_a_string_with_an_empty_property_name_or_value_is_unusual(empty: str) -> None:
     assert one(f"TAGS\x01A\x02{empty}") is None
     assert one(f"{empty}\x02TAGS\x01A") is None
-    taught = PropertyEditor("C")
-    for _ in range(3):
-        assert taught.edit("T", "TAGS\x01A\x02KEYS\x01k") is not None
-    assert taught.edit("T", "TAGS\x01A\x02KEYS\x01") is None
 
 
-def one(text: str) -> EditedProperties | None:
-    """A string edited alone, by somebody who has seen none before."""
-    return PropertyEditor("C").edit("T", text)
+def test_strings_are_edited_up_to_the_first_that_is_unusual() -> None:
+    strings = [b"TAGS\x01A", b"", b"DELAY\x011", b"TAGS\x01B"]
+    assert editor.edit(strings, 9)[0] == [b"TAGS\x01A\x02CLUSTER\x01C", b"CLUSTER\x01C"]
+    assert editor.edit([b"KEYS\x01123456789", b"KEYS\x011234567890"], 9)[3] == ["123456789"]
 
 
-@given(
-    st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a.b", "(", "DELAY", ""]), unique=True, max_size=5),
-    st.data(),
-)
-def test_a_string_of_a_cached_shape_is_edited_as_an_uncached_one(order: list[str], data: st.DataObject) -> None:
-    """The first ones teach the form of what follows, which may have any values, and may be something else."""
-    taught = PropertyEditor("C")
-    odd = st.lists(pairs | oddities, max_size=4).map("\x02".join)
-    alike = st.tuples(*(values | st.just("") | st.just("v\x01w") for _ in order)).map(
-        lambda row: "\x02".join(map("{}\x01{}".format, order, row))
-    )
-    for text in data.draw(st.lists(alike, min_size=2, max_size=2)) + data.draw(st.lists(alike | odd, max_size=4)):
-        text += data.draw(st.sampled_from(["", "\x02", "\x02\x02"]))
-        assert taught.edit("T", text) == one(text)
-        assert taught.edit("another topic", text) == one(text)
+def one(text: str) -> tuple[bytes, int, str | None, str | None, str | None] | None:
+    """A string edited alone; None if it is unusual."""
+    return next(zip(*editor.edit([text.encode()], 1000), strict=True), None)
 
 
 @given(st.lists(pairs, unique=True, max_size=4), st.integers(1, 4), st.data())

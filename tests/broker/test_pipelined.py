@@ -25,20 +25,11 @@ from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
-from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
+from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, pull_header, send_header
 from support.cluster import SMALL_FILES
-from support.metrics import BROKER_LABELS, sample_value, scrape
-
-EXPORTED: dict[str, Any] = {
-    "metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0, "broker_ip1": "127.0.0.1",
-}  # fmt: skip
-
-
-async def _fast_path_errors(broker: Broker) -> float:
-    return sample_value(await scrape(broker), "rocketmq_fast_path_errors_total", **BROKER_LABELS)
 
 
 def _usual(number: int) -> RemotingCommand:
@@ -220,80 +211,56 @@ def _without_address(remark: str) -> str:
     return re.sub(r"127.0.0.1:\d+", "ADDRESS", remark)
 
 
-async def test_a_bug_of_the_fast_path_is_logged_and_counted_and_the_usual_path_serves(
+async def test_a_bug_is_logged_and_answered_and_no_send_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def encode(*arguments: object) -> object:
+    def put(*arguments: object) -> object:
         raise TypeError("a bug")
 
-    monkeypatch.setattr(speed, "encode_sends", encode)
-    async with broker_peer(tmp_path, **EXPORTED) as peer:
+    async with broker_peer(tmp_path) as peer:
         await peer.send(b"creates the topic")
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "put_batch", put)
+            answers = await _answers(peer.broker, [_send(number) for number in range(3)])
+        assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_ERROR] * 3
+        assert any(record.exc_info and record.exc_info[0] is TypeError for record in caplog.records)
         answers = await _answers(peer.broker, [_send(number) for number in range(3)])
-        assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
-        (lines,) = [record for record in caplog.records if record.exc_info and record.exc_info[0] is TypeError]
-        assert lines.levelname == "ERROR"
-        assert await _fast_path_errors(peer.broker) >= 1
-    async with broker_peer(tmp_path, **EXPORTED) as peer:
-        assert await _fast_path_errors(peer.broker) == 0
-
-
-async def test_sends_that_may_have_been_put_are_not_put_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug behind the put: the sender learns nothing, and finds its message once."""
-    assert speed.encode_sends is not None
-    right = speed.encode_sends
-
-    def encode(*arguments: Any) -> Any:
-        encoded = right(*arguments)
-        return encoded and (*encoded[:3], 1, *encoded[4:])  # the next offsets are no mapping
-
-    async with broker_peer(tmp_path) as peer:
-        await peer.send(b"creates the topic")
-    monkeypatch.setattr(speed, "encode_sends", encode)
-    async with broker_peer(tmp_path, check_store=False, **EXPORTED) as peer:
-        await peer.send(b"takes the usual path, as the first one of a queue")
-        reader, writer = await asyncio.open_connection("127.0.0.1", peer.broker.config.listen_port)
-        writer.write(_send(0))
-        assert await reader.read() == b""
-        writer.close()
-        assert await _fast_path_errors(peer.broker) == 1
-    async with broker_peer(tmp_path) as peer:
-        assert [message.body for message in decode_many((await peer.pull(queue_offset=2)).body)] == [b"message 0;"]
+        assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 3
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_requests_take_the_fast_path_without_a_difference(
+async def test_sends_are_read_in_c_without_a_difference(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_fast_path = await _outcome(tmp_path / "fast", seed)
-    monkeypatch.setattr(speed, "encode_sends", None)
-    without = await _outcome(tmp_path / "usual", seed)
-    for fast, usual in zip(with_fast_path, without, strict=True):
-        assert [one for one in fast if one not in usual] == [one for one in usual if one not in fast]
-    assert with_fast_path == without
-    assert len(with_fast_path[1]) > 100
-    assert with_fast_path[2][1] != "0"
+    in_c = await _outcome(tmp_path / "c", seed)
+    monkeypatch.setattr(speed, "read_sends", None)
+    in_python = await _outcome(tmp_path / "python", seed)
+    for ours, theirs in zip(in_c, in_python, strict=True):
+        assert [one for one in ours if one not in theirs] == [one for one in theirs if one not in ours]
+    assert in_c == in_python
+    assert len(in_c[1]) > 100
+    assert in_c[2][1] != "0"
 
 
-async def test_an_interceptor_sees_each_message_of_a_read_once(tmp_path: Path) -> None:
-    class Counting:
-        seen = 0
-
+async def test_an_interceptor_refuses_the_sends_of_a_read_that_it_concerns(tmp_path: Path) -> None:
+    class Refusing:
         def check_for(self, action: Action) -> Check | None:
-            return self._count if action is Action.PUBLISH else None
+            return self._check if action is Action.PUBLISH else None
 
-        def _count(self, caller: Caller, resource: Resource) -> None:
-            self.seen += 1
-            if self.seen % 3 == 0:
-                raise Refused(Reason.BUSY, "every third one")
+        def _check(self, caller: Caller, resource: Resource) -> None:
+            if resource.topic == "refused":
+                raise Refused(Reason.BUSY, "this topic")
 
-    counting = Counting()
     config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, broker_name="broker-a", broker_ip1="127.0.0.1")
     store_config = StoreConfig(store_path_root_dir=tmp_path, **SMALL_FILES)
-    async with Broker(config, store_config, interceptors=[counting]) as broker:
-        answers = await _answers(broker, [_send(number) for number in range(30)])
-    assert counting.seen == 30
-    assert [answer.code for answer in answers].count(ResponseCode.SYSTEM_BUSY) == 10
+    async with Broker(config, store_config, interceptors=[Refusing()]) as broker:
+        topics = ["T", "refused", "T", "T", "refused"]
+        sends = [
+            RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic), b"body") for topic in topics
+        ]
+        answers = {answer.opaque: answer.code for answer in await _answers(broker, [send.encode() for send in sends])}
+    expected = [ResponseCode.SYSTEM_BUSY if topic == "refused" else ResponseCode.SUCCESS for topic in topics]
+    assert [answers[send.opaque] for send in sends] == expected
     assert check(tmp_path) == []
 
 
@@ -309,7 +276,7 @@ async def test_an_interceptor_sees_each_message_of_a_read_once(tmp_path: Path) -
         ),
     ],
 )
-async def test_the_fast_path_runs_the_checks_of_every_interceptor(
+async def test_every_interceptor_checks_the_requests_of_a_read(
     tmp_path: Path, store: dict[str, Any], settings: dict[str, Any], codes: tuple[int, int]
 ) -> None:
     async with broker_peer(tmp_path, store, **settings) as peer:

@@ -85,7 +85,7 @@ def use(settings: StoreConfig, say: Say) -> None:
                 name = (messages[number].topic, messages[number].queue_id)
                 several = [inner(*name, b"%d" % number, unique_key=f"U{number + k}") for k in range(3)]
                 result = store.put_batch(batch(*several), now_ms)
-                for queue_offset, physical_offset in enumerate(result.physical_offsets, result.queue_offset):
+                for queue_offset, physical_offset in enumerate(result.physical_offsets, result.queue_offsets[0]):
                     say("messages", number, physical_offset, queue_offset)
                     number += 1
             else:

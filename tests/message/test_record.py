@@ -190,16 +190,15 @@ def test_any_message_round_trips(
 def test_a_batch_encodes_as_its_single_messages(
     messages: list[MessageInner], store_host: bytes, store_timestamp: int
 ) -> None:
-    shared = ("topic", "queue_id", "sys_flag", "born_timestamp", "born_host", "reconsume_times")
-    first = {name: getattr(messages[0], name) for name in shared}
-    messages = [replace(message, **first, prepared_transaction_offset=0) for message in messages]
-    expected = []
-    for number, message in enumerate(messages, 7):
-        expected.append(encode(message, number, 100 + sum(map(len, expected)), store_timestamp, store_host))
-    assert encode_many(batch(*messages), 7, 100, store_timestamp, store_host) == (
-        b"".join(expected),
-        [*map(len, expected)],
-    )
+    born_host = messages[0].born_host
+    messages = [replace(message, born_host=born_host, prepared_transaction_offset=0) for message in messages]
+    queue_offsets = [7 * number for number in range(len(messages))]
+    expected, physical_offsets = [], []
+    for message, queue_offset in zip(messages, queue_offsets, strict=True):
+        physical_offsets.append(100 + sum(map(len, expected)))
+        expected.append(encode(message, queue_offset, physical_offsets[-1], store_timestamp, store_host))
+    encoded = encode_many(batch(*messages), queue_offsets, 100, store_timestamp, store_host)
+    assert encoded == (b"".join(expected), physical_offsets, [*map(len, expected)])
 
 
 @given(st.lists(inners, max_size=5))

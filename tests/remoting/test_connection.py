@@ -51,40 +51,23 @@ async def test_pipelined_requests_are_answered_in_order_in_one_write() -> None:
         await peer.close()
 
 
-async def test_several_requests_of_a_read_are_bracketed_before_their_replies_are_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_requests_that_follow_each_other_are_served_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "WRITE_LIMIT", 1000)
-    events: list[object] = []
+    runs: list[list[bytes]] = []
 
-    def note(connection: Connection, command: RemotingCommand) -> Reply:
-        events.append(command.body)
-        if command.body == b"fails":
-            raise InvalidMessage("no")
-        return command.response(0, body=bytes(1000) if command.body == b"big" else b"").encode()
+    def serve(connection: Connection, commands: list[RemotingCommand]) -> list[bytes]:
+        runs.append([command.body for command in commands])
+        return [command.response(0, body=command.body).encode() for command in commands if command.body != b"held"]
 
-    def note_writes(connection: Connection) -> None:
-        write = connection._write
-
-        def noted(data: bytes) -> None:
-            events.append("write")
-            write(data)
-
-        connection._write = noted
-
-    async with running_server({ECHO: note}, on_open=note_writes) as server:
-        server.read_hooks = ReadHooks(around=events.append)
+    async with running_server({ECHO: echo, 7: echo, 8: echo, 9: lambda connection, command: None}) as server:
+        server.read_hooks = ReadHooks(runs={7: serve, 8: serve, 9: lambda connection, commands: []})
         peer = await RawPeer.to(server)
-
-        async def exchange(*bodies: bytes) -> list[object]:
-            events.clear()
-            await peer.send(b"".join(request(ECHO, body).encode() for body in bodies))
-            await peer.commands(len(bodies))
-            return events[:]
-
-        assert await exchange(b"1", b"fails", b"2") == [True, b"1", b"fails", b"2", False, "write"]
-        assert await exchange(b"alone") == [b"alone", "write"]
-        assert await exchange(b"big", b"1") == [True, b"big", False, "write", b"1", False, "write"]
+        large = bytes(2000)
+        requests = [(7, b"1"), (8, b"2"), (ECHO, b"3"), (7, b"held"), (7, large), (9, b"held"), (8, b"4")]
+        await peer.send(b"".join(request(code, body).encode() for code, body in requests))
+        answers = await peer.commands(5)
+        assert [answer.body for answer in answers] == [b"1", b"2", b"3", large, b"4"]
+        assert runs == [[b"1", b"2"], [b"held", large]]
         await peer.close()
 
 

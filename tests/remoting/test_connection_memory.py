@@ -102,12 +102,12 @@ async def test_a_congested_connection_is_not_read_until_its_peer_reads() -> None
         await other.close()
 
 
-async def test_what_follows_the_fast_path_waits_until_the_peer_reads() -> None:
+async def test_what_follows_served_requests_waits_until_the_peer_reads() -> None:
     memory = ConnectionMemory(ConnectionLimits(max_unsent_bytes_per_connection=MEGA))
     frame = request(BIG).encode()
     response = RemotingCommand(0, {}, bytes(5 * MEGA)).encode()
     async with running_server(processors(MEGA), memory=memory) as server:
-        server.read_hooks = ReadHooks(fast_path=lambda connection, data: (response, len(frame)))
+        server.read_hooks = ReadHooks(reads=[lambda connection, data: (response, len(frame))])
         peer = await deaf(server)
         await asyncio.get_running_loop().sock_sendall(peer, frame * 20)
         await until(lambda: any(one.is_congested for one in server.connections))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rucola import speed
 from rucola.broker.send_properties import PropertyEditor
-from rucola.message import Message, MessageInner, MessageInnerBatch
-from rucola.message.batch import encode_batch
+from rucola.message import Message, MessageInner, MessageInnerBatch, properties
+from rucola.message.batch import decode_batch, encode_batch
 from rucola.message.record import encode, encode_many
 from support.accelerator import FUNCTIONS, assert_same
 
@@ -46,18 +46,23 @@ def test_crc32_is_that_of_zlib(extension: ModuleType | None) -> None:
                 assert extension.crc32(part) == zlib.crc32(part), (begin, size)
 
 
-@given(STRINGS)
-def test_both_read_a_property_string_alike(text: str) -> None:
-    assert_same(lambda: PropertyEditor("C").edit("T", text))
+@given(st.lists(BYTE_STRINGS, max_size=4))
+def test_both_edit_property_strings_alike(strings: list[bytes]) -> None:
+    assert_same(lambda: PropertyEditor("C").edit(strings, 3))
 
 
-def test_the_usual_string_is_edited_in_c() -> None:
+def test_usual_strings_are_edited_in_c() -> None:
     if speed.edit_properties is not None:
         names = b"TAGS\x02UNIQ_KEY\x02KEYS\x02WAIT\x02DELAY"
-        usual = "UNIQ_KEY\x017F\x02WAIT\x01true\x02TAGS\x01A\x02color\x01red"
-        edited = speed.edit_properties(usual, b"\x02CLUSTER\x01C", names)
-        assert edited == (b"UNIQ_KEY\x017F\x02TAGS\x01A\x02color\x01red\x02CLUSTER\x01C", "A", "7F", None, "true")
-        assert speed.edit_properties("TAGS\x01A\x02DELAY\x013", b"\x02CLUSTER\x01C", names) is None
+        usual = b"UNIQ_KEY\x017F\x02WAIT\x01true\x02TAGS\x01A\x02color\x01red"
+        edited = speed.edit_properties([usual, b"", b"TAGS\x01A\x02DELAY\x013", usual], b"\x02CLUSTER\x01C", names, 9)
+        assert edited == (
+            [b"UNIQ_KEY\x017F\x02TAGS\x01A\x02color\x01red\x02CLUSTER\x01C", b"CLUSTER\x01C"],
+            [65, 0],
+            ["7F", None],
+            [None, None],
+            ["true", None],
+        )
 
 
 def _batch(messages: list[tuple[int, bytes, bytes]]) -> bytes:
@@ -69,20 +74,13 @@ def _batch(messages: list[tuple[int, bytes, bytes]]) -> bytes:
 
 
 MESSAGES = st.lists(st.tuples(INT32, st.binary(max_size=100), BYTE_STRINGS), max_size=5)
-SHARED = st.sampled_from(["", "", "", "WAIT\x01true\x02", "TAGS\x01shared", "DELAY\x013"])
 
 
-def _read(editor: PropertyEditor, body: bytes, shared: str = "", most: int = 1024) -> tuple[list[list[Any]], int]:
-    columns, end = editor.read_batch(body, shared, 0, most)
-    return list(map(list, columns)), end
-
-
-@given(MESSAGES, SHARED, st.sampled_from([1, 3, 1024]))
-def test_both_read_a_batch_alike(messages: list[tuple[int, bytes, bytes]], shared: str, most: int) -> None:
-    body = _batch(messages)
-    editor = PropertyEditor("C")
-    for _ in range(2):  # the second batch finds the shared properties of the first
-        assert_same(lambda: _read(editor, body, shared, most))
+@given(MESSAGES)
+def test_both_split_a_batch_alike(messages: list[tuple[int, bytes, bytes]]) -> None:
+    assert assert_same(lambda: decode_batch(_batch(messages))) == tuple(map(list, zip(*messages, strict=True))) or (
+        not messages
+    )
 
 
 @given(MESSAGES, st.data())
@@ -93,52 +91,48 @@ def test_a_damaged_batch(messages: list[tuple[int, bytes, bytes]], data: st.Data
             at = data.draw(st.integers(0, len(body) - 1))
             body[at] = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF]))
     del body[data.draw(st.integers(0, len(body))) :]
-    assert_same(lambda: _read(PropertyEditor("C"), bytes(body)))
+    assert_same(lambda: decode_batch(bytes(body)))
 
 
-def test_the_usual_batch_is_read_in_c() -> None:
-    if speed.read_batch is not None:
+def test_the_usual_batch_is_split_in_c() -> None:
+    if speed.split_batch is not None:
         made = Message("T", b"body", tags="\U0001f355", keys="k")
-        names = b"TAGS\x02UNIQ_KEY\x02KEYS\x02WAIT\x02DELAY"
-        assert speed.read_batch(encode_batch([made, made]), b"\x02CLUSTER\x01C", names, 2) is not None
+        body = encode_batch([made, made])
+        assert speed.split_batch(body, 2) == ([0, 0], [b"body"] * 2, [properties.join(made.properties)] * 2)
+        assert speed.split_batch(body, 1) is None
 
 
-BATCHES = st.lists(
-    st.tuples(st.binary(max_size=300), BYTE_STRINGS, INT32 | st.sampled_from([2**31, -(2**31) - 1])), max_size=5
-).flatmap(
-    lambda messages: st.builds(
-        MessageInnerBatch,
-        st.sampled_from(["T", "Topic", "\u00e4" * 40]),
-        INT32,
-        st.just([body for body, _, _ in messages]),
-        st.just([string for _, string, _ in messages]),
-        st.just([flag for _, _, flag in messages]),
-        st.integers(0, 2**31 - 1),
-        INT64,
-        st.sampled_from([bytes(range(8)), bytes(range(20))]),
-        INT32,
-        st.just([]),
-        st.just([]),
-        st.just([]),
-    )
+HOSTS = st.sampled_from([bytes(range(8)), bytes(range(20)), b"", bytes(9)])
+WRONG = st.sampled_from([2**31, -(2**31) - 1])
+ROWS = st.tuples(
+    st.sampled_from(["T", "Topic", "\u00e4" * 40, "x" * 128]),
+    INT32,
+    INT32 | WRONG,
+    st.binary(max_size=300),
+    BYTE_STRINGS,
+    st.integers(0, 2**31 - 1),
+    INT64,
+    INT32,
+    INT64 | st.sampled_from([2**63, -(2**63) - 1]),
 )
 
 
-@given(BATCHES, INT64, INT64 | st.sampled_from([2**63, -(2**63) - 1]), INT64, st.sampled_from([bytes(8), bytes(20)]))
+@given(st.lists(ROWS, max_size=5), st.sampled_from([bytes(range(8)), bytes(range(20))]), INT64, INT64, HOSTS)
 def test_both_encode_the_records_of_a_batch_alike(
-    batch: MessageInnerBatch, queue_offset: int, physical_offset: int, time_ms: int, host: bytes
+    rows: list[tuple[Any, ...]], born_host: bytes, physical_offset: int, time_ms: int, host: bytes
 ) -> None:
-    assert_same(lambda: encode_many(batch, queue_offset, physical_offset, time_ms, host))
+    *columns, queue_offsets = map(list, zip(*rows, strict=True)) if rows else ([] for _ in range(9))
+    batch = MessageInnerBatch(*columns, born_host, [], [], [])  # type: ignore[arg-type]
+    assert_same(lambda: encode_many(batch, queue_offsets, physical_offset, time_ms, host))
 
 
 @pytest.mark.parametrize("size", [0x7FFF, 0x8000, 0x10000])
 def test_records_with_long_properties(size: int) -> None:
-    batch = MessageInnerBatch("T", 0, [b"x"], [b"p" * size], [0], 0, 0, bytes(8), 0, [0], [None], [None])
-    assert_same(lambda: encode_many(batch, 0, 0, 0, bytes(8)))
+    batch = MessageInnerBatch(["T"], [0], [0], [b"x"], [b"p" * size], [0], [0], [0], bytes(8), [0], [None], [None])
+    assert_same(lambda: encode_many(batch, [0], 0, 0, bytes(8)))
 
 
 SMALL_OR_HUGE = INT32 | st.sampled_from([2**31, -(2**31) - 1, 2**63, -(2**63) - 1])
-HOSTS = st.sampled_from([bytes(range(8)), bytes(range(20)), b"", bytes(9)])
 
 
 @given(
@@ -174,8 +168,3 @@ def test_a_record_that_fits(
     message = MessageInner("T", 3, body, string, flag, sys_flag, time_ms, born_host, flag, offset)
     record = assert_same(lambda: encode(message, 1, offset, time_ms, host))
     assert isinstance(record, bytes)
-
-
-def test_records_of_other_sequences_are_encoded_as_well() -> None:
-    batch = MessageInnerBatch("T", 0, (memoryview(b"xyz"),), [b""], (1,), 0, 0, bytes(8), 0, [0], [None], [None])
-    assert assert_same(lambda: encode_many(batch, 0, 0, 0, bytes(8)))[1] == [91 + 3 + 1]

@@ -20,10 +20,8 @@ FILE_SIZE = 1 << 20
 def test_large_and_small_messages_follow_one_another(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(config(tmp_path / "store", mapped_file_size_commit_log=FILE_SIZE))
     bodies = [b"first", LARGE, LARGE[:-1], b"between", LARGE + b"x", LARGE, LARGE, b"last"]  # two files
-    store.collect_puts(True)
     for number, body in enumerate(bodies):
         assert store.put(inner(body=body, keys=f"k{number}"), 1).queue_offset == number
-    store.collect_puts(False)
     assert store.max_physical_offset > FILE_SIZE
     found = store.get("T", 0, 0, 32, max_bytes=4 * FILE_SIZE).records
     assert [decode(record).body for record in found] == bodies

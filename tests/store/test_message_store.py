@@ -11,13 +11,12 @@ from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rucola.errors import ConfigError, StoreCorrupt, StoreLocked
-from rucola.message import MessageInner, sysflag
+from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.hashing import string_hash
 from rucola.message.record import decode
 from rucola.message.topics import SCHEDULE_TOPIC
@@ -136,17 +135,31 @@ def test_batches_are_contiguous_and_atomic(open_store: OpenStore) -> None:
     store = open_store()
     store.put(inner(body=bytes(3000)), 1)
     result = store.put_batch(batch(*(inner(body=b"%d" % k, keys=f"k{k}") for k in range(10))), 2)
-    assert (result.status, result.queue_offset) == (PutMessageStatus.PUT_OK, 1)
+    assert (result.status, result.queue_offsets) == (PutMessageStatus.PUT_OK, list(range(1, 11)))
     assert result.physical_offsets[0] == 4096, "the batch did not fit behind the first message"
     records = [store.record_at(physical_offset) or b"" for physical_offset in result.physical_offsets]
     assert all(b == a + len(record) for (a, b), record in zip(pairwise(result.physical_offsets), records, strict=False))
     assert sum(map(len, records)) == result.size
     assert queue_bodies(store)[1:] == [b"%d" % k for k in range(10)]
     half = inner(sys_flag=sysflag.TRANSACTION_PREPARED)
-    nothing = msgspec.structs.replace(batch(inner()), bodies=[], properties=[], flags=[])
+    nothing = MessageInnerBatch([], [], [], [], [], [], [], [], bytes(8), [], [], [])
     for bad in (nothing, batch(half, half), batch(inner(), inner(body=bytes(5000)))):
         assert store.put_batch(bad, 3).status is PutMessageStatus.MESSAGE_ILLEGAL
     assert store.max_offset("T", 0) == 11
+
+
+def test_messages_of_several_queues_are_put_together(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(inner(topic="U", queue_id=1), 1)
+    queues = [("T", 0), ("U", 1), ("T", 0), ("U", 0), ("T", 0)]
+    messages = [inner(topic=topic, queue_id=queue_id, body=b"%d" % k) for k, (topic, queue_id) in enumerate(queues)]
+    result = store.put_batch(batch(*messages), 2)
+    assert result.queue_offsets == [0, 1, 1, 0, 2]
+    assert [decode(store.record_at(at) or b"").body for at in result.physical_offsets] == [b"%d" % k for k in range(5)]
+    assert queue_bodies(store) == [b"0", b"2", b"4"]
+    end = store.max_physical_offset
+    assert store.put_batch(batch(inner(), inner(topic="../x")), 3).status is PutMessageStatus.MESSAGE_ILLEGAL
+    assert (store.max_physical_offset, store.put(inner(), 4).queue_offset) == (end, 3)
 
 
 def test_only_plain_and_committed_messages_take_a_queue_offset(open_store: OpenStore) -> None:

@@ -29,7 +29,6 @@ async def http_request(port: int, request: bytes) -> tuple[bytes, bytes]:
 
 COUNTERS = {
     "rocketmq_internal_put_failures",
-    "rocketmq_fast_path_errors",
     "rocketmq_limit_refusals",
     "rocketmq_broker_switches",
     "rocketmq_connections_closed",

@@ -83,19 +83,18 @@ def inner(
 
 
 def batch(*messages: MessageInner) -> MessageInnerBatch:
-    """Messages for one queue as a broker would put them together."""
-    first = messages[0]
-    assert len({(m.topic, m.queue_id, m.sys_flag, m.born_timestamp, m.born_host) for m in messages}) == 1
+    """Messages of one client as a broker would put them together."""
+    assert len({message.born_host for message in messages}) == 1
     return MessageInnerBatch(
-        topic=first.topic,
-        queue_id=first.queue_id,
-        bodies=[message.body for message in messages],
-        properties=[message.properties for message in messages],
+        topics=[message.topic for message in messages],
+        queue_ids=[message.queue_id for message in messages],
         flags=[message.flag for message in messages],
-        sys_flag=first.sys_flag,
-        born_timestamp=first.born_timestamp,
-        born_host=first.born_host,
-        reconsume_times=first.reconsume_times,
+        bodies=[bytes(message.body) for message in messages],
+        properties=[message.properties for message in messages],
+        sys_flags=[message.sys_flag for message in messages],
+        born_timestamps=[message.born_timestamp for message in messages],
+        reconsume_times=[message.reconsume_times for message in messages],
+        born_host=messages[0].born_host,
         tags_codes=[message.tags_code for message in messages],
         unique_keys=[message.unique_key for message in messages],
         keys=[message.keys for message in messages],

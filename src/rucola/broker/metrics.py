@@ -24,7 +24,6 @@ gauges. A topic or group without messages has the value 0.
     rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
     rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
     rocketmq_held_pulls                              cluster broker                  pulls that wait for a message
-    rocketmq_fast_path_errors_total                  cluster broker                  errors that only a bug explains
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
@@ -199,10 +198,6 @@ class BrokerCollector:
         for kind, count in sorted(self._puts.failures.items()):
             family.add_metric((*own, kind), count)
         yield family
-        text = "errors of the fast path, each of which is a bug; the log has it"
-        errors = CounterMetricFamily("rocketmq_fast_path_errors", text, labels=("cluster", "broker"))
-        errors.add_metric(own, self._stats.fast_path_errors)
-        yield errors
 
     def _connections(self) -> Iterator[Metric]:
         own = (self._config.broker_cluster_name, self._config.broker_name)

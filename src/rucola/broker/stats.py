@@ -51,8 +51,6 @@ class BrokerStats:
         self.get_max_ms = 0
         self.put_at_midnight = MidnightTotals()
         self.get_at_midnight = MidnightTotals()
-        self.fast_path_errors = 0
-        """Since the start; each is a bug."""
         self._broker_key = broker_key
         self._topics: dict[str, tuple[StatsItem, StatsItem]] = {}
         self._groups: dict[tuple[str, str], tuple[StatsItem, StatsItem]] = {}

@@ -193,17 +193,17 @@ class MessageInner(msgspec.Struct, gc=False):
 
 
 class MessageInnerBatch(msgspec.Struct):
-    """A batch that a broker puts into one queue, all or nothing, as columns of equal length, see `MessageInner`."""
+    """Messages of one client that a broker puts together, as columns of equal length, see `MessageInner`."""
 
-    topic: str
-    queue_id: int
-    bodies: Sequence[bytes | memoryview]
-    properties: Sequence[bytes]
-    flags: Sequence[int]
-    sys_flag: int
-    born_timestamp: int
+    topics: list[str]
+    queue_ids: list[int]
+    flags: list[int]
+    bodies: list[bytes]
+    properties: list[bytes]
+    sys_flags: list[int]
+    born_timestamps: list[int]
+    reconsume_times: list[int]
     born_host: bytes
-    reconsume_times: int
-    tags_codes: Sequence[int]
+    tags_codes: list[int]
     unique_keys: Sequence[str | None]
     keys: Sequence[str | None]

@@ -93,10 +93,6 @@ _HEADS: Final = {
 }
 _HEAD_V4: Final = _HEADS[8, 8]
 
-# The same head in two pieces: the messages of a batch have equal fields from sysFlag to preparedTransactionOffset,
-# packed once.
-_ORIGINS: Final = {(born, store): struct.Struct(f">iq{born}sq{store}siq") for born, store in _HEADS}
-_PLACED: Final = {origin.size: struct.Struct(f">iIiiiqq{origin.size}si") for origin in _ORIGINS.values()}
 # Host sizes by the lower six bits of sysFlag.
 _HOST_SIZES: Final = tuple(sysflag.host_sizes(flag) for flag in range(64))
 _HOSTS_V6: Final = sysflag.HOSTS_V6
@@ -167,123 +163,109 @@ def encode(
     message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> bytes:
     """Encode `message` as a record. Raises InvalidMessage for a value that does not fit its field."""
-    topic = _topic_field(message.topic)
-    body = message.body
-    stored_properties = message.properties
-    born_host = message.born_host
     if speed.encode_record is not None:
         record = speed.encode_record(
-            topic, message.queue_id, message.flag, body, stored_properties, message.sys_flag, message.born_timestamp,
-            born_host, store_timestamp, store_host, message.reconsume_times, message.prepared_transaction_offset,
-            queue_offset, physical_offset,
+            _topic_field(message.topic), message.queue_id, message.flag, message.body, message.properties,
+            message.sys_flag, message.born_timestamp, message.born_host, store_timestamp, store_host,
+            message.reconsume_times, message.prepared_transaction_offset, queue_offset, physical_offset,
         )  # fmt: skip
         if record is not None:
             return record
-    return b"".join(_parts(message, queue_offset, physical_offset, store_timestamp, store_host))
+    return b"".join(_parts_of(message, queue_offset, physical_offset, store_timestamp, store_host))
 
 
 def encode_parts(
     message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
 ) -> RecordParts:
     """Encode a message with a large body, as `encode`, without a copy of the body."""
-    return RecordParts(_parts(message, queue_offset, physical_offset, store_timestamp, store_host))
+    return RecordParts(_parts_of(message, queue_offset, physical_offset, store_timestamp, store_host))
+
+
+def _parts_of(
+    message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> tuple[bytes | memoryview, ...]:
+    return _parts(
+        message.topic, message.queue_id, message.flag, message.body, message.properties, message.sys_flag,
+        message.born_timestamp, message.reconsume_times, queue_offset, message.born_host, store_timestamp, store_host,
+        physical_offset, message.prepared_transaction_offset,
+    )  # fmt: skip
+
+
+def encode_many(
+    batch: MessageInnerBatch, queue_offsets: list[int], physical_offset: int, store_timestamp: int, store_host: bytes
+) -> tuple[bytes | bytearray, list[int], list[int]]:
+    """Encode messages as contiguous records from `physical_offset` on; also return their physical offsets and sizes."""
+    columns = (
+        batch.topics, batch.queue_ids, batch.flags, batch.bodies, batch.properties, batch.sys_flags,
+        batch.born_timestamps, batch.reconsume_times, queue_offsets,
+    )  # fmt: skip
+    if speed.encode_records is not None:
+        encoded = speed.encode_records(*columns, batch.born_host, store_timestamp, store_host, physical_offset)
+        if encoded is not None:
+            return encoded
+    born_host = batch.born_host
+    records, physical_offsets, sizes = list[bytes](), list[int](), list[int]()
+    for topic, queue_id, flag, body, stored, sys_flag, born_timestamp, times, offset in zip(*columns, strict=True):
+        parts = _parts(
+            topic, queue_id, flag, body, stored, sys_flag, born_timestamp, times, offset, born_host, store_timestamp,
+            store_host, physical_offset,
+        )  # fmt: skip
+        record = b"".join(parts)
+        records.append(record)
+        physical_offsets.append(physical_offset)
+        sizes.append(len(record))
+        physical_offset += len(record)
+    return b"".join(records), physical_offsets, sizes
 
 
 def _parts(
-    message: MessageInner, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+    topic: str,
+    queue_id: int,
+    flag: int,
+    body: bytes | memoryview,
+    stored_properties: bytes,
+    sys_flag: int,
+    born_timestamp: int,
+    reconsume_times: int,
+    queue_offset: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    physical_offset: int,
+    prepared_transaction_offset: int = 0,
 ) -> tuple[bytes | memoryview, ...]:
-    topic = _topic_field(message.topic)
-    body = message.body
-    stored_properties = message.properties
-    born_host = message.born_host
+    topic_field = _topic_field(topic)
     properties_size = len(stored_properties)
     if properties_size > MAX_PROPERTIES_SIZE:
-        raise _too_long(properties_size)
-    sys_flag = message.sys_flag & _HOSTS_V4
-    head = _HEAD_V4
-    fixed_size = MIN_RECORD_SIZE
-    if not len(born_host) == 8 == len(store_host):
-        head, sys_flag = _head_of_hosts(born_host, store_host, sys_flag)
-        fixed_size = head.size + 3
+        raise InvalidMessage(f"properties take {properties_size} bytes; a record has room for {MAX_PROPERTIES_SIZE}")
+    head, sys_flag = _head_of_hosts(born_host, store_host, sys_flag & _HOSTS_V4)
     body_size = len(body)
     try:
-        # The topic starts with its size byte, which `fixed_size` contains as well, hence the - 1.
         return (
             head.pack(
-                fixed_size + body_size + len(topic) - 1 + properties_size,
+                head.size + body_size + len(topic_field) + 2 + properties_size,
                 MESSAGE_MAGIC,
                 crc32(body) & 0x7FFFFFFF,
-                message.queue_id,
-                message.flag,
+                queue_id,
+                flag,
                 queue_offset,
                 physical_offset,
                 sys_flag,
-                message.born_timestamp,
+                born_timestamp,
                 born_host,
                 store_timestamp,
                 store_host,
-                message.reconsume_times,
-                message.prepared_transaction_offset,
+                reconsume_times,
+                prepared_transaction_offset,
                 body_size,
             ),
             body,
-            topic,
+            topic_field,
             properties_size.to_bytes(2, "big"),
             stored_properties,
         )
     except struct.error as error:
-        raise _does_not_fit(error) from error
-
-
-def encode_many(
-    batch: MessageInnerBatch, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
-) -> tuple[bytes, list[int]]:
-    """Encode a batch as contiguous records; also return the size of each. The offsets are of the first record."""
-    topic = _topic_field(batch.topic)
-    queue_id, born_host = batch.queue_id, batch.born_host
-    head, sys_flag = _head_of_hosts(born_host, store_host, batch.sys_flag & _HOSTS_V4)
-    fixed_size = head.size + 2 + len(topic)
-    records: list[bytes | memoryview] = []
-    sizes = []
-    try:
-        origin = _ORIGINS[len(born_host), len(store_host)].pack(
-            sys_flag, batch.born_timestamp, born_host, store_timestamp, store_host, batch.reconsume_times, 0
-        )
-        if speed.encode_records is not None:
-            encoded = speed.encode_records(
-                topic, queue_id, batch.flags, batch.bodies, batch.properties, origin, queue_offset, physical_offset
-            )
-            if encoded is not None:
-                return encoded
-        pack = _PLACED[len(origin)].pack
-        for body, stored_properties, flag in zip(batch.bodies, batch.properties, batch.flags, strict=True):
-            body_size = len(body)
-            properties_size = len(stored_properties)
-            if properties_size > MAX_PROPERTIES_SIZE:
-                raise _too_long(properties_size)
-            size = fixed_size + body_size + properties_size
-            crc = crc32(body) & 0x7FFFFFFF
-            records += (
-                pack(size, MESSAGE_MAGIC, crc, queue_id, flag, queue_offset, physical_offset, origin, body_size),
-                body,
-                topic,
-                properties_size.to_bytes(2, "big"),
-                stored_properties,
-            )
-            sizes.append(size)
-            queue_offset += 1
-            physical_offset += size
-    except struct.error as error:
-        raise _does_not_fit(error) from error
-    return b"".join(records), sizes
-
-
-def _too_long(properties_size: int) -> InvalidMessage:
-    return InvalidMessage(f"properties take {properties_size} bytes; a record has room for {MAX_PROPERTIES_SIZE}")
-
-
-def _does_not_fit(error: struct.error) -> InvalidMessage:
-    return InvalidMessage(f"a number of this message does not fit its field in a record: {error}")
+        raise InvalidMessage(f"a number of this message does not fit its field in a record: {error}") from error
 
 
 def _head_of_hosts(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:

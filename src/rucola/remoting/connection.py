@@ -25,8 +25,8 @@ the connection stays open. One-way requests are never answered.
     closed     connection_lost                     requests in flight fail with RemotingConnectError; `closed` is set
 
 **Batching.** All frames of a read are processed, and their replies leave in one write, on a BatchingEventLoop with
-those of other connections. All connections of a loop share one receive buffer. A fast path may answer first
-(`read_hooks`). Many requests, and headers that Python decodes, wait for turns (`turns`).
+those of other connections. All connections of a loop share one receive buffer. Requests that follow each other can be
+served together (`read_hooks`). Many requests, and headers that Python decodes, wait for turns (`turns`).
 
 **Back pressure.** A server stops reading from a peer whose unsent responses reach the limit (WRITE_LIMIT by default);
 `connection_memory` bounds the total. A client never stops reading: two such peers could wait for each other for ever.
@@ -47,7 +47,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
 from rucola.access import Caller
@@ -75,7 +75,8 @@ logger = logging.getLogger(__name__)
 Answer: TypeAlias = "RemotingCommand | bytes | None"
 Reply: TypeAlias = "Answer | Awaitable[Answer]"
 Processor: TypeAlias = "Callable[[Connection, RemotingCommand], Reply]"
-FastPath: TypeAlias = "Callable[[Connection, memoryview], tuple[bytes, int]]"
+ReadServer: TypeAlias = "Callable[[Connection, memoryview], tuple[bytes, int]]"
+RunServer: TypeAlias = "Callable[[Connection, list[RemotingCommand]], list[bytes]]"
 
 
 class Processors(Protocol):
@@ -107,7 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         credentials: Credentials | None = None,
-        read_hooks: tuple[Callable[[bool], object], FastPath | None] = (bool, None),
+        read_hooks: tuple[Sequence[ReadServer], Mapping[int, RunServer]] = ((), {}),
         *,
         has_answered: bool = False,
     ) -> None:
@@ -125,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(max_frame_size, self._may_decode)
         self._memory = memory
         self._credentials = credentials
-        self._around_reads, self._fast_path = read_hooks
+        self._reads, self._runs = read_hooks
         self._on_open = on_open
         self._on_close = on_close
         self.has_answered = has_answered
@@ -212,8 +213,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def answer(self, command: RemotingCommand, answer: Answer) -> None:
         """Answer a held request, in the iteration's shared write."""
-        if (frame := self._encode_reply(command, answer)) is not None:
-            self._write_at_iteration_end(frame)
+        if (frame := self.encode_reply(command, answer)) is not None:
+            self.send_at_iteration_end(frame)
 
     def send_error(self, command: RemotingCommand, error: Exception) -> None:
         self.send(error_response(self.peer, command, error))
@@ -245,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         if is_alone:
             self.send(command)
         else:
-            self._write_at_iteration_end(self._encode(command))
+            self.send_at_iteration_end(self._encode(command))
         return answer
 
     def _encode(self, command: RemotingCommand) -> bytes:
@@ -384,13 +385,15 @@ class Connection(asyncio.BufferedProtocol):
             self._measured_times.on_received()
         data = self._view[:nbytes]
         is_behind = self._decoder.buffered or self._kept or self._turns_until_s or self._is_congested
-        if self._fast_path is not None and not is_behind:
-            responses, served = self._fast_path(self, data)
+        for serve in self._reads if not is_behind else ():
+            responses, served = serve(self, data)
             if responses:
                 self._write(responses)
             if served == nbytes:
                 return
-            data = data[served:]
+            if served:
+                data = data[served:]
+                break
         try:
             commands = self._decoder.receive_data(data)
         except FrameError as error:
@@ -398,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
             log_seldom(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
             self.close()
         else:
-            if self._kept or self._is_congested:  # by the fast path, or a transport has more after it was paused
+            if self._kept or self._is_congested:  # by `read_hooks`, or a transport has more after it was paused
                 self._kept += commands
             elif self._has_partial_frame and commands and len(commands[0].body) >= LARGE_SIZE:
                 self._process_later(commands)  # decoding a message of megabytes takes as long as storing it
@@ -454,42 +457,50 @@ class Connection(asyncio.BufferedProtocol):
 
     def _process(self, commands: list[RemotingCommand], *, is_rest: bool = False) -> None:
         """Process a read and write its replies together; once congested, keep the rest for `resume_writing`."""
-        replies, size = list[bytes](), 0
+        replies, size, position = list[bytes](), 0, 0
         takes_turns = is_rest or len(commands) > UNSLICED or self._turns_until_s
-        remaining = self._in_slice(commands) if takes_turns else iter(commands)
-        around = self._around_reads if len(commands) > 1 else bool
-        around(True)
-        try:
-            for command in remaining:
+        for end in self._slice_ends(commands) if takes_turns else (len(commands),):
+            while position < end:
+                command = commands[position]
+                position += 1
                 if command.flag & FLAG_RESPONSE:
                     request = self._in_flight.pop(command.opaque, None)
                     if request is not None and not request.done():
                         request.set_result(command)
                     continue
-                try:
-                    reply = self._processor_of(command.code, _not_supported)(self, command)
-                    # Spares a call: `_encode_reply` would return the bytes unchanged.
-                    if reply.__class__ is not bytes or command.flag:
-                        reply = self._encode_reply(command, reply)
-                except Exception as error:
-                    reply = self._encode_reply(command, error_response(self.peer, command, error))
-                if reply is not None:
-                    replies.append(reply)
-                    size += len(reply)
+                serve_run = self._runs.get(command.code) if position < end else None
+                if serve_run is not None and self._is_next_in_run(commands[position], serve_run):
+                    first = position - 1
+                    while position < end and self._is_next_in_run(commands[position], serve_run):
+                        position += 1
+                    frame = b"".join(serve_run(self, commands[first:position])) or None
+                else:
+                    try:
+                        reply = self._processor_of(command.code, _not_supported)(self, command)
+                        # Spares a call: `encode_reply` would return the bytes unchanged.
+                        if isinstance(reply, bytes) and not command.flag:
+                            frame = reply
+                        else:
+                            frame = self.encode_reply(command, reply)
+                    except Exception as error:
+                        frame = self.encode_reply(command, error_response(self.peer, command, error))
+                if frame is not None:
+                    replies.append(frame)
+                    size += len(frame)
                     if size > WRITE_LIMIT:
-                        around(False)
                         self._write(b"".join(replies))
                         replies, size = [], 0
                         if self._is_congested:
-                            # This ends the loop, too. A slice that ends here keeps later commands after these.
-                            self._kept = list(remaining) + self._kept
-        finally:
-            around(False)
+                            self._kept = commands[position:]
+                            return
         if replies:
             self._write(b"".join(replies))
 
-    def _in_slice(self, commands: list[RemotingCommand]) -> Iterator[RemotingCommand]:
-        """Yield commands for a slice of time; the rest waits for the next turn."""
+    def _is_next_in_run(self, command: RemotingCommand, serve_run: RunServer) -> bool:
+        return not command.flag & FLAG_RESPONSE and self._runs.get(command.code) is serve_run
+
+    def _slice_ends(self, commands: list[RemotingCommand]) -> Iterator[int]:
+        """Yield the ends of parts for a slice of time; the rest waits for the next turn."""
         part = turns_of(asyncio.get_running_loop()).begin_slice(self.descriptor, takes_turns=self._turns_until_s > 0)
         for begin in range(0, len(commands), part.step):
             if begin and part.is_over():
@@ -497,7 +508,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._turns_until_s, self._view = until_s, self._buffer.small_view
                 self._process_later(commands[begin:])
                 return
-            yield from commands[begin : begin + part.step]
+            yield min(begin + part.step, len(commands))
 
     def _process_later(self, commands: list[RemotingCommand]) -> None:
         self._kept = commands
@@ -521,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
             self.buffer_updated(0)
         self._set_reading()
 
-    def _encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
+    def encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
         """Encode the response to a request; None if there is none (yet)."""
         if reply is not None and not isinstance(reply, (bytes, RemotingCommand)):
             self._reply_when_done(command, reply)
@@ -539,13 +550,14 @@ class Connection(asyncio.BufferedProtocol):
             if future.cancelled():
                 return
             error = future.exception()
-            reply = self._encode_reply(command, error_response(self.peer, command, error) if error else future.result())
+            reply = self.encode_reply(command, error_response(self.peer, command, error) if error else future.result())
             if reply is not None:
-                self._write_at_iteration_end(reply)
+                self.send_at_iteration_end(reply)
 
         future.add_done_callback(done)
 
-    def _write_at_iteration_end(self, frame: bytes) -> None:
+    def send_at_iteration_end(self, frame: bytes) -> None:
+        """Send complete frames, in the iteration's shared write."""
         if not self._outgoing:
             self._batching.call_at_iteration_end(self._write_outgoing)
         self._outgoing.append(frame)

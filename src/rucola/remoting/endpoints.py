@@ -12,8 +12,8 @@ connection. A request that cannot be decoded must pass the checks of the whole s
 caller without access learns nothing.
 
 Checks are selected once; without any, steps 2 and 3 disappear. A Refused raised now or by an awaitable becomes the
-response in `Connection` (see `remoting.refusals`). No request code bypasses the chain; the fast path
-(`broker.remoting.fast_path`) runs the same checks, and is off with an access gate or added interceptors.
+response in `Connection` (see `remoting.refusals`). No request code bypasses the chain; for sends that are read without
+being decoded one by one (`broker.remoting.send`), the same checks run once for each topic.
 """
 
 from __future__ import annotations
@@ -78,10 +78,14 @@ class Endpoint:
         return [named] if isinstance(named, Resource) else list(named)
 
     def _compile(self, interceptors: Iterable[Interceptor], max_json_body_size: int) -> CallerProcessor:
-        checks = [check for interceptor in interceptors if (check := interceptor.check_for(self.action)) is not None]
+        checks = checks_of(interceptors, self.action)
         if self.request is not None and issubclass(self.request, Header):
             return _of_header(self.request, self.resource, checks, self.handler)
         return _of_body(self.request, self.resource, checks, self.handler, max_json_body_size)
+
+
+def checks_of(interceptors: Iterable[Interceptor], action: Action) -> list[Check]:
+    return [check for interceptor in interceptors if (check := interceptor.check_for(action)) is not None]
 
 
 def processor_table(

@@ -1,17 +1,18 @@
-"""ReadHooks: a server's processing of whole reads, in addition to its processors."""
+"""ReadHooks: how a server serves several requests of one read together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rucola.remoting.connection import FastPath
+from rucola.remoting.connection import ReadServer, RunServer
 
 
 class ReadHooks(NamedTuple):
-    """The default hooks do nothing."""
+    """By default requests are served one by one, by their processors."""
 
-    around: Callable[[bool], object] = bool
-    """Called with True before several requests of one read, and with False before their responses are written."""
-    fast_path: FastPath | None = None
-    """Called with an undecoded read; returns responses and the position after their requests, or (b"", 0)."""
+    reads: Sequence[ReadServer] = ()
+    """Called with an undecoded read until one has served requests at its start: returns responses, and the position
+    after these requests, or 0."""
+    runs: Mapping[int, RunServer] = {}
+    """By request code: called, instead of a processor, with several requests that follow each other."""

@@ -55,17 +55,12 @@ class Unflushed(NamedTuple):
 class CommitLog:
     """The log, for writing and reading by the store's owner thread.
 
-    `flush`, `warm` and `close` may run in other threads, as may `truncate` while nothing is appended. Between
-    `begin_collecting` and `end_collecting` the last records may be in memory alone: flushes leave them out, reads write
-    them first, and they are acknowledged later.
+    `flush`, `warm` and `close` may run in other threads, as may `truncate` while nothing is appended.
     """
 
     __slots__ = (
-        "_collected",
-        "_collected_from",
         "_file",
         "_files_lock",
-        "_is_collecting",
         "_touched",
         "_truncations",
         "_write_from",
@@ -90,10 +85,6 @@ class CommitLog:
         self._touched = self._write_from
         self.safe_end = 0
         """The physical offset up to which records can be appended without `ensure_room`."""
-        self._is_collecting = False
-        self._collected: list[bytes | bytearray | memoryview] = []
-        self._collected_from = 0
-        """Everything before this physical offset is written."""
 
     @property
     def begin(self) -> int:
@@ -101,7 +92,6 @@ class CommitLog:
 
     def ensure_room(self, size: int) -> int:
         """Make room for a record and return its physical offset; an OSError changes nothing but for a blank."""
-        self.write_collected()
         file = self._file
         if self.end + size > self.safe_end:
             if file is not None and self.end + size + BLANK_SIZE > file.end:
@@ -130,14 +120,6 @@ class CommitLog:
         file = self._file
         assert file is not None
         size = len(data)
-        if self._is_collecting and size < _WRITE_FROM and not isinstance(data, RecordParts):
-            if not self._collected:
-                self._collected_from = self.end
-            self._collected.append(data)
-            self.end += size
-            return
-        if self._collected:
-            self.write_collected()
         position = self.end - file.begin
         if isinstance(data, RecordParts):
             # The head last: until then the log ends here for other processes that read it.
@@ -152,47 +134,8 @@ class CommitLog:
             file.write(position, data)
         self.end += size
 
-    def begin_collecting(self) -> None:
-        """Collect small records until `end_collecting` or a read writes them, at a fifth of the cost."""
-        file = self._file
-        if file is None:
-            return
-        try:
-            _ = file.map  # `MappedFile.write` then cannot fail: it writes there if the kernel refuses
-        except OSError:
-            return
-        if not self._is_collecting:
-            self._collected_from = self.end
-            self._is_collecting = True
-
-    def end_collecting(self) -> None:
-        """Write the collected records, and append at once again."""
-        try:
-            self.write_collected()
-        finally:
-            self._is_collecting = False
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether records before `end` may not be in the file. For any thread."""
-        return self._is_collecting or bool(self._collected)
-
-    def write_collected(self) -> None:
-        if self._collected:
-            file, data = self._file, b"".join(self._collected)
-            assert file is not None
-            position = self._collected_from - file.begin
-            if len(data) < self._write_from:
-                file.map[position : position + len(data)] = data
-                self._touched += len(data)
-            else:
-                file.write(position, data)
-            self._collected.clear()
-        self._collected_from = self.end
-
     def copy(self, data: memoryview) -> None:
         """Append the bytes that a master's log has here, whole records or not. Raises OSError after a part."""
-        self.end_collecting()
         copied = 0
         while copied < len(data):
             file = self._file
@@ -215,7 +158,6 @@ class CommitLog:
 
     def truncate(self, physical_offset: int) -> None:
         """Cut off the log at a physical offset; durable on return. Raises OSError."""
-        self.write_collected()
         with self._files_lock:
             self._truncations += 1
             self.files.truncate(physical_offset)
@@ -226,7 +168,6 @@ class CommitLog:
 
     def hold_bytes(self, physical_offset: int, max_size: int) -> HeldBytes | None:
         """Return up to `max_size` bytes of one file, which the caller releases; None outside the log."""
-        self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end or not file.hold():
             return None
@@ -241,7 +182,6 @@ class CommitLog:
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
         """Return `size` bytes of the log; None unless all are in one file, before `end`."""
-        self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or size < 0 or physical_offset + size > min(self.end, file.end):
             return None
@@ -280,7 +220,6 @@ class CommitLog:
 
     def matches(self, physical_offset: int, matches: Callable[[Mapping[str, str]], bool]) -> bool:
         """Return whether a record's properties match, without reading the body; True if there is no record."""
-        self.write_collected()
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end:
             return True
@@ -312,11 +251,7 @@ class CommitLog:
         self.mark_flushed(unflushed)
 
     def unflushed(self) -> Unflushed:
-        # In this order: `end` may rise by collected records in between, which are not in the file.
-        end = self.end
-        if self.is_behind:
-            end = min(end, self._collected_from)
-        return Unflushed(self.flushed_end, end, self._truncations)
+        return Unflushed(self.flushed_end, self.end, self._truncations)
 
     def mark_flushed(self, flushed: Unflushed) -> None:
         with self._files_lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -211,11 +210,11 @@ PUT_OK = PutMessageStatus.PUT_OK
 
 
 class PutBatchResult(Struct, frozen=True):
-    """The outcome of a batch put, all or none; `queue_offset` is the first message's, `size` of all records."""
+    """The outcome of a batch put, all or none; `size` is that of all records."""
 
     status: PutMessageStatus
-    physical_offsets: Sequence[int] = ()
-    queue_offset: int = -1
+    physical_offsets: list[int] = []
+    queue_offsets: list[int] = []
     size: int = 0
 
 

@@ -84,11 +84,6 @@ class Flusher:
             if dispatched_timestamp is not None:
                 self._dispatched_timestamp = dispatched_timestamp
 
-    def _written_timestamp(self) -> int:
-        """Return the store time of the last put; 0 if its record may be collected, and so not be flushed."""
-        timestamp = self._put_timestamp()  # first: the log may start to collect in between
-        return 0 if self._log.is_behind else timestamp
-
     def flush(self) -> None:
         """Make every record that was put before this call durable.
 
@@ -96,7 +91,7 @@ class Flusher:
         """
         with self._flush_lock:
             # Read before the flush, which need not contain later messages. 0 if there was never a message.
-            timestamp = self._written_timestamp()
+            timestamp = self._put_timestamp()
             self._sync(self._log.flush)
             self._checkpoint.physic_timestamp = timestamp or self._checkpoint.physic_timestamp
 
@@ -109,7 +104,7 @@ class Flusher:
         if self._error is not None or not self._flush_lock.acquire(blocking=False):
             return False
         # The lock is kept until `end`: a `flush` in another thread waits for this one, and then gets its error.
-        timestamp, unflushed = self._written_timestamp(), self._log.unflushed()
+        timestamp, unflushed = self._put_timestamp(), self._log.unflushed()
         descriptor = self._log.descriptor_of(unflushed)
         if descriptor is None or not kernel.submit(descriptor):
             self._flush_lock.release()

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import accumulate, repeat, starmap
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -80,6 +80,7 @@ from rucola.system_calls import EXHAUSTED
 log = logging.getLogger(__name__)
 
 _PREPARED: Final = sysflag.TRANSACTION_PREPARED
+_TRANSACTION: Final = sysflag.TRANSACTION_MASK
 _OFF: Final = MultiDispatch.OFF
 
 
@@ -300,66 +301,56 @@ class MessageStore:
             return False
         return new + sum(is_lmq(topic) for topic, _ in self._next_offsets) > self.config.max_lmq_consume_queue_num
 
-    def put_position(self) -> tuple[QueueOffsets, int, int] | None:
-        """Return next queue offsets, physical offset and room in the log; None if the store refuses puts."""
-        end = self._log.end
-        return (self._next_offsets, end, self._log.safe_end - end) if self.write_state.is_writable else None
-
-    def put_encoded(self, records: bytearray, requests: list[tuple[Any, ...]], ends: QueueOffsets, now_ms: int) -> None:
-        """Append records encoded for `put_position`; `ends` are the next queue offsets. Raises OSError."""
-        self._log.append(records)
-        self._put_timestamp = now_ms
-        self._next_offsets.update(ends)
-        if not self._pending and self._on_pending is not None:
-            self._on_pending()
-        self._pending += starmap(DispatchRequest, requests)
-
-    def collect_puts(self, is_collecting: bool) -> None:
-        """Collect the records of later puts; with False, write them now, before puts are acknowledged."""
-        (self._log.begin_collecting if is_collecting else self._log.end_collecting)()
-
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
-        """Append messages for one queue, all or none, contiguous there and in one log file; otherwise like `put`.
+        """Append messages, all or none, contiguous in one log file and in each queue; otherwise like `put`.
 
         MESSAGE_ILLEGAL for an empty batch, transaction messages and messages for further queues.
         """
         if not self.write_state.is_writable:
             return PutBatchResult(PutMessageStatus.SERVICE_NOT_AVAILABLE)
-        if not (count := len(batch.bodies)) or batch.sys_flag & sysflag.TRANSACTION_MASK:
+        if not batch.bodies:
             return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
+        for sys_flag in batch.sys_flags:
+            if sys_flag & _TRANSACTION:
+                return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
         if self._multi_dispatch is not _OFF and any(MULTI_DISPATCH_NAME in stored for stored in batch.properties):
             return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
-        commit_log, host = self._log, self._store_host
-        topic, queue_id = name = (batch.topic, batch.queue_id)
-        queue_offset, physical_offset = self._next_offsets.get(name, 0), commit_log.end
+        commit_log, host, next_offsets = self._log, self._store_host, self._next_offsets
+        physical_offset = commit_log.end
         try:
-            check_queue_name(topic, queue_id)
-            records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
+            queue_offsets, ends = list[int](), QueueOffsets()
+            for name in zip(batch.topics, batch.queue_ids, strict=True):
+                offset = ends.get(name, 0) or next_offsets.get(name, 0)
+                if not offset:
+                    check_queue_name(*name)
+                queue_offsets.append(offset)
+                ends[name] = offset + 1
+            records, physical_offsets, sizes = encode_many(batch, queue_offsets, physical_offset, now_ms, host)
             size = len(records)
-            if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
-                return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
-            begin = commit_log.ensure_room(size)
-            self._is_full = False
-            if begin != physical_offset:
-                physical_offset = begin
-                records, sizes = encode_many(batch, queue_offset, physical_offset, now_ms, host)
+            if physical_offset + size > commit_log.safe_end:
+                if size + BLANK_SIZE > self.config.mapped_file_size_commit_log:
+                    return PutBatchResult(PutMessageStatus.MESSAGE_ILLEGAL)
+                begin = commit_log.ensure_room(size)
+                self._is_full = False
+                if begin != physical_offset:
+                    records, physical_offsets, sizes = encode_many(batch, queue_offsets, begin, now_ms, host)
             commit_log.append(records)
         except InvalidMessage as error:
-            return PutBatchResult(self._illegal(topic, queue_id, batch.properties, error))
+            return PutBatchResult(self._illegal(batch.topics[0], batch.queue_ids[0], batch.properties, error))
         except OSError as error:
             return PutBatchResult(self._no_room(error))
-        physical_offsets = list(accumulate(sizes[:-1], initial=physical_offset))
+        # From here on the put has succeeded.
+        self._put_timestamp = now_ms
+        next_offsets.update(ends)
         if not self._pending and self._on_pending is not None:
             self._on_pending()
         # `map` creates the requests without a Python-level loop.
         self._pending += map(
             DispatchRequest,
-            repeat(topic), repeat(queue_id), range(queue_offset, queue_offset + count), physical_offsets, sizes,
-            repeat(now_ms), repeat(batch.sys_flag), batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
+            batch.topics, batch.queue_ids, queue_offsets, physical_offsets, sizes, repeat(now_ms), batch.sys_flags,
+            batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
         )  # fmt: skip
-        self._put_timestamp = now_ms
-        self._next_offsets[name] = queue_offset + count
-        return PutBatchResult(PUT_OK, physical_offsets, queue_offset, size)
+        return PutBatchResult(PUT_OK, physical_offsets, queue_offsets, size)
 
     def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:
         log.debug("%s-%d: message refused: %s", topic, queue_id, error)
@@ -383,7 +374,6 @@ class MessageStore:
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
             max_new_queues = None
-        self._log.write_collected()
         return self._requests.dispatch(max_count, max_new_queues) if self.has_pending else 0
 
     def _enqueue(self, request: DispatchRequest) -> None:

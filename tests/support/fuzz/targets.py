@@ -31,7 +31,7 @@ from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_h
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
 from support.accelerator import assert_same
-from support.fast_requests import assert_pulls, assert_sends
+from support.fast_requests import assert_pull, assert_sends
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
 
@@ -108,41 +108,45 @@ def _accelerated_frames(data: bytes) -> None:
 
 
 def _requests() -> bytes:
-    """A send and a pull of the usual form."""
+    """A send, a batch and a pull of the usual form."""
     header = SendMessageRequestHeaderV2(
         topic="T", queue_id=1, sys_flag=0, born_timestamp=2, flag=3, properties="TAGS\x01a\x02KEYS\x01k"
     )
+    batch = SendMessageRequestHeaderV2(topic="T", queue_id=1, sys_flag=0, born_timestamp=2, flag=3, batch="true")
+    body = encode_batch([Message("T", b"body", tags="a")])
+    send = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"body").encode()
     pull = PullMessageRequestHeader(
         consumer_group="g", topic="T", queue_id=1, queue_offset=2, max_msg_nums=3, sys_flag=4, subscription="*"
     )
-    send = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"body").encode()
-    return send + RemotingCommand.request(RequestCode.PULL_MESSAGE, pull).encode()
+    pulled = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull).encode()
+    return send + RemotingCommand.request(RequestCode.SEND_BATCH_MESSAGE, batch, body).encode() + pulled
 
 
 def _accelerated_requests(data: bytes) -> None:
-    """Serve the requests of the usual form at the begin of a read, in C and in Python."""
-    if speed.encode_sends is not None:
-        assert_pulls(data)
+    """Read the requests at the start of a read, in C and in Python."""
+    if speed.read_sends is not None:
         assert_sends(data)
+        assert_pull(data)
 
 
 def _accelerated_batch(data: bytes) -> None:
-    """Read a batch and encode its records, in C and in Python."""
+    """Split a batch and encode its records, in C and in Python."""
 
     def records() -> object:
-        editor = PropertyEditor("C")
-        columns, end = editor.read_batch(data, SHARED[len(data) % len(SHARED)], 0, MAX_MESSAGES)
-        flags, bodies, stored, codes, unique_keys, keys = columns
-        batch = MessageInnerBatch("T", 0, bodies, stored, flags, 0, 0, bytes(8), 0, codes, unique_keys, keys)
-        return codes, unique_keys, keys, end, encode_many(batch, 0, 0, 0, bytes(8))
+        flags, bodies, strings = decode_batch(data)
+        zeros = [0] * len(flags)
+        batch = MessageInnerBatch(
+            ["T"] * len(flags), zeros, flags, bodies, strings, zeros, zeros, zeros, bytes(8), [], [], []
+        )
+        return encode_many(batch, zeros, 0, 0, bytes(8))
 
     assert_same(records)
 
 
 def _accelerated_edit(data: bytes) -> None:
-    """Edit a property string, in C and in Python."""
-    text = _text(data)
-    assert_same(lambda: PropertyEditor("C").edit("T", text))
+    """Edit property strings, in C and in Python."""
+    strings = data.split(b"\n")
+    assert_same(lambda: PropertyEditor("C").edit(strings, 100))
 
 
 def _accelerated_log(data: bytes) -> None:

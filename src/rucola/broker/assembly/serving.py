@@ -6,6 +6,7 @@ import asyncio
 import time
 from functools import partial
 
+from rucola.access import Action
 from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
@@ -18,16 +19,17 @@ from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.remoting.endpoints import broker_endpoints
-from rucola.broker.remoting.fast_path import fast_path_of
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.promise import PromiseAdapter, no_promise
 from rucola.broker.remoting.pull import PullAdapter
+from rucola.broker.remoting.send import SendAdapter
 from rucola.broker.services.broker_services import build_services
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
-from rucola.remoting.endpoints import processor_table
+from rucola.remoting.connection import ReadServer
+from rucola.remoting.endpoints import checks_of, processor_table
 from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
 
@@ -91,11 +93,18 @@ class Serving:
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
         )
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
-        # Interceptors that were added may count requests, and must see each of them once.
-        is_plain = access.gate is None and not environment.interceptors
-        pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
-        fast_path = fast_path_of(self.services.publish, pulls, self.state, chain) if is_plain else None
-        self.read_hooks = ReadHooks(storage.store.collect_puts, fast_path)
+        sends = SendAdapter(self.services.publish, self.state)
+        processors = processor_table(sends.run_endpoints(), chain, gate=access.gate)
+        runs = dict.fromkeys(processors, partial(sends.serve, processors))
+        # With access control each request has to be decoded: its signature covers all fields.
+        reads: tuple[ReadServer, ...] = ()
+        if access.gate is None:
+            pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
+            reads = (
+                partial(sends.read, checks_of(chain, Action.PUBLISH)),
+                partial(pulls.read, checks_of(chain, Action.FETCH)),
+            )
+        self.read_hooks = ReadHooks(reads, runs)
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:

@@ -36,7 +36,7 @@ def broker_endpoints(
 ) -> list[Endpoint]:
     """Return all endpoints. Held pulls wait in `hold`, and pass `check_fetch` again at each retry."""
     adapters = (
-        SendAdapter(services.publish, state.config),
+        SendAdapter(services.publish, state),
         ReplyAdapter(services.reply, state.config),
         RetryAdapter(services.retry, state.persistence),
         TransactionAdapter(services.transactions),

@@ -14,19 +14,22 @@ again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
+from rucola import speed
 from rucola.access import Action, Caller, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.results import Fetched, Waiting
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand
+from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
-from rucola.speed import UsualPull
+from rucola.remoting.refusals import error_response
 
 _CODES = (
     ResponseCode.SUCCESS,
@@ -69,18 +72,21 @@ class PullAdapter:
         self._hold_pull(connection, caller, command, header, result)
         return None
 
-    def pull_at_once(self, connection: Connection, caller: Caller, opaque: int, pull: UsualPull) -> bytes:
-        """Return the response to a pull; b"" if it is held or sent from the log. Raises Refused."""
-        header = PullMessageRequestHeader(*pull)
-        result = self._service.fetch(caller, header)
-        if isinstance(result, Fetched) and isinstance(result.records, bytes):
-            return _head(opaque, result) + result.records
+    def read(self, checks: Sequence[Check], connection: Connection, data: memoryview) -> tuple[bytes, int]:
+        """Serve the pull at the start of a read from its bytes, see `ReadHooks`. Without access control only."""
+        if speed.read_pull is None or (found := speed.read_pull(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE)) is None:
+            return b"", 0
+        opaque, fields, end = found
+        header, caller = PullMessageRequestHeader(*fields), connection.caller
         command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
-        if isinstance(result, Fetched):
-            _reply(connection, command, result)
-        else:
-            self._hold_pull(connection, caller, command, header, result)
-        return b""
+        try:
+            resource = pulled_queue(header)
+            for check in checks:
+                check(caller, resource)
+            reply = self.pull(connection, caller, command, header)
+        except Exception as error:
+            reply = error_response(connection.peer, command, error)
+        return connection.encode_reply(command, reply) or b"", end
 
     def _hold_pull(
         self,

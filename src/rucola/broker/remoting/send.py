@@ -3,41 +3,51 @@
 A batch has code 320, or another with `batch` in its header, as older clients send it. The response has the offsetMsgId
 and the queue offset; if the message is stored but not durable in time, the code is never SUCCESS.
 
-With JSON, the response is formatted into bytes (`SendAnswers.formatted`). For the broker 127.0.0.1:10911 in the default
-region the form is
+Sends of a read that follow each other are put together, and their responses are formatted together. With JSON, for the
+broker 127.0.0.1:10911 in the default region, a response is
 
     {"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"7F00000100002A9F%016X","queueId":"%d",
     "queueOffset":"%d"},"flag":1,"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":409}
-
-tests/broker/test_send_answers.py compares it with the encoder's, byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Final
+from typing import Any, Final, NamedTuple, cast
 
 from msgspec import json
 
-from rucola.access import Action, Caller, Resource
+from rucola import speed
+from rucola.access import Action, Caller, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.durability import Missing
-from rucola.broker.services.publish import PublishService, Put, SendHeader
-from rucola.broker.services.results import Published
+from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService, Put, SendHeader, SentMessages
+from rucola.broker.services.results import Published, StoredSends
+from rucola.broker.state import BrokerState
+from rucola.errors import InvalidMessage
+from rucola.message import sysflag
+from rucola.message.batch import decode_batch
+from rucola.message.host import encode_host
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.message.properties import is_true
+from rucola.message.record import LARGE_BODY
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, VERSION, RemotingCommand
+from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import UNSLICED, Answer, Connection, Processor, Reply
+from rucola.remoting.endpoints import Endpoint, Handler
+from rucola.remoting.refusals import error_response
 from rucola.store.config import PutMessageStatus
 
 _PREFIX: Final = Struct(">II")
 """Frame length and header length; the serializer byte in the latter is 0 for JSON."""
 
-_PREFIXES: Final = [_PREFIX.pack(4 + size, size) for size in range(512)]
+_ADDING_NOTHING: Final = frozenset({"", "WAIT\x01true", "WAIT\x01true\x02"})
+"""Properties of a batch that leave those of its messages as they are."""
+
+_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 
 _NOT_DURABLE: Final = {
     PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -50,121 +60,277 @@ def published_topic(header: SendHeader) -> Resource:
     return Resource(header.topic)
 
 
+class AdmittedSend(NamedTuple):
+    """A decoded send that all checks have passed."""
+
+    caller: Caller
+    command: RemotingCommand
+    header: SendHeader
+
+
+def columns_of(
+    sends: Iterable[AdmittedSend], max_body_size: int, max_messages: int
+) -> tuple[list[int | None], list[int], SentMessages]:
+    """Return the first sends, up to one that is unusual, as columns: the counterpart of `speed.read_sends`.
+
+    These are their opaques (None for a one-way send), numbers of messages, and all messages.
+    """
+    opaques, counts = list[int | None](), list[int]()
+    topics, queue_ids, flags, sys_flags, born_timestamps, reconsume_times, strings, bodies = sent = SentMessages(
+        [], [], [], [], [], [], [], []
+    )
+    for _, command, header in sends:
+        is_batch = _is_batch(command, header)
+        if (
+            command.serialize_type is not JSON
+            or len(command.body) > max_body_size
+            or header.sys_flag & (sysflag.TRANSACTION_MASK if is_batch else sysflag.TRANSACTION_PREPARED)
+        ):
+            break
+        try:
+            if is_batch:
+                batch = decode_batch(command.body)
+                count = len(batch[0])
+                if header.properties not in _ADDING_NOTHING or not 0 < count <= max_messages:
+                    break
+                flags += batch[0]
+                bodies += batch[1]
+                strings += batch[2]
+            else:
+                count = 1
+                strings.append(header.properties.encode())
+                flags.append(header.flag)
+                bodies.append(command.body)
+        except (InvalidMessage, UnicodeError):
+            break
+        topics += [header.topic] * count
+        queue_ids += [header.queue_id] * count
+        sys_flags += [header.sys_flag] * count
+        born_timestamps += [header.born_timestamp] * count
+        reconsume_times += [header.reconsume_times] * count
+        counts.append(count)
+        opaques.append(None if command.is_oneway else command.opaque)
+    return opaques, counts, sent
+
+
 class SendAnswers:
-    """The successful responses of one broker to sends, in both serializations."""
+    """The responses of one broker to stored sends, in both serializations."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._region = config.region_fields
         self._store_host = config.store_host
         self._host_digits = host_digits(config.store_host)
-        region = json.encode(self._region).replace(b"%", b"%%")
-        before = b'{"code":0,"extFields":' + region[:-1] + b',"msgId":"'
-        behind = (
+        before = b'{"code":0,"extFields":' + json.encode(self._region)[:-1] + b',"msgId":"'
+        after = (
             b'","queueId":"%d","queueOffset":"%d"},"flag":1,"language":"PYTHON","opaque":%d,'
             b'"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % VERSION
         )
-        # An offsetMsgId is the broker's address and the physical offset, both in hexadecimal digits. The form of a
-        # single message contains the address already, so that one formatting is enough.
-        self._form = before + self._host_digits + OFFSET_DIGITS + behind
-        self._batch_form = before + b"%b" + behind
-        self.form_parts: Final = (before.replace(b"%%", b"%"), self._host_digits, *behind.split(b"%d"))
-        """Parts of a response's frame: before the ids, in each before its offset, and around the three numbers."""
+        self._parts: Final = (before, self._host_digits, *after.split(b"%d"))
+        """Parts of a response: before the ids, in each before its offset, and around the three numbers."""
+        self._form = before.replace(b"%", b"%%") + b"%b" + after
+        self._id = self._host_digits + OFFSET_DIGITS
 
-    def formatted(self, opaque: int, published: Published) -> bytes:
-        """The frame of a JSON response: the same bytes as `encoded(...).encode()`, six times as fast."""
-        queue_id, queue_offset = published.queue_id, published.queue_offset
-        if published.physical_offsets:
-            header = self._batch_form % (self._batch_id(published), queue_id, queue_offset, opaque)
-        else:
-            header = self._form % (published.physical_offset, queue_id, queue_offset, opaque)
-        # The length field counts the 4 bytes of the header's own length as well.
-        size = len(header)
-        return (_PREFIXES[size] if size < len(_PREFIXES) else _PREFIX.pack(4 + size, size)) + header
+    def formatted(self, opaques: list[int | None], stored: StoredSends) -> bytes:
+        """Return the frames of the JSON responses: the same bytes as `encoded(...).encode()`."""
+        counts, queue_ids, queue_offsets, physical_offsets, _, _ = stored
+        if speed.format_sends is not None:
+            frames = speed.format_sends(self._parts, opaques, counts, queue_ids, queue_offsets, physical_offsets)
+            if frames is not None:
+                return frames
+        responses, first = list[bytes](), 0
+        for opaque, count in zip(opaques, counts, strict=True):
+            if opaque is not None:
+                ids = b",".join([self._id % offset for offset in physical_offsets[first : first + count]])
+                header = self._form % (ids, queue_ids[first], queue_offsets[first], opaque)
+                # The length field counts the 4 bytes of the header's own length as well.
+                responses += _PREFIX.pack(4 + len(header), len(header)), header
+            first += count
+        return b"".join(responses)
+
+    def answer(self, command: RemotingCommand, published: Published) -> Answer:
+        if command.serialize_type is not JSON:
+            return self.encoded(command, published)
+        ids = list(published.physical_offsets) or [published.physical_offset]
+        place = [published.queue_id], [published.queue_offset]
+        return self.formatted([command.opaque], StoredSends([len(ids)], *place, ids, published.end, ()))
 
     def encoded(self, command: RemotingCommand, published: Published) -> RemotingCommand:
         answer = command.response(ResponseCode.SUCCESS)
-        msg_id = (
-            self._batch_id(published)
-            if published.physical_offsets
-            else (self._host_digits + OFFSET_DIGITS % published.physical_offset)
-        )
+        offsets = published.physical_offsets or [published.physical_offset]
         answer.ext = {
             **self._region,
-            "msgId": msg_id.decode(),
+            "msgId": offset_msg_ids(self._store_host, offsets),
             "queueId": str(published.queue_id),
             "queueOffset": str(published.queue_offset),
         }
         return answer
 
-    def _batch_id(self, published: Published) -> bytes:
-        return offset_msg_ids(self._store_host, published.physical_offsets).encode()
+    def not_durable(self, command: RemotingCommand, published: Published, missing: Missing) -> RemotingCommand:
+        answer = self.encoded(command, published)
+        status, answer.remark = missing
+        answer.code = _NOT_DURABLE[status]
+        return answer
 
 
 class SendAdapter:
-    def __init__(self, publish: PublishService, config: BrokerConfig) -> None:
+    """Serves sends. Those of one read that follow each other are put together, see `PublishService.put_usual`."""
+
+    def __init__(self, publish: PublishService, state: BrokerState) -> None:
         self._publish = publish
-        self._answers = SendAnswers(config)
-        # Bound once, since each is used for every message: 0.02 µs less per use.
-        self._admit = publish.admit
-        self._put_message: Put[Published] = publish.put_message
-        self._put_batch: Put[Published] = publish.put_batch
-        self._formatted = self._answers.formatted
+        self._config, self._store_config = state.config, state.store.config
+        self._answers = SendAnswers(state.config)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        v1, v2 = SendMessageRequestHeader, SendMessageRequestHeaderV2
-        return (
-            Endpoint(RequestCode.SEND_MESSAGE, Action.PUBLISH, self.send, v1, published_topic),
-            Endpoint(RequestCode.SEND_MESSAGE_V2, Action.PUBLISH, self.send, v2, published_topic),
-            Endpoint(RequestCode.SEND_BATCH_MESSAGE, Action.PUBLISH, self.send_batch, v2, published_topic),
-        )
+        """Return the endpoints of sends that come alone."""
+        return _endpoints(self.send)
+
+    def run_endpoints(self) -> tuple[Endpoint, ...]:
+        """Return endpoints that decode and check sends, and return them as AdmittedSend, for `serve`."""
+        return _endpoints(_admitted)
+
+    def read(self, checks: Sequence[Check], connection: Connection, data: memoryview) -> tuple[bytes, int]:
+        """Serve the sends at the start of a read from its bytes, see `ReadHooks`. Without access control only."""
+        if speed.read_sends is None:
+            return b"", 0
+        columns = speed.read_sends(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, UNSLICED, *self._limits())
+        if columns is None:
+            return b"", 0
+        opaques, counts, ends = columns[:3]
+        sent = SentMessages._make(columns[3:])
+        try:
+            for topic in set(sent.topics):
+                resource = Resource(topic)
+                for check in checks:
+                    check(connection.caller, resource)
+        except Refused:  # `serve` meets it again, and answers it
+            return b"", 0
+        responses, count = self._put(connection, opaques, counts, sent)
+        return responses, ends[count - 1] if count else 0
+
+    def serve(
+        self, processors: Mapping[int, Processor], connection: Connection, commands: list[RemotingCommand]
+    ) -> list[bytes]:
+        """Serve sends that follow each other, see `ReadHooks`: all that their processors admit are put together."""
+        frames: list[bytes | None] = []
+        admitted: list[AdmittedSend] = []
+        for command in commands:
+            try:
+                admitted.append(cast("AdmittedSend", processors[command.code](connection, command)))
+            except Exception as error:
+                frames.append(connection.encode_reply(command, error_response(connection.peer, command, error)))
+        while admitted:
+            opaques, counts, sent = columns_of(admitted, *self._limits())
+            while opaques:
+                responses, served = self._put(connection, opaques, counts, sent)
+                frames.append(responses)
+                if served < len(opaques):
+                    frames.append(self._serve_alone(connection, admitted[served]))
+                    served += 1
+                messages = sum(counts[:served])
+                opaques, counts, admitted = opaques[served:], counts[served:], admitted[served:]
+                sent = SentMessages._make(column[messages:] for column in sent)
+            if admitted:
+                frames.append(self._serve_alone(connection, admitted[0]))
+                admitted = admitted[1:]
+        return list(filter(None, frames))
+
+    def _limits(self) -> tuple[int, int]:
+        """Return the limits of a usual body, and of messages in a usual batch. They can be changed at runtime."""
+        size, count = self._store_config.max_message_size, self._config.max_messages_per_batch
+        return size if size < LARGE_BODY else LARGE_BODY - 1, count if count < UNSLICED_MESSAGES else UNSLICED_MESSAGES
+
+    def _put(
+        self, connection: Connection, opaques: list[int | None], counts: list[int], sent: SentMessages
+    ) -> tuple[bytes, int]:
+        """Put the messages of the first requests; return the responses that need not wait, and their number."""
+        try:
+            stored = self._publish.put_usual(counts, sent, encode_host(connection.peer))
+        except Exception as error:  # a bug, and the messages may be stored or not
+            return b"".join(self._failures(connection, opaques, error)), len(opaques)
+        if stored is None:
+            return b"", 0
+        count = len(stored.counts)
+        if stored.waiting:
+            later = [opaque if waits else None for opaque, waits in zip(opaques, stored.waiting, strict=False)]
+            self._answer_when_durable(connection, later, stored)
+            opaques = [None if waits else opaque for opaque, waits in zip(opaques, stored.waiting, strict=False)]
+        return self._answers.formatted(opaques[:count], stored), count
+
+    def _answer_when_durable(self, connection: Connection, opaques: list[int | None], stored: StoredSends) -> None:
+        def done(missing: Missing | None) -> None:
+            if missing is None:
+                connection.send_at_iteration_end(self._answers.formatted(opaques, stored))
+                return
+            for opaque, published in zip(opaques, stored.each(), strict=True):
+                if opaque is not None:
+                    answer = self._answers.not_durable(_request(opaque), published, missing)
+                    connection.send_at_iteration_end(answer.encode())
+
+        self._publish.when_durable(stored.end, done)
+
+    def _failures(self, connection: Connection, opaques: list[int | None], error: Exception) -> Iterator[bytes]:
+        for opaque in opaques:
+            if opaque is not None:
+                yield error_response(connection.peer, _request(opaque), error).encode()
+
+    # Sends alone, of any kind.
 
     def send(self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Reply:
-        if header.batch != "false" and (is_true(header.batch) or header.batch == "1"):
-            return self.send_batch(connection, caller, command, header)
-        published = self._admit(caller, command.version, header, command.body, self._put_message)
-        # The usual case, without another call: stored, nothing to wait for, JSON.
-        if isinstance(published, Published) and not published.must_wait and command.serialize_type is JSON:
-            return self._formatted(command.opaque, published)
-        return self._answer(connection, command, published)
+        put: Put[Published] = self._publish.put_message
+        if _is_batch(command, header):
+            put = self._publish.put_batch
+            columns = columns_of([AdmittedSend(caller, command, header)], *self._limits())
+            responses, served = self._put(connection, *columns) if columns[0] else (b"", 0)
+            if served:
+                return responses or None
+        published = self._publish.admit(caller, command.version, header, command.body, put)
+        if isinstance(published, Published):
+            return self._answer(connection, command, published)
+        return self._answer_new_topic(connection, command, published)
 
-    def send_batch(self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Reply:
-        published = self._admit(caller, command.version, header, command.body, self._put_batch)
-        return self._answer(connection, command, published)
-
-    def _answer(
-        self, connection: Connection, command: RemotingCommand, published: Published | Awaitable[Published]
-    ) -> Reply:
-        if not isinstance(published, Published):
-            return self._answer_new_topic(connection, command, published)
-        if published.must_wait:
-            self._answer_when_durable(connection, command, published)
-            return None
-        return self._successful(command, published)
+    def _serve_alone(self, connection: Connection, send: AdmittedSend) -> bytes | None:
+        command = send.command
+        try:
+            return connection.encode_reply(command, self.send(connection, *send))
+        except Exception as error:
+            return connection.encode_reply(command, error_response(connection.peer, command, error))
 
     async def _answer_new_topic(
         self, connection: Connection, command: RemotingCommand, stored: Awaitable[Published]
     ) -> Answer:
-        published = await stored
-        if published.must_wait:
-            self._answer_when_durable(connection, command, published)
-            return None
-        return self._successful(command, published)
+        return self._answer(connection, command, await stored)
 
-    def _answer_when_durable(self, connection: Connection, command: RemotingCommand, published: Published) -> None:
-        """Send the response once the message is durable. A callback needs half the CPU time of a future."""
+    def _answer(self, connection: Connection, command: RemotingCommand, published: Published) -> Answer:
+        if not published.must_wait:
+            return self._answers.answer(command, published)
 
         def done(missing: Missing | None) -> None:
             if missing is None:
-                connection.answer(command, self._successful(command, published))
-                return
-            status, text = missing
-            answer = self._answers.encoded(command, published)
-            answer.code, answer.remark = _NOT_DURABLE[status], text
-            connection.answer(command, answer)
+                connection.answer(command, self._answers.answer(command, published))
+            else:
+                connection.answer(command, self._answers.not_durable(command, published, missing))
 
-        self._publish.when_durable(published, done)
+        self._publish.when_durable(published.end, done)
+        return None
 
-    def _successful(self, command: RemotingCommand, published: Published) -> Answer:
-        if command.serialize_type is JSON:
-            return self._formatted(command.opaque, published)
-        return self._answers.encoded(command, published)
+
+def _endpoints(handler: Handler) -> tuple[Endpoint, ...]:
+    v1, v2 = SendMessageRequestHeader, SendMessageRequestHeaderV2
+    return (
+        Endpoint(RequestCode.SEND_MESSAGE, Action.PUBLISH, handler, v1, published_topic),
+        Endpoint(RequestCode.SEND_MESSAGE_V2, Action.PUBLISH, handler, v2, published_topic),
+        Endpoint(RequestCode.SEND_BATCH_MESSAGE, Action.PUBLISH, handler, v2, published_topic),
+    )
+
+
+def _admitted(connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Any:
+    return AdmittedSend(caller, command, header)
+
+
+def _is_batch(command: RemotingCommand, header: SendHeader) -> bool:
+    batch = header.batch
+    return command.code == _SEND_BATCH or (batch != "false" and (is_true(batch) or batch == "1"))
+
+
+def _request(opaque: int) -> RemotingCommand:
+    return RemotingCommand(RequestCode.SEND_MESSAGE_V2, {}, opaque=opaque)

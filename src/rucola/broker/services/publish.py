@@ -6,10 +6,10 @@
 4. The record is put. With SYNC_FLUSH or SYNC_MASTER the response then waits until the record is durable
    (`rucola.broker.durability`), unless the message has WAIT=false.
 
-This is the broker's hottest path, 13 µs of CPU per message in total: the property string is edited, not rebuilt, and
-the request header is the typed request. Other messages use a longer path (`_put_unusual`): delayed ones wait elsewhere
-(`delivery.delay`, `delivery.timer`), half messages are stored where no consumer reads them (`delivery.transactions`),
-and a message for `%RETRY%group` that was retried too often is stored in `%DLQ%group`.
+The messages of all sends of a read are put together, as columns (`put_usual`): each step runs once, and no object per
+message is created. Unusual messages leave the columns and are put one by one (`put_message`): delayed ones wait
+elsewhere (`delivery.delay`, `delivery.timer`), half messages are stored where no consumer reads them
+(`delivery.transactions`), and a message for `%RETRY%group` that was retried too often is stored in `%DLQ%group`.
 
 Corresponds to `SendMessageProcessor` and `AbstractSendMessageProcessor` of Apache RocketMQ 4.9.8. Deliberate
 differences:
@@ -27,10 +27,11 @@ differences:
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from itertools import chain
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from itertools import accumulate, chain
 from sys import intern
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import delay_level, redirect_by_level
@@ -38,18 +39,18 @@ from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
-from rucola.broker.services.results import Published
+from rucola.broker.services.results import Published, StoredSends
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
+from rucola.message.batch import decode_part
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.slices import in_slices
-from rucola.speed import BatchColumns
-from rucola.store.config import PUT_OK, PutMessageStatus
+from rucola.store.config import PUT_OK, PutBatchResult, PutMessageStatus
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, check_names
 
 SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -57,6 +58,11 @@ SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 T = TypeVar("T")
 Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
 """Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
+
+_BatchColumns: TypeAlias = (
+    "tuple[list[int], list[bytes], list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]"
+)
+"""Of a batch: (flags, bodies, stored property strings, tags, unique keys, KEYS)."""
 
 UNSLICED_MESSAGES: Final = 1024
 """Messages up to which a batch is stored at once, in about 3 ms."""
@@ -88,6 +94,19 @@ _PUT_REFUSALS = {
 }
 
 
+class SentMessages(NamedTuple):
+    """Messages as producers send them, as columns of equal length."""
+
+    topics: list[str]
+    queue_ids: list[int]
+    flags: list[int]
+    sys_flags: list[int]
+    born_timestamps: list[int]
+    reconsume_times: list[int]
+    properties: list[bytes]
+    bodies: list[bytes]
+
+
 class PublishService:
     """Stores messages of producers. `check_permission` checks topics that are created by their first message."""
 
@@ -114,7 +133,6 @@ class PublishService:
         self.waits = durability.must_wait
         """Whether responses wait until their messages are durable, except those with WAIT=false."""
         self._properties = PropertyEditor(state.config.broker_cluster_name)
-        self.editing = self._properties.editing
         self._region = state.config.region_fields
 
     # Admission.
@@ -179,53 +197,86 @@ class PublishService:
         # The topic may have been deleted during the two waits; then `admit` returns another awaitable.
         return await stored if isinstance(stored, Awaitable) else stored
 
+    # Usual messages, together.
+
+    def put_usual(self, counts: list[int], sent: SentMessages, born_host: bytes) -> StoredSends | None:
+        """Put the messages of the first sends, up to one with an unusual message; `counts` are those of each send.
+
+        Returns None if the first is unusual, or if they were refused together: `put_message` and `put_batch` find out
+        why.
+        """
+        # 1. How many are usual.
+        max_keys_size = self._config.max_keys_per_message  # longer KEYS can be too many
+        stored, tags_codes, unique_keys, keys, waits = self._properties.edit(sent.properties, max_keys_size)
+        usual = len(stored)
+        for topic, queue_id in set(zip(sent.topics, sent.queue_ids)):  # noqa: B905 - of equal length
+            config = self._topic(topic)
+            if (
+                config is None
+                or not 0 <= queue_id < config.write_queue_nums
+                or config.topic_filter_type == MULTI_TAG
+                or topic[0] == _SYSTEM_PREFIX
+            ):
+                usual = min(usual, list(zip(sent.topics, sent.queue_ids, strict=True)).index((topic, queue_id)))
+        if usual < len(sent.topics):
+            counts = counts[: bisect_right(list(accumulate(counts)), usual)]
+            if not (usual := sum(counts)):
+                return None
+            sent = SentMessages._make(column[:usual] for column in sent)
+            stored, tags_codes, unique_keys, keys, waits = (
+                stored[:usual], tags_codes[:usual], unique_keys[:usual], keys[:usual], waits[:usual],
+            )  # fmt: skip
+        # 2. The put.
+        now_ms = self._clock()
+        if len(stored) == 1:  # a message alone takes half the time that columns of one take
+            message = MessageInner(
+                sent.topics[0], sent.queue_ids[0], sent.bodies[0], stored[0], sent.flags[0], sent.sys_flags[0],
+                sent.born_timestamps[0], born_host, sent.reconsume_times[0], 0, tags_codes[0], unique_keys[0], keys[0],
+            )  # fmt: skip
+            one = self._store.put(message, now_ms)
+            result = PutBatchResult(one.status, [one.physical_offset], [one.queue_offset], one.size)
+        else:
+            columns = MessageInnerBatch(
+                sent.topics, sent.queue_ids, sent.flags, sent.bodies, stored, sent.sys_flags, sent.born_timestamps,
+                sent.reconsume_times, born_host, tags_codes, unique_keys, keys,
+            )  # fmt: skip
+            result = self._store.put_batch(columns, now_ms)
+        if result.status is not PUT_OK:
+            return None
+        physical_offsets = result.physical_offsets
+        end = physical_offsets[0] + result.size
+        waiting: Sequence[bool] = ()
+        if self.waits:
+            waiting = _waiting(counts, waits)
+        elif (duration_ms := self._clock() - now_ms) > 0:
+            self._stats.put_durations.record(duration_ms)
+        return StoredSends(counts, sent.queue_ids, result.queue_offsets, physical_offsets, end, waiting)
+
     # Single messages.
 
     def put_message(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
-        """Store one message. Raises InvalidMessage or Refused."""
-        # The property string alone decides: DELAY, TRAN_MSG and the names of timer messages are not edited (None).
-        edited = self._properties.edit(header.topic, header.properties)
-        if edited is None or header.topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
-            self._check_size(body)
+        """Store one message of any kind. Raises InvalidMessage or Refused."""
+        self._check_size(body)
+        text = header.properties.encode("utf-8", "replace")
+        stored, codes, unique_keys, keys, waits = self._properties.edit([text], self._config.max_keys_per_message)
+        if not stored or header.topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
             return self._put_unusual(header, body, version, queue_id, born_host)
-        # 1. The limits of the broker.
-        if len(body) > self._store_config.max_message_size:
-            self._check_size(body)
-        stored_properties, tags, unique_key, keys, wait = edited
-        if keys is not None and len(keys) > self._config.max_keys_per_message:  # only then there can be too many
-            self._check_keys(header.topic, keys)
-        # 2. The put. The topic is interned: all its messages share one string, which dispatch compares by identity.
-        # Arguments are positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
-        now_ms = self._clock()
-        result = self._store.put(
-            MessageInner(
-                intern(header.topic),
-                queue_id,
-                body,
-                stored_properties,
-                header.flag,
-                header.sys_flag,
-                header.born_timestamp,
-                born_host,
-                header.reconsume_times,
-                0,
-                tags_code(tags),
-                unique_key,
-                keys,
-            ),
-            now_ms,
-        )
+        # Positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
+        message = MessageInner(
+            intern(header.topic), queue_id, body, stored[0], header.flag, header.sys_flag, header.born_timestamp,
+            born_host, header.reconsume_times, 0, codes[0], unique_keys[0], keys[0],
+        )  # fmt: skip
+        return self._put(message, self._clock(), queue_id, waits[0])
+
+    def _put(self, message: MessageInner, now_ms: int, queue_id: int, wait: str | None) -> Published:
+        result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
             raise self._not_stored(result.status)
         if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
             self._stats.put_durations.record(duration_ms)
-        return Published(
-            queue_id,
-            result.queue_offset,
-            result.physical_offset,
-            result.physical_offset + result.size,
-            self.waits and wait != "false",
-        )
+        end = result.physical_offset + result.size
+        must_wait = self.waits and wait != "false"
+        return Published(queue_id, result.queue_offset, result.physical_offset, end, must_wait)
 
     def _check_size(self, body: bytes) -> None:
         if len(body) > self._store_config.max_message_size:
@@ -266,16 +317,7 @@ class PublishService:
         )
         if place != target:
             self._check_reserve(message)
-        result = self._store.put(message, now_ms)
-        if result.status is not PUT_OK:
-            raise self._not_stored(result.status)
-        return Published(
-            queue_id,
-            result.queue_offset,
-            result.physical_offset,
-            result.physical_offset + result.size,
-            self.waits and wait != "false",
-        )
+        return self._put(message, now_ms, queue_id, wait)
 
     def _target_queue(
         self, header: SendHeader, version: int, queue_id: int, pairs: dict[str, str], now_ms: int
@@ -326,15 +368,15 @@ class PublishService:
     def put_batch(
         self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes
     ) -> Published | Awaitable[Published]:
-        """Store the messages of a batch, all or none; a large one in slices. Raises InvalidMessage or Refused."""
+        """Store the messages of any batch, all or none; a large one in slices. Raises InvalidMessage or Refused."""
         size, limit = len(body), self._store_config.max_message_size
         if size > limit:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
-        # A batch is processed as columns: each step runs once over lists with an item per message, and no object per
-        # message is created before the records are encoded.
         if header.sys_flag & sysflag.TRANSACTION_MASK:
             raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        columns, end = self._properties.read_batch(body, header.properties, 0, UNSLICED_MESSAGES)
+        if not body:
+            raise InvalidMessage("the batch is empty")
+        columns, end = self._read_part(header, body, 0, UNSLICED_MESSAGES)
         self._check_count(header.topic, len(columns[0]))
         if end < size:
             return self._put_large_batch(header, body, queue_id, born_host)
@@ -347,16 +389,21 @@ class PublishService:
         except InvalidMessage as error:
             raise self._illegal(error) from None
 
-    def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, BatchColumns]:
-        parts: list[BatchColumns] = []
+    def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, _BatchColumns]:
+        parts: list[_BatchColumns] = []
         count = position = 0
         while position < len(body):
-            part, position = self._properties.read_batch(body, header.properties, position, _PART)
+            part, position = self._read_part(header, body, position, _PART)
             count += len(part[0])
             self._check_count(header.topic, count)
             parts.append(part)
             yield
-        return cast("BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
+        return cast("_BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
+
+    def _read_part(self, header: SendHeader, body: bytes, position: int, max_count: int) -> tuple[_BatchColumns, int]:
+        """Return up to `max_count` messages from `position`, with edited properties, and their end."""
+        flags, bodies, strings, end = decode_part(body, position, max_count)
+        return (flags, bodies, *self._properties.edit_batch(strings, header.properties)), end
 
     def _check_keys(self, topic: str, keys: str | None) -> None:
         if keys and (count := sum(map(bool, keys.split(" ")))) > (limit := self._config.max_keys_per_message):
@@ -372,27 +419,25 @@ class PublishService:
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
-    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: BatchColumns) -> Published:
-        flags, bodies, stored, tags_codes, unique_keys, keys = columns
+    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: _BatchColumns) -> Published:
+        flags, bodies, stored, tags, unique_keys, keys = columns
         if self._store_config.enable_multi_dispatch and any(MULTI_DISPATCH_NAME in each for each in stored):
             raise InvalidMessage(f"a batch cannot be dispatched to further queues ({properties.INNER_MULTI_DISPATCH})")
-        # All messages together have more blanks than one may have keys: only then one can have too many.
-        if "".join(filter(None, keys)).count(properties.KEY_SEPARATOR) >= self._config.max_keys_per_message:
-            for words in keys:
-                self._check_keys(header.topic, words)
-        now_ms = self._clock()
+        for words in keys:
+            self._check_keys(header.topic, words)
+        now_ms, count = self._clock(), len(bodies)
         result = self._store.put_batch(
             MessageInnerBatch(
-                intern(header.topic),
-                queue_id,
+                [intern(header.topic)] * count,
+                [queue_id] * count,
+                flags,
                 bodies,
                 stored,
-                flags,
-                header.sys_flag,
-                header.born_timestamp,
+                [header.sys_flag] * count,
+                [header.born_timestamp] * count,
+                [header.reconsume_times] * count,
                 born_host,
-                header.reconsume_times,
-                tags_codes,
+                list(map(tags_code, tags)),
                 unique_keys,
                 keys,
             ),
@@ -404,19 +449,20 @@ class PublishService:
             self._stats.put_durations.record(duration_ms)
         first = result.physical_offsets[0]
         must_wait = self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
-        return Published(queue_id, result.queue_offset, first, first + result.size, must_wait, result.physical_offsets)
+        end = first + result.size
+        return Published(queue_id, result.queue_offsets[0], first, end, must_wait, result.physical_offsets)
 
     # Durability and refusals.
 
-    def when_durable(self, published: Published, done: Callable[[Missing | None], None]) -> None:
-        """Call `done` with None once the messages are durable, or with the status and text of the failure."""
+    def when_durable(self, end: int, done: Callable[[Missing | None], None]) -> None:
+        """Call `done` with None once all before `end` is durable, or with the status and text of the failure."""
         began_ms = self._clock()
 
-        def end(missing: Missing | None) -> None:
+        def record(missing: Missing | None) -> None:
             self._stats.put_durations.record(self._clock() - began_ms)
             done(missing)
 
-        self._durability.when_durable(published.end, end)
+        self._durability.when_durable(end, record)
 
     def _not_stored(self, status: PutMessageStatus) -> Refused:
         self._stats.failed_puts += 1
@@ -440,6 +486,12 @@ def _sys_flag(header: SendHeader, pairs: Mapping[str, str]) -> int:
             f"{properties.TRAN_MSG} is not true; no queue would get it"
         )
     return header.sys_flag
+
+
+def _waiting(counts: list[int], waits: list[str | None]) -> list[bool]:
+    """Return for each send whether its response waits; WAIT of the messages in a batch has no meaning."""
+    firsts = accumulate(counts[:-1], initial=0)
+    return [count > 1 or waits[first] != "false" for count, first in zip(counts, firsts, strict=True)]
 
 
 def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:

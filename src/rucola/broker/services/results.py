@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -24,6 +25,27 @@ class Published(Struct, gc=False):
     """Whether the response waits until everything before `end` is durable (see `rucola.broker.durability`)."""
     physical_offsets: Sequence[int] = ()
     """Of all messages of a batch; empty for a single message."""
+
+
+class StoredSends(NamedTuple):
+    """Sends whose messages were stored together; the columns after `counts` have an item for each message."""
+
+    counts: list[int]
+    """The number of messages of each send."""
+    queue_ids: list[int]
+    queue_offsets: list[int]
+    physical_offsets: list[int]
+    end: int
+    waiting: Sequence[bool]
+    """For each send, whether its response waits until everything before `end` is durable; empty if none does."""
+
+    def each(self) -> Iterator[Published]:
+        """Yield the result of each send."""
+        first = 0
+        for count in self.counts:
+            ids = self.physical_offsets[first : first + count]
+            yield Published(self.queue_ids[first], self.queue_offsets[first], ids[0], self.end, True, ids)
+            first += count
 
 
 class FetchOutcome(IntEnum):
