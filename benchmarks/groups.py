@@ -1,7 +1,7 @@
 """A large cluster in simulated time: convergence of routes and request rates, by its size.
 
 `N` broker groups have 10 N consumers and 3 name servers, all of them the project's own, in one process, with a
-simulated clock and network (`tests/support/simulated_network.py`): a message between two machines takes 0.5 ms, and
+simulated clock and network (`tests/simulation/network.py`): a message between two machines takes 0.5 ms, and
 work takes no time. So the figures are counts and the times of protocols, not of this machine.
 
     consumers   in groups of ten, each on a topic of its own on four brokers
@@ -38,7 +38,7 @@ from rucola.store.config import StoreConfig
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.simulated_network import SimulatedLoop, on_machine, simulated_time
+from simulation.network import SimulatedLoop, on_machine, simulated_time
 
 SIZES: Final = (10, 30, 100)
 NAMESRVS: Final = 3

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from rucola.broker.assembly import storage
-from support.memory_loop import GroupCommitWithoutThread
-from support.scenario_runner import ScenarioRunner
+from simulation.memory_loop import GroupCommitWithoutThread
+from simulation.scenario_runner import ScenarioRunner
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 RULE = "----"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rucola.protocol.command import RemotingCommand
+from simulation.step_loop import StepClient, StepLoop
 from support.compatibility import rows
 from support.largest_requests import BROKER_REQUESTS, NAMESRV_REQUESTS, started_broker, started_namesrv
-from support.step_loop import StepClient, StepLoop
 
 MAX_STEPS = 1_000_000
 """The bound of one iteration, in instructions of Python: 8 to 20 ms, since the largest loops are the tightest."""

@@ -23,10 +23,10 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
+from simulation.memory_loop import GroupCommitWithoutThread
+from simulation.step_loop import StepClient, StepLoop
 from support.broker_peer import pull_header, send_header
 from support.cluster import SMALL_FILES
-from support.memory_loop import GroupCommitWithoutThread
-from support.step_loop import StepClient, StepLoop
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from rucola.namesrv.server import Namesrv
 from rucola.protocol.topic import TopicConfig
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
+from simulation.network import SimulatedLoop, on_machine, simulated_time
 from support.cluster import HOST, SMALL_FILES
-from support.simulated_network import SimulatedLoop, on_machine, simulated_time
 
 BROKERS = 3
 MEMBERS = 4

@@ -1,6 +1,6 @@
 """Random schedules of a simulated group: what an election promises holds after every step, whatever fails.
 
-`support.election_world` describes the simulation. A number selects a schedule, so that a failure can be repeated:
+`simulation.election_world` describes the simulation. A number selects a schedule, so that a failure can be repeated:
 `run(SEED)`. The same schedules find faults that are put into the election on purpose.
 """
 
@@ -15,7 +15,7 @@ from msgspec import structs
 from rucola.coordination.decisions import ChangeInSync, Decision, Stand
 from rucola.coordination.election import Election, Own, Role
 from rucola.coordination.group_keys import NOT_STANDING, View
-from support.election_world import Broken, World
+from simulation.election_world import Broken, World
 
 STEPS = 6000
 

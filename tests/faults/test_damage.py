@@ -22,7 +22,7 @@ from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
-from support.simulated_disk import without_waiting
+from simulation.disk import without_waiting
 from support.stores import config, crashed_copy, inner
 
 pytestmark = pytest.mark.slow

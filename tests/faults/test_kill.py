@@ -31,8 +31,8 @@ from rucola.store.config_files import config_path, read_config, write_config
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
+from simulation.disk import without_waiting
 from support.servers import server
-from support.simulated_disk import without_waiting
 from support.stores import batch, config, crashed_copy, inner
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from rucola.store.config import GetMessageStatus, PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
-from support.simulated_disk import without_waiting
+from simulation.disk import without_waiting
 from support.stores import batch, config, crashed_copy, inner
 
 pytestmark = pytest.mark.slow

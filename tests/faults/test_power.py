@@ -20,7 +20,7 @@ from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
-from support.simulated_disk import Disk, without_waiting
+from simulation.disk import Disk, without_waiting
 from support.stores import batch, config, crashed_copy, flush_in_kernel, inner
 
 

@@ -28,9 +28,9 @@ from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_h
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from simulation.disk import Disk
 from support.processes import Machines
 from support.replication import same_logs
-from support.simulated_disk import Disk
 from support.stores import config, inner
 from support.waiting import until
 

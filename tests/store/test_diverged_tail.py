@@ -21,7 +21,7 @@ from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
-from support.simulated_disk import without_waiting
+from simulation.disk import without_waiting
 from support.stores import config, inner
 
 COUNT = 60

@@ -21,8 +21,8 @@ from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from simulation.disk import mapped_path
 from support.examples import examples
-from support.simulated_disk import mapped_path
 from support.stores import OpenStore, config, crashed_copy, inner
 
 PER_FILE = 3 * PAGE_SIZE // 4

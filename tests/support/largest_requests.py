@@ -96,8 +96,8 @@ from rucola.protocol.topic import (
 )
 from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from rucola.store.config import StoreConfig
+from simulation.step_loop import StepClient, StepLoop
 from support.cluster import SMALL_FILES
-from support.step_loop import StepClient, StepLoop
 
 CODE = RequestCode
 DEFAULTS = BrokerConfig()

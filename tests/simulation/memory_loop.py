@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
-from support.socketless_transport import SocketlessTransport
+from simulation.in_memory import InMemoryLoop, InMemoryServer, InMemoryTransport, deliver
 
 BEGIN_MS = 1_700_000_000_000
 STEP_MS = 100
 MOST_STEPS = 300
 
 
-class MemoryLoop(asyncio.SelectorEventLoop):
+class MemoryLoop(InMemoryLoop):
     """`now_ms` is the time. Work for threads is done at once; servers are reached by `connect`."""
 
     def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
@@ -40,17 +39,9 @@ class MemoryLoop(asyncio.SelectorEventLoop):
         self._called += 1
         return super().call_soon(*arguments, **context)
 
-    def run_in_executor(self, executor: Any, work: Callable[..., Any], *arguments: Any) -> Any:
-        done = self.create_future()
-        try:
-            done.set_result(work(*arguments))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
     async def create_server(self, protocols: Callable[[], Any], *, sock: Any, **options: Any) -> Any:
         self._protocols = protocols
-        return MemoryServer(sock)
+        return InMemoryServer(sock.close)
 
     # What a test calls.
 
@@ -88,16 +79,6 @@ class MemoryLoop(asyncio.SelectorEventLoop):
             quiet = quiet + 1 if self._called == called + 1 else 0
 
 
-class MemoryServer:
-    """What `create_server` returns."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.close = sock.close
-
-    async def start_serving(self) -> None:
-        """It serves already."""
-
-
 class GroupCommitWithoutThread(GroupCommit):
     """A group commit that flushes on the loop, like all work for threads."""
 
@@ -106,7 +87,7 @@ class GroupCommitWithoutThread(GroupCommit):
         asyncio.get_running_loop().call_soon(self._end, None)
 
 
-class MemoryTransport(SocketlessTransport):
+class MemoryTransport(InMemoryTransport):
     """The server's end of a connection that lies in memory."""
 
     def __init__(self, protocol: Any, port: int, receive: Callable[[bytes], None], loop: MemoryLoop) -> None:
@@ -114,12 +95,6 @@ class MemoryTransport(SocketlessTransport):
         self._protocol = protocol
         self._receive = receive
         self._loop = loop
-
-    def pause_reading(self) -> None:
-        """What is given meanwhile arrives nevertheless, as from a transport with a buffer of its own."""
-
-    def resume_reading(self) -> None:
-        """See `pause_reading`."""
 
     def write(self, data: Any) -> None:
         self._receive(bytes(data))
@@ -144,19 +119,12 @@ class MemoryClient:
 
     def ask(self, command: RemotingCommand) -> RemotingCommand | None:
         """The answer, or None where there is none yet; it can be fetched later with `answer`."""
-        self._loop.do(self._give, command.encode())
+        self._loop.do(deliver, self._protocol, command.encode())
         return self.answer(command)
 
     def answer(self, command: RemotingCommand) -> RemotingCommand | None:
         """The answer that has come to an earlier request."""
         return self._answers.pop(command.opaque, None)
-
-    def _give(self, data: bytes) -> None:
-        while data:
-            buffer = self._protocol.get_buffer(len(data))
-            piece, data = data[: len(buffer)], data[len(buffer) :]
-            buffer[: len(piece)] = piece
-            self._protocol.buffer_updated(len(piece))
 
     @property
     def is_open(self) -> bool:

@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from rucola.protocol.command import RemotingCommand
-from support.memory_loop import MemoryClient, MemoryLoop
+from simulation.in_memory import deliver
+from simulation.memory_loop import MemoryClient, MemoryLoop
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class StepClient(MemoryClient):
     async def request(self, command: RemotingCommand) -> RemotingCommand:
         """Send a request and wait for its response."""
         answered = self._answered[command.opaque] = self._loop.create_future()
-        self._give(command.encode())
+        deliver(self._protocol, command.encode())
         return await answered
 
     def prepared(
@@ -108,7 +109,7 @@ class StepClient(MemoryClient):
         answers = [self._loop.create_future() for _ in commands]
         self._answered |= dict(zip([command.opaque for command in commands], answers, strict=True))
         data = b"".join(command.encode() for command in commands)
-        return lambda: self._give(data), answers
+        return lambda: deliver(self._protocol, data), answers
 
     def _receive(self, data: bytes) -> None:
         for command in self._decoder.receive_data(data):

@@ -17,17 +17,15 @@ import asyncio
 import errno
 import os
 import selectors
-import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from support.socketless_transport import SocketlessTransport
+from simulation.in_memory import InMemoryLoop, InMemoryServer, InMemoryTransport, deliver
 
 LATENCY_S = 0.0005
 BEGIN_NS = 1_700_000_000_000_000_000
@@ -50,7 +48,7 @@ class SimulatedSelector(selectors.DefaultSelector):
         return ready
 
 
-class SimulatedLoop(asyncio.SelectorEventLoop):
+class SimulatedLoop(InMemoryLoop):
     """The loop, its clock and its network. Work for threads is done at once, on the loop."""
 
     def __init__(self, latency_s: float = LATENCY_S) -> None:
@@ -70,18 +68,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    def run_in_executor(self, executor: Any, work: Callable[..., Any], *arguments: Any) -> Any:
-        done = self.create_future()
-        try:
-            done.set_result(work(*arguments))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
     async def create_server(self, protocols: Callable[[], Any], *, sock: Any, **options: Any) -> Any:
         port = sock.getsockname()[1]
         self._listeners[port] = (protocols, _machine.get())
-        return _SimulatedServer(sock, lambda: self._listeners.pop(port, None))
+
+        def close() -> None:
+            self._listeners.pop(port, None)
+            sock.close()
+
+        return InMemoryServer(close)
 
     async def create_connection(self, protocols: Callable[[], Any], host: str, port: int, **options: Any) -> Any:
         own = _machine.get()
@@ -143,22 +138,7 @@ def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
             setattr(time, name, function)
 
 
-@dataclass
-class _SimulatedServer:
-    """What `create_server` returns."""
-
-    sock: socket.socket
-    unregister: Callable[[], object]
-
-    async def start_serving(self) -> None:
-        """It serves already."""
-
-    def close(self) -> None:
-        self.unregister()
-        self.sock.close()
-
-
-class SimulatedTransport(SocketlessTransport):
+class SimulatedTransport(InMemoryTransport):
     """One end of a connection in memory."""
 
     def __init__(self, loop: SimulatedLoop, machine: str, peer: tuple[str, int]) -> None:
@@ -189,12 +169,6 @@ class SimulatedTransport(SocketlessTransport):
             self._loop.call_soon(self.protocol.connection_lost, None)
             self._peer.arrive(None)
 
-    def pause_reading(self) -> None:
-        """Bytes go on arriving: there is no limit to what a simulated connection holds."""
-
-    def resume_reading(self) -> None:
-        """See `pause_reading`."""
-
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         """Return the idle times as Linux does (TCP_INFO)."""
         now = self._loop.time()
@@ -217,9 +191,4 @@ class SimulatedTransport(SocketlessTransport):
             return
         self._received_s = self._loop.time()
         self._loop.bytes_to[self.machine] += len(data)
-        while data:
-            view = self.protocol.get_buffer(len(data))
-            count = min(len(view), len(data))
-            view[:count] = data[:count]
-            self.protocol.buffer_updated(count)
-            data = data[count:]
+        deliver(self.protocol, data)

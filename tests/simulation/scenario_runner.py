@@ -43,7 +43,7 @@ from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from support.memory_loop import MemoryClient, MemoryLoop
+from simulation.memory_loop import MemoryClient, MemoryLoop
 from support.stores import config as small_store
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
