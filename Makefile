@@ -22,7 +22,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP): .ci/setup pyproject.toml $(LOCKS)
 	@.ci/setup venv $(VENV)
@@ -44,12 +44,38 @@ demo: setup ## send a year of flights through all parts; ARGS="--flights 20000" 
 # One worker per core, at most four, since each may start a JVM and database servers. The tests of a module share them.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: test
-test: setup ## run all tests, modules in parallel; ARGS="tests/store -x" selects some
+# The areas are the whole suite, each test once (tests/test_house.py). The times are those of two cores.
+TESTS :=
+AREAS := test-core test-broker test-client test-faults test-ha test-reliable test-spark test-cli test-e2e
+test-core: ## formats, store, remoting, name server, rules of the code: 1.5 minutes
+test-core: TESTS := tests/fuzz tests/message tests/namesrv tests/protocol tests/remoting tests/speed tests/store \
+	tests/test_accelerator.py tests/test_fastjson.py tests/test_files.py tests/test_house.py tests/test_outages.py \
+	tests/test_settings.py
+test-broker: ## broker and access control: 1.5 minutes
+test-broker: TESTS := tests/acl tests/broker tests/differential tests/test_compatibility.py tests/test_scenarios.py
+test-client: ## client, AdminClient and pytest fixtures: 1.5 minutes
+test-client: TESTS := tests/admin tests/client tests/testing
+test-faults: ## power cuts, kills, damage, full disks, broken networks: 1.5 minutes
+test-faults: TESTS := tests/chaos tests/faults tests/load/test_soak.py
+test-ha: ## elected groups: 2.5 minutes
+test-ha: TESTS := tests/coordination tests/load/test_elected_soak.py
+test-reliable: ## effects exactly once, on each database: 2 minutes
+test-reliable: TESTS := tests/load/test_effects_soak.py tests/reliable
+test-spark: ## data source, lake, jobs and demo: 9 minutes
+test-spark: TESTS := tests/demo tests/spark
+test-cli: ## the command, documentation, deployment and packages: 2.5 minutes
+test-cli: TESTS := tests/cli tests/docs tests/test_package.py tests/test_platforms.py tests/test_readme.py \
+	tests/test_setup.py
+test-e2e: ## clients of others, in JavaScript and C++: 1 minute
+test-e2e: TESTS := tests/e2e
+
+.PHONY: test $(AREAS)
+test: ## run all tests, modules in parallel: 22 minutes; ARGS="tests/store -x" selects some
+test $(AREAS): setup
 	@.ci/setup node
 	@.ci/setup databases
 	@.ci/setup etcd
-	@$(VENV)/bin/python -m pytest $(PARALLEL) $(ARGS)
+	@$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 # The markers are described in pyproject.toml; tests/conftest.py sets `external`, and has the profile of hypothesis. These
 # tests wait for a part of their time, so one worker more than cores: 76 s instead of 102 on two cores.

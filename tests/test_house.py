@@ -347,6 +347,20 @@ def test_helpers_of_tests_are_in_support_and_no_test_imports_another() -> None:
     assert found == []
 
 
+def test_the_areas_of_the_makefile_are_the_whole_suite() -> None:
+    """`make test-core` and the others together run each test module once."""
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    areas = dict(re.findall(r"^(test-\w+): TESTS := (.*)$", makefile, re.MULTILINE))
+    assert re.findall(r"^AREAS := (.*)$", makefile, re.MULTILINE)[0].split() == [*areas]
+    run: list[Path] = []
+    for name in " ".join(areas.values()).split():
+        path = REPOSITORY / name
+        modules = [path] if path.is_file() else [*path.rglob("test_*.py")]
+        assert modules, f"{name} has no tests"
+        run += modules
+    assert sorted(run) == sorted((REPOSITORY / "tests").rglob("test_*.py"))
+
+
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
     """No home of a person or machine and no address of a package registry: a clone works the same anywhere.
 
