@@ -25,9 +25,8 @@ from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from support.cancelling import CancelledAt
+from support.ports import HOST, free_ports
 from support.waiting import until
-
-HOST = "127.0.0.1"
 
 
 @pytest.fixture
@@ -136,7 +135,8 @@ async def test_a_start_that_is_cancelled_anywhere_releases_all_parts_and_closes_
 
 @pytest.mark.slow
 async def test_a_stop_ends_all_tasks_and_threads_and_the_broker_can_start_again(tmp_path: Path) -> None:
-    stopped = broker(tmp_path)
+    port = free_ports(1, 1)[0]
+    stopped = broker(tmp_path, listen_port=port, ha_listen_port=port + 1)
     for _ in range(2):
         await stopped.start()
         await until(lambda: len(threads_of(tmp_path)) == 2)

@@ -16,6 +16,7 @@ from rucola.message import MessageExt
 from rucola.message.topics import dlq_topic, retry_topic
 from rucola.testing.rocketmq import RocketMQ
 from support.client_programs import QUEUES, Client, bodies, numbered
+from support.ports import free_ports
 from support.servers import server
 
 
@@ -216,15 +217,13 @@ def test_a_group_has_a_retry_topic_from_its_first_heartbeat(ali_ons: Client) -> 
 
 @pytest.mark.slow
 def test_clients_survive_a_server_restart(installed: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    ports = ("0", "0")
+    namesrv_port, broker_port = free_ports(2, 1)
+    options = ("--store", tmp_path / "store", "--namesrv-port", str(namesrv_port), "--broker-port", str(broker_port))
     with ExitStack() as stack:
         for turn in range(2):
-            options = ("--namesrv-port", ports[0], "--broker-port", ports[1])
-            with server("standalone", "--store", store, *options, log=tmp_path / "log") as running:
+            with server("standalone", *options, log=tmp_path / "log") as running:
                 if turn == 0:
                     ali_ons = Client("node", installed, *running.addresses(), tmp_path)
-                    ports = tuple(address.rpartition(":")[2] for address in running.addresses())
                     topic = ali_ons.create_topic()
                     consumer = stack.enter_context(ali_ons.program("consumer", group="G", topic=topic))
                     producer = stack.enter_context(ali_ons.program("producer", group="P"))

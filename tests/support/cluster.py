@@ -20,7 +20,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import BrokerRole, StoreConfig
-from support.ports import HOST, free_port
+from support.ports import HOST, free_ports
 from support.proxy import Proxy
 
 T = TypeVar("T")
@@ -60,13 +60,13 @@ class Cluster:
         **settings: Any,
     ) -> Broker:
         """A broker; under a name used before, on the same store, unless in a directory of its own. `store` are settings
-        of that. Its port stays free while it is down, since it lies below the ephemeral range."""
+        of that. Its ports stay free while it is down, since they lie below the ephemeral range."""
         config = BrokerConfig(
             broker_name=name,
             bind_address=HOST,
-            listen_port=free_port() if port is None else port,
+            listen_port=free_ports(1, 1)[0] if port is None else port,  # the next one is for slaves
             namesrv_addr=self.namesrv,
-            **{"broker_ip1": HOST, "ha_listen_port": 0} | settings,
+            **{"broker_ip1": HOST} | settings,
         )
         store_config = StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
         broker = Broker(config, store_config, clock=clock)
