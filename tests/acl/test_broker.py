@@ -294,7 +294,7 @@ async def test_no_secret_is_in_the_configuration_or_in_a_repr(cluster: GuardedCl
 async def test_the_name_server_registers_only_brokers_with_an_admin_account(cluster: GuardedCluster) -> None:
     tools = cluster.path / "writer.yml"
     tools.write_text("accessKey: writer1\nsecretKey: secret of the writer\n")
-    await cluster.start_broker("intruder", broker_name="broker-x", credentials_file=tools)
+    await cluster.start_broker("intruder", name="broker-x", credentials_file=tools)
     await cluster.start_broker()
     async with AdminClient(cluster.namesrv, credentials=ADMIN) as admin:
         assert [*(await admin.cluster.info()).broker_addr_table] == ["broker-a"]

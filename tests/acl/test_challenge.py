@@ -79,7 +79,7 @@ async def test_a_captured_request_is_of_no_use(tmp_path: Path) -> None:
     """Neither again, nor on another connection, nor under another code, nor at another server."""
     async with guarded_cluster(tmp_path) as cluster:
         broker = await cluster.start_broker()
-        other = await cluster.start_broker("other", broker_name="broker-b")
+        other = await cluster.start_broker("other", name="broker-b")
         ports = [one.config.listen_port for one in (broker, broker, other)]
         victim, thief, elsewhere = [await RawPeer.at(port) for port in ports]
 

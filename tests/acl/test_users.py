@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from rucola.acl.credentials import Credentials
 from rucola.acl.policies import parse_entry
 from rucola.acl.user_store import UserStore
 from rucola.admin import AdminClient
+from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.client import BrokerError, Message, Producer, PullConsumer
 from rucola.errors import ConfigError
@@ -24,6 +27,7 @@ from rucola.protocol.connections import ConsumeMessageDirectlyRequestHeader
 from rucola.protocol.topic import TopicConfig
 from rucola.remoting.client import RemotingClient
 from support.access import signed
+from support.cluster import Cluster
 from support.cluster import cluster as plain_cluster
 from support.remoting_peers import RawPeer
 
@@ -197,6 +201,17 @@ def test_what_is_no_policy_is_an_error(resource: str, actions: list[str], ips: l
         parse_entry(resource, actions, ips, decision)
 
 
+@asynccontextmanager
+async def with_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Cluster, Broker, AdminClient]]:
+    """A broker with the users root and alice, who has no policy yet, and an AdminClient of root."""
+    monkeypatch.setenv("ROCKETMQ_INIT_AUTHENTICATION_USER", FIRST)
+    async with plain_cluster(path) as cluster:
+        broker = await cluster.start_broker(authentication_enabled=True, authorization_enabled=True)
+        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
+            await admin.access.create_user(broker.address, "alice", "secret of alice")
+            yield cluster, broker, admin
+
+
 @pytest.mark.parametrize("source", ["file:{path}", "env:FIRST_USER_OF_A_TEST", FIRST])
 async def test_the_first_user_is_a_secret(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "first-user").write_text(FIRST + "\n")
@@ -225,14 +240,10 @@ async def test_a_message_is_sent_to_a_client_on_behalf_of_users_who_may_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may call the clients of a group can have them consume a message, which must not be one of any topic."""
-    monkeypatch.setenv("ROCKETMQ_INIT_AUTHENTICATION_USER", FIRST)
-    async with plain_cluster(tmp_path) as cluster:
-        broker = await cluster.start_broker(authentication_enabled=True, authorization_enabled=True)
-        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
-            await admin.topics.create_or_update(broker.address, TopicConfig(topic_name="Salaries"))
-            await admin.access.create_user(broker.address, "alice", "secret of alice")
-            entry = PolicyEntryInfo(actions=["Update"], decision="Allow")
-            await admin.access.set_policies(broker.address, "User:alice", ["Group:g"], entry)
+    async with with_users(tmp_path, monkeypatch) as (cluster, broker, admin):
+        await admin.topics.create_or_update(broker.address, TopicConfig(topic_name="Salaries"))
+        entry = PolicyEntryInfo(actions=["Update"], decision="Allow")
+        await admin.access.set_policies(broker.address, "User:alice", ["Group:g"], entry)
         async with Producer("p", cluster.namesrv, credentials=ROOT) as producer:
             sent = await producer.send(Message("Salaries", b"secret"))
         header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id="c", msg_id=sent.offset_msg_id)
@@ -248,67 +259,59 @@ async def test_requests_of_two_users_in_one_read_keep_their_own_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Normal user who may change users sends a captured request of a Super user right behind its own."""
-    monkeypatch.setenv("ROCKETMQ_INIT_AUTHENTICATION_USER", FIRST)
-    async with plain_cluster(tmp_path) as cluster:
-        broker = await cluster.start_broker(authentication_enabled=True, authorization_enabled=True)
-        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
-            await admin.access.create_user(broker.address, "alice", "secret of alice")
-            entry = PolicyEntryInfo(actions=["Update", "Get"], decision="Allow")
-            await admin.access.set_policies(broker.address, "User:alice", ["Cluster:*"], entry)
-            attempts = [
-                (RequestCode.AUTH_CREATE_USER, "mallory", UserInfo(password="of mallory", user_type="Super")),
-                (RequestCode.AUTH_UPDATE_USER, "alice", UserInfo(user_type="Super")),
-                (RequestCode.AUTH_UPDATE_USER, "root", UserInfo(password="of mallory")),
-            ]
-            frames, captured = b"", signed(ROOT, RequestCode.GET_BROKER_CONFIG).encode()
-            for code, name, user in attempts:
-                frames += signed(ALICE, code, UserRequestHeader(username=name), encode_body(user)).encode() + captured
-            peer = await RawPeer.at(broker.config.listen_port)
-            await peer.send(frames)
-            codes = sorted(answer.code for answer in await peer.commands(2 * len(attempts)))
-            await peer.close()
-            assert codes == [ResponseCode.SUCCESS] * 3 + [ResponseCode.NO_PERMISSION] * 3
-            users = await admin.access.users(broker.address)
+    async with with_users(tmp_path, monkeypatch) as (_, broker, admin):
+        entry = PolicyEntryInfo(actions=["Update", "Get"], decision="Allow")
+        await admin.access.set_policies(broker.address, "User:alice", ["Cluster:*"], entry)
+        attempts = [
+            (RequestCode.AUTH_CREATE_USER, "mallory", UserInfo(password="of mallory", user_type="Super")),
+            (RequestCode.AUTH_UPDATE_USER, "alice", UserInfo(user_type="Super")),
+            (RequestCode.AUTH_UPDATE_USER, "root", UserInfo(password="of mallory")),
+        ]
+        frames, captured = b"", signed(ROOT, RequestCode.GET_BROKER_CONFIG).encode()
+        for code, name, user in attempts:
+            frames += signed(ALICE, code, UserRequestHeader(username=name), encode_body(user)).encode() + captured
+        peer = await RawPeer.at(broker.config.listen_port)
+        await peer.send(frames)
+        codes = sorted(answer.code for answer in await peer.commands(2 * len(attempts)))
+        await peer.close()
+        assert codes == [ResponseCode.SUCCESS] * 3 + [ResponseCode.NO_PERMISSION] * 3
+        users = await admin.access.users(broker.address)
         assert {user.username: user.user_type for user in users} == {"root": "Super", "alice": "Normal"}
     denied = [json.loads(line) for line in (tmp_path / "broker-a" / "audit" / "audit.jsonl").read_text().splitlines()]
     assert [line["user"] for line in denied if line["outcome"] == "denied"] == ["alice"] * 3
 
 
 async def test_users_and_policies_over_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROCKETMQ_INIT_AUTHENTICATION_USER", FIRST)
-    async with plain_cluster(tmp_path) as cluster:
-        broker = await cluster.start_broker(authentication_enabled=True, authorization_enabled=True)
-        async with AdminClient(cluster.namesrv, credentials=ROOT) as admin:
-            await admin.topics.create_or_update(broker.address, TopicConfig(topic_name="Orders"))
-            await admin.access.create_user(broker.address, "alice", "secret of alice")
-            async with Producer("p", cluster.namesrv, credentials=ALICE, retry_times=0) as producer:
-                with pytest.raises(BrokerError, match="no policy allows user alice access to topic Orders"):
-                    await producer.send(Message("Orders", b"one"), (await producer.queues("Orders"))[0])
-                entry = PolicyEntryInfo(actions=["Pub"], decision="Allow")
-                await admin.access.set_policies(broker.address, "User:alice", ["Topic:Orders"], entry)
-                await producer.send(Message("Orders", b"two"))
-            async with PullConsumer("g", cluster.namesrv, credentials=ALICE) as consumer:
-                with pytest.raises(BrokerError, match="access to topic Orders"):
-                    await consumer.pull((await consumer.queues("Orders"))[0], 0)
-            found = await admin.access.user(broker.address, "alice")
-            assert found is not None
-            assert (found.user_type, found.user_status, found.password) == ("Normal", "enable", None)
-            assert [user.username for user in await admin.access.users(broker.address, "ali")] == ["alice"]
-            acl = await admin.access.policies(broker.address, "User:alice")
-            assert acl is not None
-            assert acl.policies[0].entries[0].resource == "Topic:Orders"
-            assert len(await admin.access.all_policies(broker.address)) == 1
-            await admin.access.update_user(broker.address, "alice", UserInfo(user_status="disable"))
-            async with Producer("p", cluster.namesrv, credentials=ALICE, retry_times=0) as producer:
-                with pytest.raises(BrokerError, match="user alice is disabled"):
-                    await producer.send(Message("Orders", b"three"), (await producer.queues("Orders"))[0])
-            await admin.access.delete_policies(broker.address, "User:alice", "Topic:Orders")
-            assert await admin.access.policies(broker.address, "User:alice") is None
-            await admin.access.delete_user(broker.address, "alice")
-            assert await admin.access.user(broker.address, "alice") is None
-            with pytest.raises(BrokerError, match="aclEnable=true enables them"):
-                await admin.access.versions(broker.address)
-            config = await admin.brokers.config(broker.address)
+    async with with_users(tmp_path, monkeypatch) as (cluster, broker, admin):
+        await admin.topics.create_or_update(broker.address, TopicConfig(topic_name="Orders"))
+        async with Producer("p", cluster.namesrv, credentials=ALICE, retry_times=0) as producer:
+            with pytest.raises(BrokerError, match="no policy allows user alice access to topic Orders"):
+                await producer.send(Message("Orders", b"one"), (await producer.queues("Orders"))[0])
+            entry = PolicyEntryInfo(actions=["Pub"], decision="Allow")
+            await admin.access.set_policies(broker.address, "User:alice", ["Topic:Orders"], entry)
+            await producer.send(Message("Orders", b"two"))
+        async with PullConsumer("g", cluster.namesrv, credentials=ALICE) as consumer:
+            with pytest.raises(BrokerError, match="access to topic Orders"):
+                await consumer.pull((await consumer.queues("Orders"))[0], 0)
+        found = await admin.access.user(broker.address, "alice")
+        assert found is not None
+        assert (found.user_type, found.user_status, found.password) == ("Normal", "enable", None)
+        assert [user.username for user in await admin.access.users(broker.address, "ali")] == ["alice"]
+        acl = await admin.access.policies(broker.address, "User:alice")
+        assert acl is not None
+        assert acl.policies[0].entries[0].resource == "Topic:Orders"
+        assert len(await admin.access.all_policies(broker.address)) == 1
+        await admin.access.update_user(broker.address, "alice", UserInfo(user_status="disable"))
+        async with Producer("p", cluster.namesrv, credentials=ALICE, retry_times=0) as producer:
+            with pytest.raises(BrokerError, match="user alice is disabled"):
+                await producer.send(Message("Orders", b"three"), (await producer.queues("Orders"))[0])
+        await admin.access.delete_policies(broker.address, "User:alice", "Topic:Orders")
+        assert await admin.access.policies(broker.address, "User:alice") is None
+        await admin.access.delete_user(broker.address, "alice")
+        assert await admin.access.user(broker.address, "alice") is None
+        with pytest.raises(BrokerError, match="aclEnable=true enables them"):
+            await admin.access.versions(broker.address)
+        config = await admin.brokers.config(broker.address)
         assert "secret" not in json.dumps(config)
     lines = (tmp_path / "broker-a" / "audit" / "audit.jsonl").read_text()
     assert "secret of" not in lines

@@ -395,11 +395,7 @@ async def test_a_full_disk_deletes_no_message_that_waits(tmp_path: Path) -> None
             await peer.send(bytes(1200))
         world.percent = 92
         first_file = tmp_path / "commitlog" / f"{0:020d}"
-
-        async def deleted() -> bool:
-            return not first_file.exists()
-
-        await until(deleted)
+        await until(lambda: not first_file.exists())
         world.percent = 50
         _, physical_offset = parse_offset_msg_id(answer.ext_fields["msgId"])
         end = EndTransactionRequestHeader(

@@ -25,8 +25,8 @@ from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.aging_broker import aging_broker
-from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
+from support.aging_broker import ClockAndDisk, aging_broker
+from support.broker_peer import Peer, broker_peer, broker_with_delays, next_messages, send_back
 from support.delayed_store import T0, DelayedStore, delayed_store
 from support.metrics import BROKER_LABELS, sample_value, scrape
 from support.requester import REPLY_TOPIC, requester, send_reply
@@ -322,18 +322,23 @@ async def test_a_message_whose_retry_cannot_be_put_stays_with_its_consumer(
     assert "retry: put of message without a unique key for %DLQ%g failed and is retried" in caplog.text
 
 
+async def fill_disk(peer: Peer, world: ClockAndDisk) -> None:
+    """Return once the broker refuses messages."""
+    world.percent = 91
+
+    async def is_refused() -> bool:
+        return (await peer.send()).code != ResponseCode.SUCCESS
+
+    await until(is_refused)
+
+
 @pytest.mark.slow
 async def test_replies_and_events_are_kept_until_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
-        world.percent = 91
-
-        async def is_refused() -> bool:
-            return (await peer.send()).code != ResponseCode.SUCCESS
-
-        await until(is_refused)
+        await fill_disk(peer, world)
         async with requester(peer) as asker:
             for body in (b"first", b"second"):
                 answer = await send_reply(peer, body)
@@ -353,12 +358,7 @@ async def test_replies_and_events_are_kept_until_there_is_room(
 async def test_a_stopping_broker_logs_what_it_could_not_put(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with aging_broker(tmp_path) as (peer, world):
         await peer.send()
-        world.percent = 91
-
-        async def is_refused() -> bool:
-            return (await peer.send()).code != ResponseCode.SUCCESS
-
-        await until(is_refused)
+        await fill_disk(peer, world)
         for _ in range(2):
             assert (await peer.pull(queue_offset=100)).code == ResponseCode.PULL_OFFSET_MOVED
     assert "buffered messages lost at the stop, as they could not be put: {'offset moved event': 2}" in caplog.text

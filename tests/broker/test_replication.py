@@ -240,11 +240,7 @@ async def test_a_slave_whose_offset_was_deleted_stops(tmp_path: Path, caplog: py
 
         await until(is_gone)
         await running.start_slave()
-
-        async def is_told() -> bool:
-            return ": stop the slave, remove its store directory, and start it again" in caplog.text
-
-        await until(is_told)
+        await until(lambda: ": stop the slave, remove its store directory, and start it again" in caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -314,13 +310,10 @@ async def test_a_slave_reconnects_after_garbage_from_its_master(
         server.start()
         slave = await running.start_slave(ha_master_address=f"{HOST}:{server.port}")
 
-        async def is_said() -> bool:
-            return words in caplog.text and turns > 1
-
         async def is_cut() -> bool:
             return await end_of(running, slave) == 0
 
-        await until(is_said)
+        await until(lambda: words in caplog.text and turns > 1)
         await server.stop()
         await until(is_cut)
     assert len([record for record in caplog.records if words in record.getMessage()]) == 1

@@ -126,11 +126,7 @@ async def test_a_master_is_fenced_when_another_one_was_promoted(
         await send(running, 5)
         await follows(first, second)
         await second.role.become_master(2, None)
-
-        async def is_fenced() -> bool:
-            return "fenced: this broker was master in epoch 1" in caplog.text
-
-        await until(is_fenced)
+        await until(lambda: "fenced: this broker was master in epoch 1" in caplog.text)
         assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert masters(running) == {0: second.address}
         await first.role.become_slave(2, 1, "")
@@ -179,11 +175,7 @@ async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path, caplog: py
         lost = await running.start_broker(port=port)
         assert lost.role.position().epoch == 3
         await send(running, 10)
-
-        async def is_said() -> bool:
-            return "That master has lost messages that this slave has" in caplog.text
-
-        await until(is_said)
+        await until(lambda: "That master has lost messages that this slave has" in caplog.text)
         assert slave.role.position() == (2, end)
         assert lost.role.in_sync() == {}
         await slave.role.become_slave(3, 0, "")

@@ -68,11 +68,7 @@ async def test_changes_arrive_between_two_full_copies(tmp_path: Path, monkeypatc
             await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
         await caught_up(running, master, slave)
         file = tmp_path / "slave" / "config" / "delayOffset.json"
-
-        async def is_delivered() -> bool:
-            return file.exists() and fastjson.loads(file.read_bytes())["offsetTable"] == {1: 1}
-
-        await until(is_delivered)
+        await until(lambda: file.exists() and fastjson.loads(file.read_bytes())["offsetTable"] == {1: 1})
 
 
 async def test_a_restarted_master_sends_all_offsets_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -35,6 +38,21 @@ from support.waiting import until
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 SLAVE = {"broker_role": BrokerRole.SLAVE}
 LATE_MS = 2**60
+
+
+@asynccontextmanager
+async def in_sync(path: Path, slaves: int) -> AsyncIterator[tuple[Any, ...]]:
+    """A cluster, its master with a topic of one queue, and slaves, all of which an acknowledged message needs."""
+    numbers = range(1, slaves + 1)
+    async with cluster(path) as running:
+        master = await running.start_broker(store=SYNC)
+        await running.create_topic(master, "T", queues=1)
+        others = [await running.start_slave(directory=f"slave-{number}", broker_id=number) for number in numbers]
+        await until(lambda: master.role.in_sync().keys() == {*numbers})
+        master.role.set_in_sync(frozenset(numbers))
+        yield running, master, *others
+    for broker in (master, *others):
+        assert check(broker.store_config.store_path_root_dir) == []
 
 
 async def seen(running: Cluster, broker: Broker, queue_offset: int = 0, wait_ms: int = 0) -> list[int]:
@@ -134,13 +152,7 @@ def test_a_pull_is_answered_as_soon_as_its_messages_are_visible(steps: list[tupl
 
 async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> None:
     """It may have more: that is lost if it is lost together with its master."""
-    async with cluster(tmp_path) as running:
-        master = await running.start_broker(store=SYNC)
-        await running.create_topic(master, "T", queues=1)
-        slave = await running.start_slave()
-        third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
-        await until(lambda: master.role.in_sync().keys() == {1, 2})
-        master.role.set_in_sync(frozenset({1, 2}))
+    async with in_sync(tmp_path, 2) as (running, master, slave, third):
         assert set(await send(running, 3)) == {SendStatus.SEND_OK}
         await sees(running, slave, 3)
         await third.stop()
@@ -160,7 +172,6 @@ async def test_a_slave_shows_what_all_in_sync_members_have(tmp_path: Path) -> No
         assert len(await seen(running, slave)) == 6
         master.role.set_in_sync(frozenset())
         await sees(running, slave, 7)
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
 
 
 async def test_what_was_visible_stays_so_when_a_slave_joins(tmp_path: Path) -> None:
@@ -178,13 +189,7 @@ async def test_what_was_visible_stays_so_when_a_slave_joins(tmp_path: Path) -> N
 
 
 async def test_a_queue_ends_for_clients_where_its_messages_are_visible(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
-        master = await running.start_broker(store=SYNC)
-        await running.create_topic(master, "T", queues=1)
-        slave = await running.start_slave()
-        third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
-        await until(lambda: master.role.in_sync().keys() == {1, 2})
-        master.role.set_in_sync(frozenset({1, 2}))
+    async with in_sync(tmp_path, 2) as (running, master, slave, third), AdminClient(running.namesrv) as admin:
         await send(running, 3)
         await sees(running, slave, 3)
         await third.stop()
@@ -216,17 +221,11 @@ async def test_a_queue_ends_for_clients_where_its_messages_are_visible(tmp_path:
         await third.start()
         await sees(running, master, 5)
         assert await ends(running, master) == [5, 4]
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
 
 
 async def test_a_group_that_begins_at_the_end_skips_nothing_after_a_failover(tmp_path: Path) -> None:
     """The new master stores other messages at the offsets of those that only the old one had."""
-    async with cluster(tmp_path) as running:
-        first = await running.start_broker(store=SYNC)
-        await running.create_topic(first, "T", queues=1)
-        second = await running.start_slave()
-        await until(lambda: first.role.in_sync().keys() == {1})
-        first.role.set_in_sync(frozenset({1}))
+    async with in_sync(tmp_path, 1) as (running, first, second):
         await send(running, 3)
         await second.stop()
         await send(running, 3)
@@ -236,18 +235,11 @@ async def test_a_group_that_begins_at_the_end_skips_nothing_after_a_failover(tmp
         await second.role.become_master(2, frozenset())
         await send(running, 5)
         assert await seen(running, second, begin) == [3, 4, 5, 6, 7]
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
 
 
 async def test_a_new_master_shows_what_it_showed_as_slave(tmp_path: Path) -> None:
     """Also before the other members are connected to it: a queue whose end moved back would look like a loss."""
-    async with cluster(tmp_path) as running:
-        first = await running.start_broker(store=SYNC)
-        await running.create_topic(first, "T", queues=1)
-        second = await running.start_slave()
-        third = await running.start_broker(store=SLAVE, directory="third", broker_id=2)
-        await until(lambda: first.role.in_sync().keys() == {1, 2})
-        first.role.set_in_sync(frozenset({1, 2}))
+    async with in_sync(tmp_path, 2) as (running, first, second, third):
         await send(running, 3)
         await sees(running, second, 3)
         await third.stop()
@@ -259,18 +251,12 @@ async def test_a_new_master_shows_what_it_showed_as_slave(tmp_path: Path) -> Non
         assert await ends(running, second) == [3, 2]
         await third.start()
         await sees(running, second, 5)
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_returning_master_shows_nothing_before_it_has_compared_its_log(tmp_path: Path, restarts: bool) -> None:
     """The new master has stored other messages at the same queue offsets."""
-    async with cluster(tmp_path) as running:
-        first = await running.start_broker(store=SYNC)
-        await running.create_topic(first, "T", queues=1)
-        second = await running.start_slave()
-        await until(lambda: first.role.in_sync().keys() == {1})
-        first.role.set_in_sync(frozenset({1}))
+    async with in_sync(tmp_path, 1) as (running, first, second):
         assert set(await send(running, 3)) == {SendStatus.SEND_OK}
         await second.stop()
         await send(running, 3)
@@ -290,4 +276,3 @@ async def test_a_returning_master_shows_nothing_before_it_has_compared_its_log(t
             way.thaw()
             await until(lambda: second.role.in_sync() == {1: second.role.position().end})
             await sees(running, first, 8)
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []

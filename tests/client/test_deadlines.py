@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from rucola.protocol.send import SendMessageResponseHeader
 from rucola.remoting.connection import Connection, Processor
 from support.cluster import Cluster, cluster
 from support.proxy import Proxy
+from support.remoting_peers import full_backlog
 
 pytestmark = pytest.mark.slow
 
@@ -90,19 +90,10 @@ async def hung_broker(path: Path) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def deaf_broker(path: Path) -> AsyncIterator[str]:
-    """The broker's backlog is full: its kernel drops the SYN."""
     async with cluster(path) as running:
-        with socket.socket() as full:
-            full.bind(("127.0.0.1", 0))
-            full.listen(0)
-            fillers = [socket.socket() for _ in range(3)]
-            for filler in fillers:
-                filler.setblocking(False)
-                filler.connect_ex(full.getsockname())
-            await running.register("broker-a", "T", f"127.0.0.1:{full.getsockname()[1]}")
+        with full_backlog() as address:
+            await running.register("broker-a", "T", address)
             yield running.namesrv
-            for filler in fillers:
-                filler.close()
 
 
 HANGING = {"name server": hung_name_server, "broker": hung_broker, "broker's kernel": deaf_broker}

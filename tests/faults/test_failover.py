@@ -45,11 +45,7 @@ class Pair:
 
     async def has(self, numbers: range) -> None:
         """Wait until all of these were consumed."""
-
-        async def is_so() -> bool:
-            return all(self.got[number] for number in numbers)
-
-        await until(is_so)
+        await until(lambda: all(self.got[number] for number in numbers))
 
     async def is_whole(self) -> None:
         """Wait until both masters are to be found, and broker-a's has its slave."""

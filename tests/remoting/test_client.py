@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -15,6 +14,7 @@ from rucola.remoting.client import RemotingClient, host_and_port
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
 from support.ports import free_port
+from support.remoting_peers import full_backlog
 
 ECHO = 1
 
@@ -47,19 +47,11 @@ async def test_an_invalid_address_error_shows_the_format(address: str) -> None:
 
 async def test_an_unaccepted_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "CONNECT_TIMEOUT_MS", 20)
-
-    full = socket.socket()
-    full.bind(("127.0.0.1", 0))
-    full.listen(0)
-    address = f"127.0.0.1:{full.getsockname()[1]}"
-    fillers = [socket.socket() for _ in range(3)]
-    for filler in fillers:
-        filler.setblocking(False)
-        filler.connect_ex(full.getsockname())
-    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 20 ms"):
+    with (
+        full_backlog() as address,
+        pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 20 ms"),
+    ):
         await RemotingClient().connect(address)
-    for opened in (*fillers, full):
-        opened.close()
 
 
 async def test_concurrent_callers_share_one_connection() -> None:

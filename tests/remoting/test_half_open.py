@@ -17,6 +17,7 @@ from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
 from support.proxy import Proxy
+from support.remoting_peers import full_backlog
 
 ECHO, HOLD = 1, 2
 
@@ -136,26 +137,16 @@ async def test_the_kernel_probes_idle_connections_and_gives_up_on_unacknowledged
 
 
 async def test_a_timeout_covers_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer's backlog is full, so that its kernel drops the SYN; the attempt itself goes on for others."""
-
-    full = socket.socket()
-    full.bind(("127.0.0.1", 0))
-    full.listen(0)
-    address = f"127.0.0.1:{full.getsockname()[1]}"
-    fillers = [socket.socket() for _ in range(3)]
-    for filler in fillers:
-        filler.setblocking(False)
-        filler.connect_ex(full.getsockname())
-    client = RemotingClient()
-    patient = asyncio.ensure_future(client.connect(address))
-    with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 50 ms"):
-        await client.invoke(address, request(ECHO), timeout_ms=50)
-    assert not patient.done()
-    await client.close()
-    with pytest.raises(RemotingConnectError, match="this client was closed"):
-        await patient
-    for opened in (*fillers, full):
-        opened.close()
+    """The attempt itself goes on for others."""
+    with full_backlog() as address:
+        client = RemotingClient()
+        patient = asyncio.ensure_future(client.connect(address))
+        with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 50 ms"):
+            await client.invoke(address, request(ECHO), timeout_ms=50)
+        assert not patient.done()
+        await client.close()
+        with pytest.raises(RemotingConnectError, match="this client was closed"):
+            await patient
 
 
 async def test_a_closed_client_makes_no_connection() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode
 from rucola.message.topics import OFFSET_MOVED_EVENT
-from rucola.store.config import GetMessageStatus
+from rucola.store.config import GetMessageStatus, StoreConfig
 from rucola.store.directory_reader import StoreReader
 from rucola.store.index import index_file_name
 from rucola.store.message_store import MessageStore
@@ -169,14 +169,20 @@ def test_views_by_id_equal_the_golden_answers(served: MessageStore, queries: dic
 # recovery ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
-def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, variant: str) -> None:
+def damaged_store(golden: Path, path: Path, variant: str) -> tuple[str, Path, StoreConfig]:
+    """Copy a store that was damaged on purpose; return which one it was, the copy and its settings."""
     source = golden / "recovery" / variant
-    store = Path(shutil.copytree(source / "store", tmp_path / "store"))
+    store = Path(shutil.copytree(source / "store", path / "store"))
     name = json.loads((source / "info.json").read_text())["base"]
     settings = golden_config(golden / name / "store", name)
     settings.store_path_root_dir = store
+    return name, store, settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
+def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, variant: str) -> None:
+    name, store, settings = damaged_store(golden, tmp_path, variant)
     engine = MessageStore(settings)
     engine.open(1)
     for (topic, queue_id), (begin, end) in engine.queues().items():
@@ -203,7 +209,7 @@ def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, 
     assert ghosts == set()
     assert units == len(rows), "and every record has its unit"
     # The broker that died of a huge size left half a line.
-    lines = (source / "after-expected.jsonl").read_text().splitlines(keepends=True)
+    lines = (golden / "recovery" / variant / "after-expected.jsonl").read_text().splitlines(keepends=True)
     theirs = [json.loads(line) for line in lines if line.endswith("\n")]
     kept = {identity(row) for row in rows}
     # Apache's broker wrote messages of its own before it was stopped again; those nobody sent to us.
@@ -214,19 +220,12 @@ def test_recovery_keeps_exactly_what_apache_keeps(golden: Path, tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", RECOVERY_VARIANTS)
 def test_recovery_is_idempotent(golden: Path, tmp_path: Path, variant: str) -> None:
-    source = golden / "recovery" / variant
-    store = Path(shutil.copytree(source / "store", tmp_path / "store"))
-    name = json.loads((source / "info.json").read_text())["base"]
-    settings = golden_config(golden / name / "store", name)
-    settings.store_path_root_dir = store
-    for _ in range(2):
+    _, store, settings = damaged_store(golden, tmp_path, variant)
+    seen = []
+    for _ in range(3):
         engine = MessageStore(settings)
         engine.open(1)
         engine.close()
         (store / "abort").touch()
-        seen = files_of(store)
-    engine = MessageStore(settings)
-    engine.open(1)
-    engine.close()
-    (store / "abort").touch()
-    assert files_of(store) == seen
+        seen.append(files_of(store))
+    assert seen[1] == seen[2]

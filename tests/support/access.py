@@ -9,12 +9,10 @@ from typing import Any
 
 from rucola.acl.credentials import Credentials, credentials_of_file
 from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.store.config import StoreConfig
-from support.cluster import HOST, SMALL_FILES
+from support.cluster import HOST, Cluster
 
 ADMIN = Credentials("operator", "secret of the operator")
 WRITER = Credentials("writer1", "secret of the writer")
@@ -64,34 +62,16 @@ def signed(keys: Credentials, code: int, header: Header | None = None, body: byt
     return request
 
 
-class GuardedCluster:
-    """A name server and brokers with access control."""
+class GuardedCluster(Cluster):
+    """A cluster with access control."""
 
     def __init__(self, path: Path, home: Path, namesrv: Namesrv, stack: AsyncExitStack) -> None:
-        self.path = path
+        super().__init__(path, namesrv, stack)
         self.home = home
-        self.first_namesrv = namesrv
-        self.namesrv = f"{HOST}:{namesrv.port}"
-        self._stack = stack
 
     async def start_broker(self, directory: str = "store", **settings: Any) -> Broker:
-        store = settings.pop("store", {})
-        config = BrokerConfig(
-            **{
-                "broker_name": "broker-a",
-                "bind_address": HOST,
-                "broker_ip1": HOST,
-                "listen_port": 0,
-                "ha_listen_port": 0,
-                "namesrv_addr": self.namesrv,
-                "acl_enable": True,
-                "rocketmq_home": self.home,
-                "credentials_file": self.home / "conf" / "tools.yml",
-            }
-            | settings
-        )
-        broker = Broker(config, StoreConfig(store_path_root_dir=self.path / directory, **SMALL_FILES | store))
-        return await self._stack.enter_async_context(broker)
+        access = {"rocketmq_home": self.home, "credentials_file": self.home / "conf" / "tools.yml"}
+        return await super().start_broker(directory=directory, **{"acl_enable": True} | access | settings)
 
 
 @asynccontextmanager

@@ -79,10 +79,12 @@ class Cluster:
         proxy = await self._stack.enter_async_context(Proxy(f"{HOST}:{port}", host=PROXY_HOST, port=port))
         return broker, proxy
 
-    async def start_slave(self, store: dict[str, Any] | None = None, **settings: Any) -> Broker:
+    async def start_slave(
+        self, store: dict[str, Any] | None = None, directory: str = "slave", **settings: Any
+    ) -> Broker:
         """A slave of broker-a, which hears of its master from the name server."""
         role = {"broker_role": BrokerRole.SLAVE}
-        return await self.start_broker(store=role | (store or {}), directory="slave", **{"broker_id": 1} | settings)
+        return await self.start_broker(store=role | (store or {}), directory=directory, **{"broker_id": 1} | settings)
 
     async def create_topic(self, broker: Broker, topic: str, queues: int = 4, perm: int = 6) -> None:
         header = CreateTopicRequestHeader(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)

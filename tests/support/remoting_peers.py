@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from rucola.protocol.codes import ResponseCode
@@ -103,3 +104,17 @@ class RawPeer:
     async def close(self) -> None:
         self.writer.close()
         await self.writer.wait_closed()
+
+
+@contextmanager
+def full_backlog() -> Iterator[str]:
+    """The address of a server that accepts nobody: its backlog is full, so its kernel drops the SYN."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
