@@ -6,6 +6,7 @@ import lzma
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,3 +75,13 @@ def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rocket
     """
     with RocketMQ(tmp_path_factory.mktemp("rocketmq"), {}) as running:
         yield running
+
+
+@pytest.fixture
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set the time zone to UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()

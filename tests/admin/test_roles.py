@@ -143,9 +143,7 @@ async def test_a_switchover_to_a_slave_that_is_gone_leaves_the_master(tmp_path: 
 
 
 async def test_promotion_says_what_it_would_lose(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, messages=5) as (running, first, second), AdminClient(running.namesrv) as admin:
         with pytest.raises(ConfigError, match=r"is master already, in epoch 1"):
             await admin.roles.promote(first.address)
         with pytest.raises(ConfigError, match=f"{first.address} is master and runs: `rucola admin switchover"):
@@ -194,9 +192,7 @@ async def test_a_master_that_hangs_is_not_taken_for_one_that_could_hand_over(tmp
 @pytest.mark.slow
 async def test_a_fenced_master_may_be_promoted_again(tmp_path: Path) -> None:
     """The operator decides for the old master; the other one gives way, and follows when it is told to."""
-    async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, messages=5) as (running, first, second), AdminClient(running.namesrv) as admin:
         await second.role.become_master(2, None)
         await first.stop()
         await first.start()

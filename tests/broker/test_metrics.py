@@ -146,9 +146,7 @@ async def test_switches_of_the_role_are_exported(tmp_path: Path) -> None:
     def by_reason(samples: Samples) -> dict[str, float]:
         return {labels["reason"]: value for labels, value in samples[count] if value}
 
-    async with pair(tmp_path, **settings) as (running, first, second):
-        await send(running, 3)
-        await follows(first, second)
+    async with pair(tmp_path, messages=3, **settings) as (_, first, second):
         samples = await scrape(second)
         assert sample_value(samples, last, **BROKER_LABELS) == 0
         assert by_reason(samples) == {}

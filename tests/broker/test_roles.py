@@ -47,9 +47,7 @@ async def test_a_slave_has_the_epochs_of_its_master(tmp_path: Path) -> None:
 
 
 async def test_roles_are_exchanged_while_both_run(tmp_path: Path) -> None:
-    async with pair(tmp_path, SYNC) as (running, first, second):
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, SYNC, messages=5) as (running, first, second):
         end = first.role.position().end
         await second.role.become_master(2, None)
         await first.role.become_slave(2, 1, f"{HOST}:{second.config.ha_listen_port}")
@@ -62,9 +60,7 @@ async def test_roles_are_exchanged_while_both_run(tmp_path: Path) -> None:
 
 
 async def test_what_was_never_replicated_is_cut_off_and_kept_aside(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (running, first, second):
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, messages=5) as (running, first, second):
         shared = first.role.position().end
         await second.stop()
         async with Producer("p", running.namesrv) as producer:
@@ -96,9 +92,7 @@ async def test_an_old_master_that_returns_with_its_old_file_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The slave was promoted by its configuration, and the old master knows nothing of it."""
-    async with pair(tmp_path) as (running, first, second):
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, messages=5) as (running, first, second):
         await first.stop()
         await second.stop()
         promoted = await running.start_broker(directory="slave")
@@ -122,9 +116,7 @@ async def test_a_master_is_fenced_when_another_one_was_promoted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both run; the first one hears of it when it registers the next time."""
-    async with pair(tmp_path, register_name_server_period=200) as (running, first, second):
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, register_name_server_period=200, messages=5) as (running, first, second):
         await second.role.become_master(2, None)
         await until(lambda: "fenced: this broker was master in epoch 1" in caplog.text)
         assert (await refused_send(running, first)).code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -136,9 +128,7 @@ async def test_a_master_is_fenced_when_another_one_was_promoted(
 async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with pair(tmp_path) as (running, first, second):
-        await send(running, 5)
-        await follows(first, second)
+    async with pair(tmp_path, messages=5) as (running, first, second):
         await second.role.become_master(2, None)
         await send(running, 1)
         await second.role.become_slave(2, 1, f"{HOST}:{first.config.ha_listen_port}")
@@ -205,9 +195,10 @@ async def refused_send(running: Cluster, broker: Broker) -> RemotingCommand:
 
 async def test_an_in_sync_set_is_what_senders_and_consumers_wait_for(tmp_path: Path) -> None:
     """A member that is away stops both: a message that not all members have is not acknowledged, and not seen."""
-    async with pair(tmp_path, SYNC) as (running, first, second), PullConsumer("g", running.namesrv) as consumer:
-        await send(running, 4)
-        await follows(first, second)
+    async with (
+        pair(tmp_path, SYNC, messages=4) as (running, first, second),
+        PullConsumer("g", running.namesrv) as consumer,
+    ):
         queue, *_ = await consumer.queues("T")
         end = (await consumer.pull(queue, 0)).max_offset
         first.role.set_in_sync(frozenset({0, 1}))  # 0 is the master itself
@@ -260,9 +251,7 @@ async def test_all_members_of_an_in_sync_set_must_have_a_message(tmp_path: Path)
 
 
 async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (running, first, second):
-        await send(running, 4)
-        await follows(first, second)
+    async with pair(tmp_path, messages=4) as (_, first, second):
         since_ms = first.role.role_since_ms, second.role.role_since_ms
         await first.role.become_master(1, None)
         await second.role.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
@@ -311,9 +300,7 @@ async def test_the_last_switch_outlives_the_process(tmp_path: Path) -> None:
 
 
 async def test_a_start_in_another_role_is_a_switch(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (running, first, second):
-        await send(running, 3)
-        await follows(first, second)
+    async with pair(tmp_path, messages=3) as (running, first, second):
         await first.stop()
         await second.stop()
         promoted = await running.start_broker(directory="slave")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +27,7 @@ BEGIN_MS = 1_795_217_554_000
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("_utc")
 
 
 def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0) -> int:

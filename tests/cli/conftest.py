@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +21,3 @@ def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     conf = shutil.copy(golden / "g1-clean" / "broker.conf", directory)  # changed settings are written into it
     with server("standalone", "--store", store, *ports, "-c", conf, log=directory / "log") as standalone:
         yield GoldenCluster(*standalone.addresses(), (golden / "g1-clean" / "mqadmin.txt").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Set the time zone to UTC, as when the output of mqadmin was recorded."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()

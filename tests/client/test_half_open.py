@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,20 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, GetConsumerListByGroupResponseBody
 from rucola.remoting.connection import Connection, Reply
 from rucola.store.tools.check import check
-from support.cluster import HOST, Tally, cluster
+from support.cluster import HOST, Cluster, Tally, cluster
 from support.consumers import ScriptedBroker, consumer_of
+from support.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
 
-async def stop(broker: Broker, path: Path) -> None:
-    """The end of every test of a store."""
-    await broker.stop()
+@asynccontextmanager
+async def behind_a_proxy(path: Path, queues: int) -> AsyncIterator[tuple[Cluster, Broker, Proxy]]:
+    """A broker with a topic T, which clients reach by way of a proxy; its store is checked afterwards."""
+    async with cluster(path) as running:
+        broker, proxy = await running.start_broker_behind_proxy()
+        await running.create_topic(broker, "T", queues)
+        yield running, broker, proxy
     assert check(path / "broker-a") == []
 
 
@@ -38,49 +45,42 @@ def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_only_the_send_that_detects_a_half_open_connection_fails(tmp_path: Path) -> None:
     """Before, each send ran into its timeout, until the kernel gave up a quarter of an hour later."""
-
-    async with cluster(tmp_path) as running:
-        broker, proxy = await running.start_broker_behind_proxy()
-        await running.create_topic(broker, "T", queues=1)
-        async with Producer("g", running.namesrv) as producer:
-            await producer.send(Message("T", b"0"))
-            proxy.half_open()
-            with pytest.raises(SendFailed) as caught:
-                await producer.send(Message("T", b"1"), timeout_ms=1100)
-            assert isinstance(caught.value.attempts[0][1], RemotingTimeout)
-            for number in range(2, 14):
-                await producer.send(Message("T", b"%d" % number), timeout_ms=1100)
-        await stop(broker, tmp_path)
+    async with (
+        behind_a_proxy(tmp_path, queues=1) as (running, _, proxy),
+        Producer("g", running.namesrv) as producer,
+    ):
+        await producer.send(Message("T", b"0"))
+        proxy.half_open()
+        with pytest.raises(SendFailed) as caught:
+            await producer.send(Message("T", b"1"), timeout_ms=1100)
+        assert isinstance(caught.value.attempts[0][1], RemotingTimeout)
+        for number in range(2, 14):
+            await producer.send(Message("T", b"%d" % number), timeout_ms=1100)
 
 
 async def test_sends_in_flight_are_retried_within_their_timeout(tmp_path: Path) -> None:
     """The first timeout closes the connection; sends with time left go on over a new one, none of them fails."""
-
-    async with cluster(tmp_path) as running:
-        broker, proxy = await running.start_broker_behind_proxy()
-        await running.create_topic(broker, "T", queues=1)
-        async with Producer("g", running.namesrv) as producer:
-            await producer.send(Message("T", b"0"))
-            proxy.half_open()
-            patient = [producer.send(Message("T", b"x"), timeout_ms=20_000) for _ in range(20)]
-            stream = producer.send_many([Message("T", b"x") for _ in range(20)], timeout_ms=20_000)
-            sending = asyncio.gather(*patient)
-            streaming = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)
-            with pytest.raises(SendFailed):
-                await producer.send(Message("T", b"x"), timeout_ms=1100)
-            results = [*await sending, await streaming, *[result async for result in stream]]
-            assert all(result.is_ok for result in results)
-        await stop(broker, tmp_path)
+    async with (
+        behind_a_proxy(tmp_path, queues=1) as (running, _, proxy),
+        Producer("g", running.namesrv) as producer,
+    ):
+        await producer.send(Message("T", b"0"))
+        proxy.half_open()
+        patient = [producer.send(Message("T", b"x"), timeout_ms=20_000) for _ in range(20)]
+        stream = producer.send_many([Message("T", b"x") for _ in range(20)], timeout_ms=20_000)
+        sending = asyncio.gather(*patient)
+        streaming = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(SendFailed):
+            await producer.send(Message("T", b"x"), timeout_ms=1100)
+        results = [*await sending, await streaming, *[result async for result in stream]]
+        assert all(result.is_ok for result in results)
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["side by side", "in order"])
 async def test_a_consumer_continues_over_a_new_connection(tmp_path: Path, quick_probes: None, orderly: bool) -> None:
     """A held pull does not notice by itself, and what comes meanwhile goes to the dead connection, and again."""
-
-    async with cluster(tmp_path) as running:
-        broker, proxy = await running.start_broker_behind_proxy()
-        await running.create_topic(broker, "T", queues=4)
+    async with behind_a_proxy(tmp_path, queues=4) as (running, _, proxy):
         got: Tally[int] = Tally()
         consumer = consumer_of(running, orderly=orderly)
         consumer.listen(lambda message: got.add(int(message.body)))
@@ -94,7 +94,6 @@ async def test_a_consumer_continues_over_a_new_connection(tmp_path: Path, quick_
                     await other.send(Message("T", b"%d" % number))
             await got.reach(lambda items: set(items) == {*range(16)})
             assert len(consumer.queues) == 4
-        await stop(broker, tmp_path)
 
 
 async def test_a_group_takes_over_all_queues_while_the_broker_lists_a_dead_connection(
@@ -108,9 +107,7 @@ async def test_a_group_takes_over_all_queues_while_the_broker_lists_a_dead_conne
                 [asyncio.ensure_future(c.rebalanced()) for c in consumers], return_when="FIRST_COMPLETED"
             )
 
-    async with cluster(tmp_path) as running:
-        broker, proxy = await running.start_broker_behind_proxy()
-        await running.create_topic(broker, "T", queues=4)
+    async with behind_a_proxy(tmp_path, queues=4) as (running, broker, proxy):
         first, second = consumer_of(running), consumer_of(running)
         async with asyncio.timeout(30), first, second:
             await settled(first, second)
@@ -123,7 +120,6 @@ async def test_a_group_takes_over_all_queues_while_the_broker_lists_a_dead_conne
             answer = await running.remoting.invoke_ok(f"{HOST}:{broker.config.listen_port}", request)
             members = decode_body(GetConsumerListByGroupResponseBody, answer.body).consumer_id_list
             assert sorted(members) == sorted([first.instance.client_id, second.instance.client_id])
-        await stop(broker, tmp_path)
 
 
 async def test_a_member_that_is_listed_twice_counts_once(tmp_path: Path) -> None:
@@ -143,14 +139,13 @@ async def test_a_member_that_is_listed_twice_counts_once(tmp_path: Path) -> None
 
 
 async def test_a_pull_without_a_group_is_probed_too(tmp_path: Path, quick_probes: None) -> None:
-    async with cluster(tmp_path) as running:
-        broker, proxy = await running.start_broker_behind_proxy()
-        await running.create_topic(broker, "T", queues=1)
-        async with PullConsumer("c", running.namesrv) as consumer:
-            (queue,) = await consumer.queues("T")
-            assert (await consumer.pull(queue, 0)).messages == []
-            proxy.half_open()
-            with pytest.raises(Exception, match=r"broke: nothing received for \d+ ms"):
-                await consumer.pull(queue, 0, suspend_ms=600_000)
-            assert (await consumer.pull(queue, 0)).messages == []
-        await stop(broker, tmp_path)
+    async with (
+        behind_a_proxy(tmp_path, queues=1) as (running, _, proxy),
+        PullConsumer("c", running.namesrv) as consumer,
+    ):
+        (queue,) = await consumer.queues("T")
+        assert (await consumer.pull(queue, 0)).messages == []
+        proxy.half_open()
+        with pytest.raises(Exception, match=r"broke: nothing received for \d+ ms"):
+            await consumer.pull(queue, 0, suspend_ms=600_000)
+        assert (await consumer.pull(queue, 0)).messages == []

@@ -42,13 +42,20 @@ async def caught_up(running: Cluster, master: Broker, slave: Broker) -> None:
 
 @asynccontextmanager
 async def pair(
-    path: Path, master: dict[str, Any] | None = None, slave: dict[str, Any] | None = None, **settings: Any
+    path: Path,
+    master: dict[str, Any] | None = None,
+    slave: dict[str, Any] | None = None,
+    messages: int = 0,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Cluster, Broker, Broker]]:
-    """A master and its slave; the settings of their stores, and those of both brokers."""
+    """A master and its slave, which has its messages; the settings of their stores, and those of both brokers."""
     async with asyncio.timeout(60), cluster(path) as running:
         first = await running.start_broker(store=master, **settings)
         await running.create_topic(first, "T")
         second = await running.start_slave(slave, **settings)
+        if messages:
+            await send(running, messages)
+            await follows(first, second)
         yield running, first, second
     same_logs(path)
 
