@@ -113,7 +113,7 @@ async def test_an_equal_version_is_answered_without_the_table_and_none_as_by_apa
         assert (await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, "0:1"))[1] == body
 
 
-async def test_a_copy_of_offsets_names_the_end_of_the_log_if_a_version_asks_for_it(tmp_path: Path) -> None:
+async def test_a_copy_of_offsets_names_the_bounds_of_the_log_if_a_version_asks_for_them(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(topic="TBW102")
         end = peer.broker.role.position()
@@ -121,7 +121,7 @@ async def test_a_copy_of_offsets_names_the_end_of_the_log_if_a_version_asks_for_
         for code in (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET):
             assert (await peer.ask(code)).ext_fields == {}
             header = (await peer.ask(code, TableVersionHeader(table_version=""))).decode_header(TableCopyHeader)
-            assert (header.log_epoch, header.log_end) == end
+            assert (header.log_epoch, header.log_begin, header.log_end) == (end.epoch, 0, end.end)
 
 
 @given(
@@ -185,9 +185,8 @@ async def test_a_master_that_names_no_end_with_a_table_is_asked_for_it(
     def runtime_info(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         nonlocal asked
         asked += 1
-        return command.response(
-            ResponseCode.SUCCESS, body=encode_body(KVTable(table={"commitLogMaxOffset": str(log_end)}))
-        )
+        table = {"commitLogMinOffset": str(log_end - 1), "commitLogMaxOffset": str(log_end)}
+        return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=table)))
 
     processors: dict[int, Processor] = {
         RequestCode.GET_ALL_DELAY_OFFSET: delay_offsets,
@@ -199,7 +198,7 @@ async def test_a_master_that_names_no_end_with_a_table_is_asked_for_it(
         file = tmp_path / "slave" / "config" / "delayOffset.json"
         await until(lambda: asked >= 3)
         assert not file.exists()
-        log_end = 0  # it has lost its log
+        log_end = 0  # it has lost its log, and begins at -1 as Apache's without files
         await until(file.exists)
         assert fastjson.loads(file.read_bytes())["offsetTable"] == {1: 5}
     assert check(tmp_path / "slave") == []

@@ -27,11 +27,14 @@ class ClockAndDisk:
     def __init__(self) -> None:
         self.now_ms = NOON_MS
         self.percent = 50
+        self.probes = 0
+        """How often the disk was measured: twice at the start, and twice a round of retention, for log and store."""
 
     def clock(self) -> int:
         return self.now_ms
 
     def probe_disk(self, path: Path) -> DiskUsage:
+        self.probes += 1
         return DiskUsage(path, self.percent << 30, 100 << 30)
 
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import body_crc
@@ -57,6 +58,7 @@ class Cluster:
         store: dict[str, Any] | None = None,
         directory: str | None = None,
         clock: Callable[[], int] = wall_clock_ms,
+        probe_disk: DiskUsageProbe = disk_usage,
         **settings: Any,
     ) -> Broker:
         """A broker; under a name used before, on the same store, unless in a directory of its own. `store` are settings
@@ -69,7 +71,7 @@ class Cluster:
             **{"broker_ip1": HOST} | settings,
         )
         store_config = StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
-        broker = Broker(config, store_config, clock=clock)
+        broker = Broker(config, store_config, clock=clock, probe_disk=probe_disk)
         return await self._stack.enter_async_context(broker)
 
     async def start_broker_behind_proxy(self, name: str = "broker-a", **settings: Any) -> tuple[Broker, Proxy]:

@@ -98,9 +98,10 @@ class TableVersionHeader(Header, kw_only=True):
 
 
 class TableCopyHeader(TableVersionHeader, kw_only=True):
-    """Rucola's own response to 43 and 45: also the end of the log after the table was read."""
+    """Rucola's own response to 43 and 45: also begin and end of the log after the table was read."""
 
     log_epoch: int | None = None
+    log_begin: int | None = None
     log_end: int | None = None
 
 

@@ -412,6 +412,10 @@ class MessageStore:
         return self._log.begin
 
     @property
+    def oldest_file_end(self) -> int:
+        return self._log.next_file_begin(self._log.begin)
+
+    @property
     def flushed_physical_offset(self) -> int:
         """The physical offset up to which all records are on disk."""
         return self._log.flushed_end

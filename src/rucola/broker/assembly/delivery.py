@@ -10,6 +10,7 @@ from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
+from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
 from rucola.broker.delivery.delay import DELAY_OFFSET_FILE, PERSIST_INTERVAL_MS, ScheduleMessageService
@@ -35,6 +36,7 @@ class DeliveryServices:
         storage: Storage,
         metadata: Metadata,
         connections: Connections,
+        replication: Replication,
     ) -> None:
         config, clock, directory = environment.config, environment.clock, environment.config_directory
         store, offsets = storage.store, metadata.offsets
@@ -42,6 +44,7 @@ class DeliveryServices:
         self._environment = environment
         self._clock = clock
         self._storage = storage
+        self._replication = replication
         self.puts = InternalPuts(store, self._on_buffered)
         self._buffered_puts = DueTask("buffered puts", self._put_buffered, clock)
         self.delayed = ScheduleMessageService(
@@ -90,7 +93,7 @@ class DeliveryServices:
     async def prepare_delete(self) -> bool:
         """Roll the messages of the oldest log file, flush the copies, write the progress; False if that failed."""
         if self._environment.is_slave:
-            return True
+            return self._replication.may_delete_oldest()
         services = (self.delayed, self._timers, self.transactions)
         return (
             await roll(self._storage.store, services, self._clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
@@ -22,6 +23,8 @@ from rucola.broker.replication.visible_end import VisibleEnd
 from rucola.broker.role import SlaveProgress
 from rucola.errors import StoreError
 from rucola.store.dispatch import TopicArrivals
+
+logger = logging.getLogger(__name__)
 
 LOG_LAG_INTERVAL_MS = 60_000
 
@@ -78,6 +81,10 @@ class Replication(Protocol):
 
     async def stop_following(self) -> None:
         """Close the connection to the master, until `follow_again`; slave only."""
+        ...
+
+    def may_delete_oldest(self) -> bool:
+        """Return whether the master has deleted the oldest log file, too, and this slave has what it put again."""
         ...
 
     def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
@@ -138,6 +145,9 @@ class _MasterSide:
     async def stop_following(self) -> None:
         """A master follows no other broker."""
 
+    def may_delete_oldest(self) -> bool:
+        return True
+
     def slaves(self) -> list[SlaveProgress]:
         return self._ha_service.slaves()
 
@@ -174,6 +184,8 @@ class _SlaveSide:
         self._storage = storage
         self._registration = metadata.registration
         self._client: HAClient | None = None
+        self._kept = 0
+        """End of the last log file whose deletion waits for the master."""
         self._visible = VisibleEnd(storage.store, connections.hold)
         if environment.coordination is not None or environment.may_cut():
             self._visible.advance(0)
@@ -224,6 +236,18 @@ class _SlaveSide:
     async def stop_following(self) -> None:
         if self._client is not None:
             await self._client.stop()
+
+    def may_delete_oldest(self) -> bool:
+        store, log_begin = self._storage.store, self._synchronize.log_begin
+        if (file_end := store.oldest_file_end) <= log_begin:
+            return True
+        if self._kept != file_end:
+            self._kept = file_end
+            logger.info(
+                "the log from %d to %d is kept until the master, whose log begins at %d, has deleted it",
+                store.min_physical_offset, file_end, log_begin,
+            )  # fmt: skip
+        return False
 
     def slaves(self) -> list[SlaveProgress]:
         return []

@@ -102,7 +102,7 @@ async def start_broker(
     replication = build_replication(environment, access, storage, metadata, connections)
     if start.in_sync is not None:
         replication.set_in_sync(start.in_sync, start.visible_end)
-    delivery = DeliveryServices(environment, access, storage, metadata, connections)
+    delivery = DeliveryServices(environment, access, storage, metadata, connections, replication)
     delivery.open(running)
     serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
 

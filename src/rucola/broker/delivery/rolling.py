@@ -4,7 +4,8 @@
     w . . w                        . . w w        w waits: delayed, timer and half messages
 
 Retention deletes files by age or disk space. The file stays while a put fails. The broker flushes the copies and writes
-the services' progress before the file is deleted, so that a crash finds the original or the copy.
+the services' progress before the file is deleted, so that a crash finds the original or the copy. A slave puts nothing:
+it deletes what its master has deleted.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ class RollingService(Protocol):
 
 async def roll(store: MessageStore, services: Iterable[RollingService], clock: Callable[[], int]) -> bool:
     """Roll all messages that wait in the oldest log file, unless it is the only one; return False if a put failed."""
-    size = store.config.mapped_file_size_commit_log
-    # A log from 2,000 on, of files of 1,000 bytes: the oldest ends at 3,000.
-    file_end = store.min_physical_offset // size * size + size
+    file_end = store.oldest_file_end
     if file_end >= store.max_physical_offset:
         return True
     for service in services:

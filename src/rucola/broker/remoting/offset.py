@@ -107,8 +107,8 @@ class OffsetAdapter:
             return None
         # Read after the table: everything that it counts as delivered is before this end. Read before it, a
         # message that is delivered in between would be after the end.
-        end = self._service.log_position()
-        return TableCopyHeader(table_version=version, log_epoch=end.epoch, log_end=end.end)
+        begin, end = self._service.log_begin(), self._service.log_position()
+        return TableCopyHeader(table_version=version, log_epoch=end.epoch, log_begin=begin, log_end=end.end)
 
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:

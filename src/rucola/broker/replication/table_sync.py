@@ -5,12 +5,14 @@
     consumer groups                GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)  replaced if the data version differs
     consumer offsets               GET_ALL_CONSUMER_OFFSET (43)            merged; the master's take precedence
     offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json,
-                                                                           once the log covers them
+                                                                           once the log covers them; begin of the
+                                                                           log, before which files may be deleted
     queue locks                    GET_ALL_QUEUE_LOCKS (20006)             replaced; not from Apache's master
 
-The offsets of CID_RMQ_SYS_TRANS and of delayed delivery count the master's deliveries, and wait until the slave has
-these on disk (`pending_progress`), up to the end of the log that the master names with the table. Apache's master names
-none; GET_BROKER_RUNTIME_INFO (28) returns it, requested after the table.
+The offsets of CID_RMQ_SYS_TRANS and of delayed delivery count the master's deliveries, and the begin of its log what it
+has put again before it deleted files. They wait until the slave has these records on disk (`pending_progress`), up to
+the end of the log that the master names with the table. Apache's master names neither begin nor end;
+GET_BROKER_RUNTIME_INFO (28) returns both, requested after the table.
 
 The tables are requested independently: a failure is logged, and repeated by the next run. A run every half second
 requests the changes since the slave's versions. Every 10 s a run copies everything, so that an offset that a client
@@ -110,6 +112,9 @@ class SlaveSynchronize:
         self._delay_offsets: dict[int, int] | None = None
         self._pending_delay_offsets: PendingProgress[dict[int, int]] = PendingProgress()
         self._pending_transactions: PendingProgress[dict[str, dict[int, int]]] = PendingProgress()
+        self._pending_log_begin: PendingProgress[int] = PendingProgress()
+        self.log_begin = 0
+        """Begin of the master's log. What it put again before it deleted older files, this slave has on disk."""
         self._unknown_topics: set[str] = set()
         """Topics without a configuration that arrived since the last periodic run."""
         self._early_run: asyncio.Task[None] | None = None
@@ -193,7 +198,7 @@ class SlaveSynchronize:
         self._offsets.merge(offsets)
         self._offsets_version = answer.version
         if transactions and answer.is_whole:
-            needed = await self._log_end(answer)
+            _, needed = await self._log_bounds(answer)
             self._pending_transactions.offer(MasterProgress(transactions, answer.address, needed))
 
     async def _copy_locks(self, answer: _Answer) -> None:
@@ -202,27 +207,31 @@ class SlaveSynchronize:
 
     async def _copy_delay_offsets(self, answer: _Answer) -> None:
         offsets = parse_delay_offsets("the master's response", fastjson.loads(answer.body))
+        log_begin, needed = await self._log_bounds(answer)
+        self._pending_log_begin.offer(MasterProgress(log_begin, answer.address, needed))
         if offsets != self._delay_offsets:
-            needed = await self._log_end(answer)
             self._pending_delay_offsets.offer(MasterProgress(offsets, answer.address, needed))
 
-    async def _log_end(self, answer: _Answer) -> LogPosition:
-        """An end of the master's log, read after the table of a response."""
+    async def _log_bounds(self, answer: _Answer) -> tuple[int, LogPosition]:
+        """Begin and end of the master's log, read after the table of a response."""
         header = answer.header
-        if header.log_end is not None:
-            return LogPosition(header.log_epoch or 0, header.log_end)
+        if header.log_begin is not None and header.log_end is not None:
+            return header.log_begin, LogPosition(header.log_epoch or 0, header.log_end)
         response = await self._client.invoke_ok(
             answer.address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
         )
-        end = decode_body(KVTable, response.body).table.get("commitLogMaxOffset", "")
-        if not end.isdecimal():
-            raise RemoteProtocolError(f"the master names no commitLogMaxOffset, but {end!r}")
-        return LogPosition(0, int(end))
+        table = decode_body(KVTable, response.body).table
+        begin, end = (table.get(key, "") for key in ("commitLogMinOffset", "commitLogMaxOffset"))
+        if not (begin.removeprefix("-").isdecimal() and end.isdecimal()):  # Apache's log without files begins at -1
+            raise RemoteProtocolError(f"the master's log begins at {begin!r} and ends at {end!r}, which are no offsets")
+        return int(begin), LogPosition(0, int(end))
 
     async def _apply_progress(self) -> None:
         address, own = self._registration.master_address, self._mastership.flushed_position
         if (transactions := self._pending_transactions.take(address, own)) is not None:
             self._offsets.merge_transactions(transactions.table, transactions.needed.end)
+        if (log_begin := self._pending_log_begin.take(address, own)) is not None:
+            self.log_begin = log_begin.table
         if (delayed := self._pending_delay_offsets.take(address, own)) is not None:
             try:
                 await in_thread(write_delay_offsets, self._delay_offset_path, delayed.table, delayed.needed.end)

@@ -71,6 +71,9 @@ class OffsetService:
         """Return the progress of each delay level: queue offsets of SCHEDULE_TOPIC_XXXX by level."""
         return self._delayed.offsets()
 
+    def log_begin(self) -> int:
+        return self._store.min_physical_offset
+
     def log_position(self) -> LogPosition:
         """Return the end of the log. Read after the offsets, it covers everything that they count as delivered."""
         return self._mastership.position
