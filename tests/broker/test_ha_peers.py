@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola.admin import AdminClient
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.broker import Broker
 from rucola.broker.replication import ha_client
@@ -23,6 +24,7 @@ from rucola.remoting.byte_stream import MAX_PENDING, Stream, StreamServer, open_
 from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
+from support.proxy import Proxy
 from support.replication import follows, pair, send
 from support.waiting import until
 
@@ -237,3 +239,43 @@ async def test_a_connection_without_a_report_is_closed(tmp_path: Path, caplog: p
         await silent.write(b"\0\0\0")
         await ends(silent)
         assert "no first report within 1000 ms (haHousekeepingInterval)" in caplog.text
+
+
+@pytest.mark.parametrize("reconnects", [True, False], ids=["half-open", "cut"])
+async def test_a_pair_that_hears_nothing_of_each_other_says_so(tmp_path: Path, reconnects: bool) -> None:
+    """No side is told that the connection has ended, and what is written to it vanishes."""
+    intervals = {"ha_send_heartbeat_interval": 100, "ha_housekeeping_interval": 1000}
+    async with asyncio.timeout(60), cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        master = await running.start_broker(store=SYNC, **intervals)
+        await running.create_topic(master, "T", queues=1)
+        async with Proxy(f"{HOST}:{master.config.ha_listen_port}") as proxy:
+            slave = await running.start_slave(ha_master_address=proxy.address, **intervals)
+            await follows(master, slave)
+            assert (await admin.roles.status(slave.address)).is_following
+            connections = proxy.accepted
+            if reconnects:
+                proxy.half_open()
+            else:
+                proxy.swallow()
+
+                async def is_known() -> bool:
+                    of_master, of_slave = [await admin.roles.status(each.address) for each in (master, slave)]
+                    return not (of_master.slaves or of_slave.is_following)
+
+                await until(is_known)
+                # The slave connects, which the proxy answers, and hears nothing: that is no reason to follow.
+                await until(lambda: proxy.accepted > connections + 1)
+                assert await is_known()
+                assert await send(running, 1) == [SendStatus.SLAVE_NOT_AVAILABLE]
+                proxy.heal()
+            await until(lambda: proxy.accepted > connections)
+            await follows(master, slave)
+            await until(lambda: is_following(admin, slave))
+            assert await send(running, 1) == [SendStatus.SEND_OK]
+            [shown] = (await admin.roles.status(master.address)).slaves
+            assert (shown.broker_id, shown.lag_bytes) == (1, 0)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
+
+
+async def is_following(admin: AdminClient, slave: Broker) -> bool:
+    return (await admin.roles.status(slave.address)).is_following
