@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from rucola.coordination.decisions import (
     Announce,
     ChangeInSync,
@@ -20,6 +22,7 @@ from rucola.coordination.decisions import (
 )
 from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.group_keys import NOT_STANDING, ElectedState, Leader, LeaderRecord, MemberRecord, View
+from rucola.errors import StoreError
 
 BOUNDS = Bounds(ttl_s=4, loop_wait_s=1, retry_timeout_s=1.25, in_sync_timeout_s=3)
 LEASE = 77
@@ -329,6 +332,25 @@ def test_a_promise_to_a_master_that_gave_up_holds_no_one_back() -> None:
     third = Member(3, Own(3, 500, {}))
     assert third.election.promise(0.1, 4)
     assert isinstance(decide([third], 0.3, resigned), Wait)
+
+
+def test_a_wish_to_hand_over_ends_with_the_mastership() -> None:
+    """The master was replaced before it could, and is elected again later."""
+    first, second = master(1, ElectedState(3, 1, {1: 10, 2: 20}, 5), Own(3, 500, {2: 500})), Member(2, Own(3, 500, {}))
+    first.election.hand_over()
+    assert isinstance(decide([first, second], 11.0, ElectedState(4, 2, {1: 10, 2: 20}, 6), leader(2)), Follow)
+    again = ElectedState(5, 1, {1: 10, 2: 20}, 7)
+    assert isinstance(decide([first, second], 12.0, again, leader(1)), TakeOffice)
+    first.election.took_office(12.0)
+    assert decide([first, second], 12.1, again, leader(1)) == Wait()
+    assert first.election.role is Role.MASTER
+
+
+def test_a_broker_that_is_never_elected_is_not_preferred_either() -> None:
+    never = Member(2, Own(3, 500, {}), priority=0)
+    with pytest.raises(StoreError, match="etcdPriority"):
+        never.election.prefer()
+    assert never.election.record.priority == 0
 
 
 def test_a_member_promises_neither_an_older_master_nor_when_it_may_be_elected_itself() -> None:

@@ -189,7 +189,7 @@ class Coordinator:
     # A handover.
 
     async def prefer(self) -> None:
-        """Announce that this slave is to be the next master. MQError if etcd refuses."""
+        """Announce that this slave is to be the next master. MQError if etcd refuses, or it is never elected."""
         self._election.prefer()
         if (lease := self._election.lease) == 0 or await self._transact(
             self._keys.announcing(self._election.record, lease)

@@ -71,7 +71,7 @@ from rucola.coordination.decisions import (
     Wait,
 )
 from rucola.coordination.group_keys import NOT_STANDING, ElectedState, Leader, MemberRecord, View
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, StoreError
 
 PREFERRED = (1 << 31) - 1
 """Priority of a broker during a handover."""
@@ -225,7 +225,9 @@ class Election:
         return self._record
 
     def prefer(self) -> None:
-        """Be the first of equal candidates in the election after the current epoch."""
+        """Be the first of equal candidates in the election after the current epoch. StoreError if never elected."""
+        if not self._priority:
+            raise StoreError("this broker is never elected, by etcdPriority=0: set another in its broker.conf first")
         self._preferred_in = self.epoch
         self._record = structs.replace(self._record, priority=PREFERRED)
 
@@ -281,7 +283,7 @@ class Election:
 
     def took_office(self, now_s: float) -> None:
         """This broker is master, with `required` set in its replication."""
-        self.role = Role.MASTER
+        self.role, self._hands_over = Role.MASTER, False  # a wish of an earlier mastership ended with it
         self._barriers.clear()
         # No connection is older than the office: one of the in-sync set is by the log that is in the set.
         self._incarnations = {**self._stated, self._me: self._record.incarnation}
