@@ -127,6 +127,31 @@ async def test_no_two_slaves_ever_have_the_same_id(tmp_path: Path) -> None:
     assert check(tmp_path / "broker-a") == check(tmp_path / "1") == check(tmp_path / "2") == []
 
 
+async def test_the_id_of_a_slave_that_is_down_is_not_given_away(tmp_path: Path) -> None:
+    """No other broker knows it, the name server has forgotten it, and the master is another process."""
+    async with asyncio.timeout(60), cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        slave = {"broker_role": BrokerRole.SLAVE}
+        master = await running.start_broker(store=SYNC)
+        first = await running.start_broker(store=slave, directory="1", broker_id=1)
+        await until(lambda: master.role.slave_ids == {1})
+        await first.stop()
+        await master.stop()
+        master = await running.start_broker(store=SYNC, port=master.config.listen_port)
+        second = await running.start_broker(store=slave, directory="2", broker_id=2)
+        await until(lambda: master.role.slave_ids == {1, 2})
+        await follows(master, second)
+        await admin.roles.switch_over(second.address)
+        assert master.config.broker_id == 3
+        await running.start_broker(store=slave, directory="1", broker_id=1)
+
+        async def are_both_there() -> bool:
+            slaves = (await admin.roles.status(second.address)).slaves
+            return {each.broker_id for each in slaves} == {1, 3}
+
+        await until(are_both_there)
+    assert check(tmp_path / "broker-a") == check(tmp_path / "1") == check(tmp_path / "2") == []
+
+
 @pytest.mark.slow
 async def test_a_switchover_to_a_slave_that_is_gone_leaves_the_master(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, first, second), AdminClient(running.namesrv) as admin:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from rucola.admin.requests import AdminRequests
@@ -106,8 +106,8 @@ class RoleAdmin:
             )
         if reasons := [reason for reason in reasons if reason]:
             self._refuse("promoting", address, reasons, force=force)
-        for master in masters:
-            await self._demote(master, _free_id(own, *group.values()))
+        for master, free_id in zip(masters, _free_ids(own, *group.values()), strict=False):
+            await self._demote(master, free_id)
         newest = max([own.epoch, own.fenced_by, *[status.epoch for status in group.values()]])
         header = PromoteBrokerRequestHeader(epoch=newest + 1, force=force)
         response = await self._requests.invoke(address, RequestCode.PROMOTE_BROKER, header)
@@ -127,7 +127,7 @@ class RoleAdmin:
         if len(masters) != 1:
             found = ", ".join(masters) or "none" + (f"; {', '.join(silent)} does not answer" if silent else "")
             raise ConfigError(f"a switchover needs one running master; found: {found}. See `rucola admin promote`")
-        free_id = _free_id(own, *group.values())
+        free_id = next(_free_ids(own, *group.values()))
         header = SwitchOverRequestHeader(
             target_addr=address, target_id=own.broker_id, broker_id=free_id, timeout_ms=timeout_ms
         )
@@ -182,7 +182,7 @@ class RoleAdmin:
         for other, master in masters.items():
             if excess := await self._excess(address, own, master):
                 self._refuse("demoting", address, [f"{excess} than {other}; they are set aside"], force=force)
-        await self._demote(address, _free_id(own, *group.values()))
+        await self._demote(address, next(_free_ids(own, *group.values())))
         if masters:
             await self._wait(address, lambda status: status.is_following)
 
@@ -217,12 +217,12 @@ class RoleAdmin:
             raise ConfigError(f"{address} has not changed its role after {WAIT_S} s; its log says why") from None
 
 
-def _free_id(*group: HaStatus) -> int:
-    """Return the least brokerId above 0 of no broker of the group, including those that only its master has."""
+def _free_ids(*group: HaStatus) -> Iterator[int]:
+    """Return the brokerIds above 0 of no broker of the group, nor of a slave that one of them has had as master."""
     used: set[int | None] = {slave.broker_id for status in group for slave in status.slaves}
     for status in group:
-        used |= {status.member_id, status.broker_id}
-    return next(number for number in count(1) if number not in used)
+        used |= {status.member_id, status.broker_id, *status.slave_ids}
+    return (number for number in count(1) if number not in used)
 
 
 def _epochs(status: HaStatus) -> list[Epoch]:

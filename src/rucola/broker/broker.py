@@ -63,6 +63,7 @@ class Broker:
             self.role.on_diverged,
             self.role.may_cut,
             self.role.on_followed,
+            self.role.on_joined,
             config_file,
             tuple(interceptors),
             ServerTls.of(config.tls),

@@ -3,14 +3,15 @@
 `config/role.json` keeps a changed role over restarts of the process:
 
     {"configured":"SLAVE","current":"SYNC_MASTER","master":"SYNC_MASTER","rejoins":false,
-     "brokerId":0,"switchedMs":1385035200000,"reason":"promote"}
+     "brokerId":0,"slaveIds":[1,2],"switchedMs":1385035200000,"reason":"promote"}
 
 `configured` is brokerRole in broker.conf when the role was changed; if that key is changed later, the file has no
 effect. `master` is a slave's role after promotion: its last master's, so that producers keep their guarantee. `rejoins`
 is true for a slave that was master, or got the order to follow a certain one, until its log is known to equal its
 master's: what only its log has was never replicated to it, and may be cut off. Otherwise the master has lost messages,
 and an operator has to decide. `brokerId` is the id as slave of a broker that has none above 0 in broker.conf. It keeps
-it as master: the id of the broker that replaced it is needed again when that one becomes slave. `switchedMs` and
+it as master: the id of the broker that replaced it is needed again when that one becomes slave. `slaveIds` are those of
+the slaves that it has had as master, so that the id of one that is down is not given away. `switchedMs` and
 `reason` are of the last switch; 0 and empty without one.
 """
 
@@ -125,6 +126,8 @@ class RoleRecord:
     last_switch: RoleSwitch = NO_SWITCH
     broker_id: int = 0
     """The id as slave of a broker that has none in its configuration; 0 if it was never one."""
+    slave_ids: frozenset[int] = frozenset()
+    """Ids of the slaves that this broker has had as master, which are given to no other broker."""
 
     @property
     def is_promotion(self) -> bool:
@@ -142,25 +145,26 @@ class RoleRecord:
             before, current, master = (BrokerRole(value[key]) for key in ("configured", "current", "master"))
             rejoins = bool(value["rejoins"])
             last_switch = RoleSwitch(int(value.get("switchedMs", 0)), str(value.get("reason", "")))
-            broker_id = int(value.get("brokerId", 0))
+            kept = last_switch, int(value.get("brokerId", 0)), frozenset(map(int, value.get("slaveIds", ())))
         except (KeyError, TypeError, ValueError) as error:
             raise StoreCorrupt(file.path, 0, f"{error!r}; without it brokerRole of broker.conf applies") from None
         if before is configured:
-            return cls(configured, current, master, rejoins, current, last_switch, broker_id)
+            return cls(configured, current, master, rejoins, current, *kept)
         if is_master(configured):
-            return cls(configured, configured, configured, False, current, last_switch, broker_id)
-        return cls(configured, configured, master, rejoins or is_master(current), current, last_switch, broker_id)
+            return cls(configured, configured, configured, False, current, *kept)
+        return cls(configured, configured, master, rejoins or is_master(current), current, *kept)
 
     def changed(self, current: BrokerRole) -> Self:
         return replace(self, current=current, previous=current)
 
-    def fields(self) -> dict[str, str | bool | int]:
+    def fields(self) -> dict[str, str | bool | int | list[int]]:
         return {
             "configured": self.configured.value,
             "current": self.current.value,
             "master": self.master.value,
             "rejoins": self.rejoins,
             "brokerId": self.broker_id,
+            "slaveIds": sorted(self.slave_ids),
             "switchedMs": self.last_switch.at_ms,
             "reason": self.last_switch.reason,
         }

@@ -28,6 +28,9 @@ from rucola.store.diverged_tail import cut_tail
 
 logger = logging.getLogger(__name__)
 
+MAX_IDS = 1024
+"""Ids of slaves that are kept; whoever has more makes them up."""
+
 
 class RestartableBroker(Protocol):
     """A broker that a change of its role stops and starts."""
@@ -105,7 +108,8 @@ class BrokerRoleControl:
 
     async def keep(self) -> None:
         """Write the role in which the broker serves."""
-        await self._write(self.record.changed(self.record.current))
+        async with self.changing:
+            await self._write(self.record.changed(self.record.current))
 
     def _switched(self, record: RoleRecord, reason: SwitchReason) -> RoleRecord:
         self.switches[reason] += 1
@@ -244,6 +248,22 @@ class BrokerRoleControl:
         followed = dataclasses.replace(self.record, master=role, rejoins=False)
         if followed != self.record:
             await self._write(followed)
+
+    # A master and the ids of its slaves.
+
+    @property
+    def slave_ids(self) -> frozenset[int]:
+        return frozenset() if self._record is None else self._record.slave_ids
+
+    async def on_joined(self, broker_id: int) -> None:
+        """Keep the id of a slave of this master. With an election, ids are not given to brokers."""
+        if self._config.coordination.is_enabled or broker_id in self.slave_ids or len(self.slave_ids) >= MAX_IDS:
+            return
+        async with self.changing:
+            try:
+                await self._write(dataclasses.replace(self.record, slave_ids=self.slave_ids | {broker_id}))
+            except OSError as error:
+                logger.warning("%s does not have slave %d: %s", self._file.path, broker_id, error)
 
     def may_cut(self) -> bool:
         return self._record is not None and self._record.rejoins

@@ -97,6 +97,8 @@ class HaStatus(Body, kw_only=True):
     broker_id: int
     member_id: int
     """brokerId of its configuration."""
+    slave_ids: list[int] = []
+    """brokerIds of the slaves that it has had as master, connected or not."""
     role: str
     master_role: str
     """The role that a slave takes when it is promoted: its last master's."""

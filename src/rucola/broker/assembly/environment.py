@@ -32,6 +32,8 @@ class BrokerEnvironment:
     """Whether a slave may cut off what its master lacks."""
     on_followed: Callable[[BrokerRole], Awaitable[None]]
     """Called on a slave with the role of a master whose log it follows."""
+    on_joined: Callable[[int], Awaitable[None]]
+    """Called on a master with the brokerId of a slave that has joined it."""
     config_file: Path | None
     """The broker.conf that UPDATE_BROKER_CONFIG rewrites; None keeps updates in memory."""
     interceptors: tuple[Interceptor, ...] = ()

@@ -120,6 +120,7 @@ class _MasterSide:
             environment.tls,
             access.admit_slave,
             visible.advance,
+            environment.on_joined,
         )
         storage.subscribe(visible.on_arrival)
         self.durability = Durability(storage.store, storage.group_commit, self._ha_service, environment.lease)

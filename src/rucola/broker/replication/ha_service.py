@@ -94,9 +94,10 @@ class HAService:
         config: BrokerConfig,
         store: MessageStore,
         mastership: Mastership,
-        tls: ServerTls | None = None,
-        admission: Callable[[Stream], Awaitable[bytes]] | None = None,
-        on_visible_end: Callable[[int], None] = lambda physical_offset: None,
+        tls: ServerTls | None,
+        admission: Callable[[Stream], Awaitable[bytes]] | None,
+        on_visible_end: Callable[[int], None],
+        on_joined: Callable[[int], Awaitable[None]],
     ) -> None:
         self._config = config
         self._mastership = mastership
@@ -105,6 +106,7 @@ class HAService:
         self._store = store
         self._is_sync = store.config.broker_role is BrokerRole.SYNC_MASTER
         self._on_visible_end = on_visible_end
+        self._on_joined = on_joined
         self._visible_end = NO_VISIBLE_END
         """Up to here all in-sync slaves of a SYNC_MASTER have, or had, the log."""
         self._in_sync: frozenset[int] | None = None
@@ -270,6 +272,8 @@ class HAService:
         self._connections.add(connection)
         for physical_offset in begins:
             self._on_report(connection, physical_offset)
+        if connection.member_id is not None:
+            await self._on_joined(connection.member_id)
         while True:
             try:
                 async with asyncio.timeout(interval_ms / 1000):

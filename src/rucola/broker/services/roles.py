@@ -59,6 +59,11 @@ class RoleChanges(RoleControl, Protocol):
     role_since_ms: int
 
     @property
+    def slave_ids(self) -> frozenset[int]:
+        """Ids of the slaves that this broker has had as master."""
+        ...
+
+    @property
     def master_role(self) -> str: ...
 
     @property
@@ -200,6 +205,7 @@ class RoleService:
             broker_name=config.broker_name,
             broker_id=config.broker_id,
             member_id=self._control.member_id,
+            slave_ids=sorted(self._control.slave_ids),
             role=store.config.broker_role.value,
             master_role=self._control.master_role,
             is_accepting=self.is_accepting,
