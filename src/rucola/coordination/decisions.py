@@ -41,7 +41,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Revoke a lease with the key `leader`, that of an earlier process of this broker, or of a master that gave up."""
+    """Revoke a lease that holds the key `leader`: an earlier process's, or this one's after its resignation."""
 
     lease: int
 
@@ -66,7 +66,7 @@ class ChangeInSync:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Mark the state as that of a master that gives up, on the conditions of ChangeInSync, and revoke its lease."""
+    """Mark the master in the state as resigned, on the conditions of ChangeInSync, and revoke its lease."""
 
     epoch: int
     in_sync: Mapping[int, int]

@@ -9,7 +9,7 @@ decisions out. Times are seconds of `write_lease.boot_time_s`, never compared wi
    (below, a member) counts from a later moment, and only then deletes the key `leader`.
 2. etcd is unreachable: every other member of the in-sync set promises not to be a candidate within `ttl`, which moves
    the deadline to `ttl` after the *request*, less the margin. Only members of the set can be elected, and only the
-   master changes it, so there can be no other master. One missing promise ends the right: that member may reach etcd.
+   master changes it, so no other master can exist. One missing promise ends the right: that member may reach etcd.
 
 **No acknowledged message is lost** with SYNC_MASTER, regardless of clocks: a message is acknowledged when all members
 of `required` have it, which contains every set that etcd may hold. A new member is in `required` before its membership
@@ -18,29 +18,20 @@ change with an unknown outcome counts as both, until the state has another revis
 
 **Election.** Without the key `leader`, members of the in-sync set announce the ends of their logs. The best by (epoch,
 end, priority) writes `leader` and the next epoch in one transaction, if there is no leader and the state is unchanged.
-A restarted broker has forgotten its promises, and waits for `ttl`.
+A compared log does not grow: a member announces its end after its last promise has expired and its replication
+connection is closed, and promises nothing until there is a leader. A restarted broker has forgotten its promises, and
+waits for `ttl`. An announcement has the revision of the state, which each write of `leader` changes.
 
-A compared log does not grow. A member announces its end after its last promise has expired and its replication
-connection is closed, and promises nothing until there is a leader. The announcement has the revision of the state. Each
-write of `leader` writes the state as well, which invalidates older announcements.
+A log that may lack confirmed messages has another incarnation than in the in-sync set, and is eligible only if all
+members are candidates. If all of them have lost something, brokers outside the set with a log are eligible as well. A
+member with priority 0 is never elected, but a log that may lack messages is not chosen while such a member has more.
 
-A log that may lack confirmed messages, after a power cut or on an empty disk, has another incarnation than in the
-in-sync set, and is eligible only if all members are candidates. If all of them have lost something, brokers outside the
-set are candidates as well, since one may have the most, except on an empty disk.
+**Resignation.** A master whose store has failed, or that hands over, resigns if another member can follow: it has no
+right from then on, and is not master in that epoch again. The state contains this before the key `leader` ends, which
+voids promises to that master; earlier masters' have expired, since it was elected after them. In a handover the
+successor has all messages and announces the highest priority; the old master is a candidate after twice `ttl`.
 
-A member with priority 0 is never elected, but announces its end, and a log that may lack confirmed messages is not
-chosen while such a member has more. An entitled log is, since it has all acknowledged messages.
-
-**A failed store** accepts no messages until it is opened again. Its master resigns if another member can follow.
-
-**A handover.** The master has stopped accepting messages, and its successor has all of them. The successor announces
-the highest priority, and the master resigns. It is a candidate again only if no member has followed it for twice `ttl`.
-
-**A master that gives up** has no right from then on, and takes office in that epoch no more. It says so in the state,
-before the key `leader` ends: promises to it, which could be recent, hold no candidate back. Promises to earlier masters
-have passed, since it was elected after them.
-
-**A member that leaves**, since it stops in order, says so before its connections end. The master takes it out of the
+**Leaving.** A member that stops in order announces it before its connections end. The master removes it from the
 in-sync set at once, so that no send waits for it.
 
 Deliberate difference to Patroni, whose bounds these are: no promise is given in advance, so that with etcd a failover
@@ -145,9 +136,9 @@ class Election:
         # Earlier promises are unknown: as if it had promised just now.
         self._promised_until_s = now_s + bounds.ttl_s
         self._is_standing = False
-        self._given_up_until_s = 0.0
-        """Until when this broker, which was master, leaves the mastership to others; or until one has followed it."""
-        self._given_up_epoch = 0
+        self._resigned_until_s = 0.0
+        """After its resignation: this broker is no candidate until then, or until there is another master."""
+        self._resigned_epoch = 0
         self._hands_over = False
         self._priority = own_record.priority
         self._preferred_in = 0
@@ -270,7 +261,7 @@ class Election:
         if leader is None:
             return self._seek(now_s, view, state, own)
         if leader.record.member != self._me:
-            self._given_up_until_s = 0.0
+            self._resigned_until_s = 0.0
             return self._announced(view, replace_standing=False) or Follow(state.epoch, leader.record)
         if now_s < self._promised_until_s:
             return Wait("elected; another master may go on until the end of a promise")
@@ -278,8 +269,8 @@ class Election:
         return TakeOffice(state.epoch, frozenset(state.in_sync))
 
     def _has_left(self, state: ElectedState, leader: Leader) -> bool:
-        """Tell whether the mastership is of an earlier process, of an earlier lease, or was given up."""
-        return leader.lease != self.lease or state.epoch == self._given_up_epoch
+        """Tell whether the mastership is of an earlier process or lease, or has ended by a resignation."""
+        return leader.lease != self.lease or state.epoch == self._resigned_epoch
 
     def took_office(self, now_s: float) -> None:
         """This broker is master, with `required` set in its replication."""
@@ -329,7 +320,7 @@ class Election:
         if state.resigned and state.epoch == self.epoch:
             self._promised_until_s = 0.0
         eligible = _eligible(view, state)
-        if self._me not in eligible or now_s < self._given_up_until_s:
+        if self._me not in eligible or now_s < self._resigned_until_s:
             return self._announced(view, replace_standing=False) or Wait("no leader, and this broker is no candidate")
         if self._record.standing != state.revision:
             if now_s < self._promised_until_s:
@@ -377,10 +368,10 @@ class Election:
         # The best one is the candidate. After this time, the others need not wait for it.
         if best.member != self._me and (are_all or waited_s < 2 * self._bounds.retry_timeout_s):
             return Wait()
-        heirs = {each.member: each.incarnation for each in view.members.values() if state.is_entitled(each)}
-        heirs.pop(state.master, None)  # it has failed
+        successors = {each.member: each.incarnation for each in view.members.values() if state.is_entitled(each)}
+        successors.pop(state.master, None)  # it has failed
         self._is_standing = True
-        return Stand(max(state.epoch, own.epoch) + 1, heirs | {self._me: self._record.incarnation}, state.revision)
+        return Stand(max(state.epoch, own.epoch) + 1, successors | {self._me: self._record.incarnation}, state.revision)
 
     def _found(self, now_s: float, view: View, own: Own) -> Decision:
         if self.epoch:
@@ -428,9 +419,9 @@ class Election:
         )
 
     def _as_master(self, now_s: float, view: View, state: ElectedState, own: Own) -> Decision:
-        if (own.has_failed or self._hands_over) and self._has_heir(view, state):
-            self._given_up_until_s = math.inf if own.has_failed else now_s + 2 * self._bounds.ttl_s
-            self.role, self._hands_over, self._given_up_epoch = Role.SLAVE, False, state.epoch
+        if (own.has_failed or self._hands_over) and self._has_successor(view, state):
+            self._resigned_until_s = math.inf if own.has_failed else now_s + 2 * self._bounds.ttl_s
+            self.role, self._hands_over, self._resigned_epoch = Role.SLAVE, False, state.epoch
             self._resign()
             if view.leader is None:
                 return Wait()
@@ -455,7 +446,7 @@ class Election:
         self._sent.append(frozenset(members))
         return ChangeInSync(self.epoch, members, state.revision, view.leader.revision)
 
-    def _has_heir(self, view: View, state: ElectedState) -> bool:
+    def _has_successor(self, view: View, state: ElectedState) -> bool:
         others = (record for record in view.members.values() if record.member != self._me)
         return any(state.is_entitled(record) and record.priority for record in others)
 

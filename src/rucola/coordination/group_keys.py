@@ -37,7 +37,7 @@ class StateRecord(msgspec.Struct, frozen=True, rename="camel"):
     One of them becomes the next master.
     """
     resigned: bool = False
-    """Whether the master has given up for good, so that promises to it hold no one back."""
+    """Whether the master has resigned, which voids promises to it."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, rename="camel"):
