@@ -301,10 +301,11 @@ async def test_a_queue_stops_when_its_connection_closes_until_it_is_locked_again
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("forgets", [False, True], ids=["broker knows the holders", "broker forgets the holders"])
 async def test_no_two_members_have_one_queue_across_restarts_of_the_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
-    """The first member to reconnect is alone in its group, and asks for the queues of all others."""
+    """The first member to reconnect is alone in its group, and is allocated the queues of all others."""
     may_reconnect = asyncio.Event()
     may_reconnect.set()
     send_heartbeats = ClientInstance.send_heartbeats
@@ -345,9 +346,11 @@ async def test_no_two_members_have_one_queue_across_restarts_of_the_broker(
                 await begun.reach(30 * turn + 6)
                 await broker.stop()
                 may_reconnect.clear()
+                if forgets:
+                    (tmp_path / "broker-a/config/queueLocks.json").unlink()
                 broker = await running.start_broker(port=broker.config.listen_port)
                 await members[0].rebalanced()
-                await members[0].rebalanced()  # the broker has refused it the locks of the others
+                await members[0].rebalanced()  # it has not got the locks of the others
                 assert len(begun.items) == 30 * turn + 6
                 may_reconnect.set()
                 may_end.set()

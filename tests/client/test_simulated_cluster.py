@@ -1,4 +1,4 @@
-"""Consumers of a cluster in simulated time: their queues when a broker, a name server or a member is lost."""
+"""Consumers of a cluster in simulated time: their queues when a broker, a name server, a member or locks are lost."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ BROKERS = 3
 MEMBERS = 4
 QUEUES = 4
 ROUTE_INTERVAL_S = 30
+TRUST_S = 30
+"""How long a member trusts a lock."""
 
 
 async def start_broker(path: Path, namesrv: str, number: int) -> Broker:
@@ -40,16 +42,25 @@ async def start_broker(path: Path, namesrv: str, number: int) -> Broker:
     return broker
 
 
-async def start_member(namesrv: str, number: int) -> PushConsumer:
+async def start_member(namesrv: str, number: int, *, orderly: bool = False) -> PushConsumer:
     async def listen(message: MessageExt) -> None:
         """No message is sent."""
 
     with on_machine(f"member-{number}"):
-        consumer = PushConsumer("g", namesrv)
+        consumer = PushConsumer("g", namesrv, orderly=orderly)
         consumer.subscribe("T")
         consumer.listen(listen)
         await consumer.open()
     return consumer
+
+
+async def seconds_until(condition: Callable[[], bool], most_s: float) -> float:
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    while not condition():
+        assert loop.time() < begin + most_s
+        await asyncio.sleep(0.01)
+    return loop.time() - begin
 
 
 async def lose_machines(loop: SimulatedLoop, path: Path) -> None:
@@ -68,13 +79,6 @@ async def lose_machines(loop: SimulatedLoop, path: Path) -> None:
         return {queue.broker_name for queue in counts} == names and set(counts.values()) == {1} and (
             len(counts) == QUEUES * len(names)
         )  # fmt: skip
-
-    async def seconds_until(condition: Callable[[], bool], most_s: float) -> float:
-        begin = loop.time()
-        while not condition():
-            assert loop.time() < begin + most_s
-            await asyncio.sleep(0.01)
-        return loop.time() - begin
 
     everywhere = {f"broker-{number}" for number in range(BROKERS)}
     await seconds_until(lambda: are_assigned(everywhere), 5)
@@ -108,3 +112,39 @@ def test_queues_are_taken_over_when_machines_lose_their_power(tmp_path: Path) ->
             loop.close()
     for number in range(BROKERS):
         assert check(tmp_path / f"broker-{number}") == []
+
+
+async def lose_locks(loop: SimulatedLoop, path: Path) -> None:
+    """Restart a broker that forgets locks, as Apache's do, on another address, while their holders are cut off."""
+    namesrv_server = Namesrv(HOST, 0)
+    await namesrv_server.start()
+    namesrv = f"{HOST}:{namesrv_server.port}"
+    broker = await start_broker(path, namesrv, 0)
+    members = [await start_member(namesrv, number, orderly=True) for number in range(QUEUES + 1)]
+    await seconds_until(lambda: sorted(len(member.queues) for member in members) == [0] + QUEUES * [1], 5)
+    (idle,) = (member for member in members if not member.queues)
+    await broker.stop()
+    for number, member in enumerate(members):
+        if member is not idle:
+            loop.kill(f"member-{number}")
+    (path / "broker-0/config/queueLocks.json").unlink()
+    broker = await start_broker(path, namesrv, 0)
+    # The holders would deliver on, if they were Apache's, for as long as they trust their locks.
+    await seconds_until(lambda: bool(idle.instance.remoting.open_connection(broker.address)), ROUTE_INTERVAL_S + 1)
+    assert await seconds_until(lambda: bool(idle.queues), TRUST_S + 1) >= TRUST_S
+    assert len(idle.queues) == QUEUES
+    for member in members:
+        await member.close()
+    await broker.stop()
+    await namesrv_server.stop()
+
+
+@pytest.mark.slow
+def test_no_queue_is_taken_whose_holder_a_restarted_broker_may_have_forgotten(tmp_path: Path) -> None:
+    loop = SimulatedLoop()
+    with simulated_time(loop):
+        try:
+            loop.run_until_complete(lose_locks(loop, tmp_path))
+        finally:
+            loop.close()
+    assert check(tmp_path / "broker-0") == []

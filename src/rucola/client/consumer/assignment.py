@@ -10,7 +10,7 @@ in flight:
     unassigned ── _assign ──> assigning ──> assigned ── _revoke ──> revoking ── _release ──> unassigned
 
 1. assigning     its lock is acquired (*) and its start offset is found; then it is assigned, and the fetcher starts.
-                 If another member holds the lock, or the broker does not respond, a later rebalance tries again.
+                 If another member may have the lock, or the broker does not respond, a later rebalance tries again.
 2. assigned      its messages are pulled and delivered. If its lock is lost (*), deliveries pause until it is locked.
 3. revoking      pulling and deliveries have stopped; after deliveries in flight have ended (*) its offset is committed,
                  and its lock is released (*).
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Iterable, Mapping
 
@@ -145,7 +146,8 @@ class Assignment:
         pause_ms = UNBALANCED_PAUSE_MS
         while True:
             try:
-                async with asyncio.timeout((REBALANCE_INTERVAL_MS if is_complete else pause_ms) / 1000):
+                wait_ms = REBALANCE_INTERVAL_MS if is_complete else min(pause_ms, self._locks_free_in_ms())
+                async with asyncio.timeout(wait_ms / 1000):
                     await self._requested.wait()
                 pause_ms = UNBALANCED_PAUSE_MS
             except TimeoutError:
@@ -153,6 +155,9 @@ class Assignment:
             self._requested.clear()
             is_complete = await self._rebalance()
             await asyncio.sleep(REQUEST_PAUSE_MS / 1000)
+
+    def _locks_free_in_ms(self) -> float:
+        return math.inf if self._locks is None else self._locks.free_in_ms()
 
     async def _rebalance(self) -> bool:
         """Rebalance all topics; return whether this was complete, so that the next one may wait for the interval."""
@@ -180,7 +185,10 @@ class Assignment:
 
     async def _rebalance_topic(self, topic: str) -> bool:
         """Assign and revoke queues of a topic; return whether all allocated queues are assigned. MQError."""
-        allocated = await self._allocate(await self._context.instance.routes.find(topic))
+        route = await self._context.instance.routes.find(topic)
+        if self._locks is not None:
+            self._locks.observe_masters(route.brokers)
+        allocated = await self._allocate(route)
         if allocated is None:
             return False
         # In order, revoking waits for the application; the rebalance does not wait for it.
@@ -256,7 +264,7 @@ class Assignment:
         """Assign a queue unless another member has its lock; return whether the broker responded."""
         locks = self._locks
         if locks is not None and not locks.holds(queue):
-            logger.debug("group %s: %s is still locked by another member", self._group, queue)
+            logger.debug("group %s: another member may have the lock of %s", self._group, queue)
             return True
         try:
             offset = await self._start_offsets.find(queue)

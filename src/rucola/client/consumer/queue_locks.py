@@ -6,20 +6,26 @@ A lock guarantees that one member of the group consumes its queue. It passes the
 2. held         the broker confirmed it. Trusted for `LOCK_LIFE_MS` after the request, as long as the connection stays
                 open; all held locks are renewed every `LOCK_INTERVAL_MS`.
 3. expired      no confirmation for `LOCK_LIFE_MS`, or the connection closed: the member stops deliveries. The broker
-                keeps a lock for 60 s after the latest request, so this member stops before another one starts. A
-                broker that restarted may have lost its locks, as Apache's does.
+                keeps a lock for 60 s after the latest request, so this member stops before another one starts.
 4. releasing    the release was sent and not confirmed; `unlock_all` repeats it.
 
-Corresponds to the locking in `RebalanceImpl` and `ProcessQueue` of Apache RocketMQ 4.9.8. Deliberate difference: there
-a lock is trusted after its connection closed.
+When the connection to a broker's master is replaced, the master may be a new process without any locks, as Apache's
+are. The first member to reconnect is alone in its group and is allocated all queues, while Apache's members deliver on
+from theirs. So for `LOCK_LIFE_MS` only locks that this member had are requested; then all other members have locked
+their queues again, or have stopped.
+
+Corresponds to the locking in `RebalanceImpl` and `ProcessQueue` of Apache RocketMQ 4.9.8. Deliberate differences: there
+a lock is trusted after its connection closed, and all allocated queues are requested at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rucola.client.clock import monotonic_ms
 from rucola.client.instance import ClientInstance
@@ -38,6 +44,15 @@ LOCK_LIFE_MS = 30_000
 """How long a confirmation is trusted, from the time of its request."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Master:
+    """The connection to a broker's master; until `free_ms` (monotonic), only locks of `kept` may be requested there."""
+
+    connection: Connection
+    free_ms: int = 0
+    kept: frozenset[MessageQueue] = frozenset()
+
+
 class QueueLocks:
     """The locks of one consumer. Belongs to one event loop."""
 
@@ -49,6 +64,8 @@ class QueueLocks:
         self._releasing: set[MessageQueue] = set()
         self._held: dict[MessageQueue, tuple[int, Connection]] = {}
         """The monotonic time of the request that confirmed each lock, and its connection."""
+        self._masters: dict[str, _Master] = {}
+        """By broker name, as last observed."""
 
     def age_ms(self, queue: MessageQueue) -> int | None:
         """Return the latest confirmation's age; None if the lock is not held or has expired."""
@@ -61,6 +78,18 @@ class QueueLocks:
     def holds(self, queue: MessageQueue) -> bool:
         """Return whether this member may consume the queue now."""
         return self.age_ms(queue) is not None
+
+    def observe_masters(self, broker_names: Iterable[str]) -> None:
+        """Notice replaced connections, also to brokers of which this member has requested no lock. Called regularly."""
+        for broker_name in broker_names:
+            address = self._instance.routes.address(broker_name)
+            if address is not None and (connection := self._instance.remoting.open_connection(address)) is not None:
+                self._observe(broker_name, connection)
+
+    def free_in_ms(self) -> float:
+        """Return the time until further locks may be requested; inf if all may be now."""
+        now_ms = monotonic_ms()
+        return min((m.free_ms - now_ms for m in self._masters.values() if m.free_ms > now_ms), default=math.inf)
 
     async def lock(self, queues: Iterable[MessageQueue]) -> None:
         """Request or renew the locks of these queues. Without a response they stay as they are until they expire."""
@@ -80,6 +109,7 @@ class QueueLocks:
 
     async def unlock_all(self) -> None:
         """Release all locks, including those whose release an earlier, cancelled call did not finish."""
+        self._masters.clear()
         await self.unlock(self._wanted | self._releasing)
 
     async def renew_periodically(self) -> None:
@@ -96,8 +126,9 @@ class QueueLocks:
         try:
             # The connection before the request as well: if it closes in the meantime, the lock counts as lost.
             connection = await self._instance.master_connection(queues[0])
-            response = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
-            granted = decode_body(LockBatchResponseBody, response.body).lock_ok_mq_set
+            master = self._observe(broker_name, connection)
+            allowed = [queue for queue in queues if queue in master.kept or requested_ms >= master.free_ms]
+            granted = await self._granted(allowed) if allowed else []
         except MQError as error:
             self._instance.outages.failed(broker_name, purpose, error)
             return
@@ -109,6 +140,25 @@ class QueueLocks:
                     logger.warning("group %s: the lock of %s was lost to another member", self._group, queue)
             elif queue in self._wanted:  # it may have been released in the meantime
                 self._held[queue] = (requested_ms, connection)
+
+    def _observe(self, broker_name: str, connection: Connection) -> _Master:
+        """Return what is known of a broker's master, to which this connection leads now."""
+        master = self._masters.get(broker_name)
+        if master is None:
+            master = self._masters[broker_name] = _Master(connection)
+        elif master.connection is not connection:
+            kept = frozenset(queue for queue in self._held if queue.broker_name == broker_name)
+            master = self._masters[broker_name] = _Master(connection, monotonic_ms() + LOCK_LIFE_MS, kept)
+            logger.info(
+                "group %s: the connection to broker %s was replaced: for %d s, only locks of the %d queues that were "
+                "locked before are requested there",
+                self._group, broker_name, LOCK_LIFE_MS // 1000, len(kept),
+            )  # fmt: skip
+        return master
+
+    async def _granted(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+        response = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
+        return decode_body(LockBatchResponseBody, response.body).lock_ok_mq_set
 
     async def _unlock(self, queues: list[MessageQueue]) -> None:
         try:
