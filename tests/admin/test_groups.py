@@ -27,9 +27,10 @@ from rucola.client import (
 )
 from rucola.errors import BrokerError, ConfigError
 from rucola.message import Message
-from rucola.protocol.body import decode_body
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
+from rucola.protocol.connections import ConsumerConnection
 from rucola.protocol.group import (
     QueryCorrectionOffsetBody,
     QueryCorrectionOffsetRequestHeader,
@@ -39,6 +40,7 @@ from rucola.protocol.group import (
 )
 from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.queue import MessageQueue
+from rucola.protocol.topic import ConsumeStats, OffsetWrapper, encode_consume_stats
 from rucola.remoting.connection import Connection, Processor, Reply
 from support.cluster import Cluster, Tally, cluster
 
@@ -157,6 +159,28 @@ async def test_a_broadcasting_group_has_no_backlog(tmp_path: Path) -> None:
             (group,) = (await admin.traffic.of_topic("T")).groups
             assert (group.consumer_group, group.accumulation) == ("b", 0)
             assert (await admin.groups.consume_stats("b", "T")).offset_table == {}
+
+
+async def test_a_broadcasting_group_at_a_broker_of_rocketmq_4_has_no_backlog(tmp_path: Path) -> None:
+    """Such a broker compares the ends of the queues with 0, and tells how the members consume."""
+
+    def body_of(encoded: bytes) -> Processor:
+        return lambda connection, command: command.response(ResponseCode.SUCCESS, body=encoded)
+
+    stats = ConsumeStats(offset_table={MessageQueue("T", "broker-a", 0): OffsetWrapper(broker_offset=8)})
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        processors: dict[int, Processor] = {
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: body_of(b'{"groupList":["b"]}'),
+            RequestCode.GET_CONSUME_STATS: body_of(encode_consume_stats(stats)),
+            RequestCode.VIEW_BROKER_STATS_DATA: lambda _, command: command.response(ResponseCode.SYSTEM_ERROR),
+        }
+        await running.scripted_broker("broker-a", "T", processors)
+        for model, backlog in (("CLUSTERING", 8), ("BROADCASTING", 0)):
+            members = ConsumerConnection(message_model=model)
+            processors[RequestCode.GET_CONSUMER_CONNECTION_LIST] = body_of(encode_body(members))
+            (group,) = (await admin.traffic.of_topic("T")).groups
+            assert (group.consumer_group, group.accumulation) == ("b", backlog)
+            assert bool((await admin.groups.consume_stats("b")).offset_table) == bool(backlog)
 
 
 async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:

@@ -125,7 +125,10 @@ class GroupAdmin:
     # Consume stats.
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """Return consumer and end offsets of one or all topics, sorted by queue; empty without any commit."""
+        """Return consumer and end offsets of one or all topics, sorted by queue; empty without any commit.
+
+        Also empty for a group with broadcasting members, which keep their offsets themselves.
+        """
 
         async def broker_stats(address: str) -> ConsumeStats:
             header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
@@ -136,10 +139,15 @@ class GroupAdmin:
             broker_stats(address) for address in addresses_of(await self._brokers_of(group))
         )
         items = (item for stats in answers for item in stats.offset_table.items())
-        return ConsumeStats(
+        found = ConsumeStats(
             consume_tps=sum(stats.consume_tps for stats in answers),
             offset_table=dict(sorted(items, key=queue_of_item)),
         )
+        # Apache's brokers return such groups, too, with all messages of their topics as backlog.
+        members = await self.find_consumer_connection(group) if found.offset_table else None
+        if members is not None and members.message_model == "BROADCASTING":
+            found.offset_table = {}
+        return found
 
     async def consume_time_spans(self, topic: str, group: str) -> list[QueueTimeSpan]:
         """Return the store times of every queue's ends and of the group's consumer offset."""
