@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from rucola import fastjson, slices
 from rucola.broker.tables.queue_locks import CLIENT_TRUST_MS, LOCK_LIFE_MS, QueueLockTable
+from rucola.protocol.body import Body, decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.heartbeat import ConsumerData, HeartbeatData
+from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.protocol.queue import MessageQueue
+from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Processor
 from support.broker_peer import broker_peer
+from support.cluster import Tally
 from support.consumers import other_locks
 from support.replication import caught_up, pair, send
 from support.waiting import until
@@ -86,6 +94,55 @@ async def test_lock_requests_are_answered(tmp_path: Path) -> None:
         assert len(fastjson.loads(answer.body)["lockOKMQSet"]) == 1
         wrong = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=b'{"clientId":"a"}')
         assert (wrong.code, "consumerGroup" in (wrong.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+def test_a_release_names_the_client_that_was_refused_last(tmp_path: Path) -> None:
+    locks = lock_table(tmp_path)
+    locks.lock("g", "a", [Q0, Q1], 0)
+    locks.lock("g", "b", [Q0, Q1, Q2], 1)
+    locks.lock("g", "c", [Q1], 2)
+    assert locks.unlock("g", "b", [Q0]) == set()
+    assert locks.unlock("g", "a", [Q0, Q1, Q0]) == {"b", "c"}
+    locks.lock("g", "a", [Q0, Q1], 3)
+    assert locks.unlock("g", "a", [Q0, Q1]) == set()
+
+
+async def test_the_client_that_was_refused_a_lock_is_notified_of_its_release(tmp_path: Path) -> None:
+    """Otherwise a member that asked before the holder let go would begin at its next rebalance, 20 s later."""
+    async with broker_peer(tmp_path) as peer, AsyncExitStack() as stack:
+        notified: dict[str, Tally[str]] = {}
+        clients: dict[str, RemotingClient] = {}
+
+        async def ask(client_id: str, code: RequestCode, body: Body) -> RemotingCommand:
+            return await clients[client_id].invoke_ok(
+                peer.broker.address, RemotingCommand.request(code, body=encode_body(body))
+            )
+
+        def note(told: Tally[str]) -> Processor:
+            return lambda _, command: told.add(command.ext_fields["consumerGroup"])
+
+        async def join(client_id: str) -> None:
+            told = notified[client_id] = Tally()
+            client = clients[client_id] = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note(told)})
+            stack.push_async_callback(client.close)
+            members = HeartbeatData(client_id=client_id, consumer_data_set=[ConsumerData(group_name="g")])
+            await ask(client_id, RequestCode.HEART_BEAT, members)
+
+        async def held(client_id: str) -> list[MessageQueue]:
+            request = LockBatchRequestBody(client_id=client_id, consumer_group="g", mq_set=[Q0, Q1])
+            answer = await ask(client_id, RequestCode.LOCK_BATCH_MQ, request)
+            return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set
+
+        for client_id in ("a", "b", "c"):
+            await join(client_id)
+        for number, told in enumerate(notified.values()):
+            await told.reach(3 - number)  # of members that joined
+        assert (await held("a"), await held("b")) == ([Q0, Q1], [])
+        release = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[Q0, Q1])
+        await ask("a", RequestCode.UNLOCK_BATCH_MQ, release)
+        assert await notified["b"].reach(3) == ["g"] * 3
+        assert await held("b") == [Q0, Q1]
+        assert [len(told.items) for told in notified.values()] == [3, 3, 1]
 
 
 @pytest.mark.parametrize("number_of_restarts", [1, 2])

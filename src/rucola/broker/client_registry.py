@@ -250,6 +250,13 @@ class ClientRegistry:
         found = self._producers_by_id.get(client_id)
         return None if found is None else (found[0], found[1].caller)
 
+    def notify_client(self, group_name: str, client_id: str) -> None:
+        """Make one client of a consumer group rebalance, if it is a member."""
+        group = self.consumers.get(group_name)
+        if group is not None and self._should_notify(group_name):
+            for channel in group.channels.get(client_id, ()):
+                self._notify_member(channel, group_name)
+
     def _join_producers(self, channel: ClientChannel, group: str, member: Member) -> None:
         before = self.producers.get(group, {}).get(channel)
         if before is not None and not before.is_same_client(member):

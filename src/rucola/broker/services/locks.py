@@ -15,6 +15,7 @@ from rucola.protocol.queue import MessageQueue
 class LockService:
     def __init__(self, state: BrokerState) -> None:
         self._locks = state.locks
+        self._clients = state.clients
         self._limits = state.limits
         self._config = state.config
         self._clock = state.clock
@@ -40,7 +41,9 @@ class LockService:
         return held
 
     def unlock(self, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
-        self._locks.unlock(group, client_id, queues)
+        """Release queues; the clients that were refused their locks are notified, so that they request them again."""
+        for refused in self._locks.unlock(group, client_id, queues):
+            self._clients.notify_client(group, refused)
 
     def all(self, known_version: str | None) -> tuple[str, QueueLocks | None]:
         """Return the version of the table, and all locks unless it is `known_version`."""

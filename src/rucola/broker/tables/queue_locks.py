@@ -4,8 +4,9 @@ A lock belongs to one client of one group until the client releases it, or has n
 holders are in a file, so that a restarted broker grants their queues to no other client while they may still be
 consuming: clients trust a lock for `CLIENT_TRUST_MS` after they renewed it.
 
-Corresponds to `RebalanceLockManager` of Apache RocketMQ 4.9.8. Deliberate difference: Apache's locks are in memory
-only, and after a restart the first member to ask gets the queues of all others.
+Corresponds to `RebalanceLockManager` of Apache RocketMQ 4.9.8. Deliberate differences: Apache's locks are in memory
+only, and after a restart the first member to ask gets the queues of all others. When a lock is released, the client
+that was refused it last is notified here; members of Apache's client would ask again 20 s later.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class QueueLockTable:
         self._on_change = on_change
         self._holders: dict[tuple[str, MessageQueue], tuple[str, int]] = {}
         """By (group, queue): client id, and when it last locked the queue (milliseconds)."""
+        self._refused: dict[tuple[str, MessageQueue], str] = {}
+        """By (group, queue) of held locks: the client that was refused the lock last."""
         self._incarnation = secrets.token_hex(8)
         self._changes = 0
         self._grants_from_ms = 0
@@ -92,7 +95,11 @@ class QueueLockTable:
             if holder is None or holder == client_id or now_ms - locked_ms > LOCK_LIFE_MS:
                 self._holders[group, queue] = (client_id, now_ms)
                 held.append(queue)
-                is_changed |= holder != client_id
+                if holder != client_id:
+                    self._refused.pop((group, queue), None)
+                    is_changed = True
+            else:
+                self._refused[group, queue] = client_id
         if is_changed:
             self._changed()
         return held
@@ -101,12 +108,14 @@ class QueueLockTable:
         """Return the given queues of a group that have a lock, expired or not, each once."""
         return [queue for queue in dict.fromkeys(queues) if (group, queue) in self._holders]
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        held = [queue for queue in queues if self._holders.get((group, queue), ("", 0))[0] == client_id]
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[str]:
+        """Release the locks that the client holds; return the clients that were refused them last."""
+        held = {queue for queue in queues if self._holders.get((group, queue), ("", 0))[0] == client_id}
         for queue in held:
-            self._holders.pop((group, queue), None)
+            del self._holders[group, queue]
         if held:
             self._changed()
+        return {refused for queue in held if (refused := self._refused.pop((group, queue), None)) is not None}
 
     def expire_steps(self, now_ms: int) -> Generator[None, None, None]:
         """Drop locks that were not renewed for `LOCK_LIFE_MS`, in small steps (see `rucola.slices`)."""
@@ -115,6 +124,7 @@ class QueueLockTable:
             holder = self._holders.get(key)
             if holder is not None and now_ms - holder[1] > LOCK_LIFE_MS:
                 del self._holders[key]
+                self._refused.pop(key, None)
                 is_changed = True
             yield
         if is_changed:
