@@ -34,6 +34,7 @@ GROUND = {
     "slices",
     "speed",
     "system_calls",
+    "tables",
 }
 MAY_IMPORT = {
     "message": set[str](),

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from rucola.admin import commands
 from rucola.cli import output
 from rucola.cli.admin.messages import TRACK_COLUMNS
 from rucola.cli.output import Column, optional, time_text, to_json, whole
@@ -57,7 +58,7 @@ TIME = "2013-01-01 05:15:00,000"
 ID = "7F00000100002A9F00000000000A1B2C"
 
 
-DECLARE = {"whole": output.whole, "optional": output.optional}
+DECLARE = {"Column": Column, "whole": output.whole, "optional": output.optional}
 
 
 def column(node: ast.expr) -> Column | None:
@@ -65,14 +66,17 @@ def column(node: ast.expr) -> Column | None:
     match node:
         case ast.Constant(value=str(name)):
             return Column(name)
-        case ast.Call(func=ast.Name(id="whole" | "optional" as kind), args=[ast.Constant(value=str(name))]):
+        case ast.Call(
+            func=ast.Name(id="Column" | "whole" | "optional" as kind), args=[ast.Constant(value=str(name)), *_]
+        ):
             return DECLARE[kind](name)
     return None
 
 
 def tables() -> Iterator[tuple[str, tuple[Column, ...]]]:
-    """The columns of every table in the source of the command line."""
-    for path in sorted((Path(output.__file__).parent).rglob("*.py")):
+    """The columns of every table in the source of the command line and of its catalogue."""
+    modules = [path for package in (output, commands) for path in sorted(Path(package.__file__).parent.rglob("*.py"))]
+    for path in modules:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Tuple | ast.List):
                 columns = [one for element in node.elts if (one := column(element)) is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,41 +13,25 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
+from rucola.tables import Column, optional, time_text, whole
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+__all__ = [
+    "LAYOUT", "Column", "ProgressBar", "cell_width", "duration_text", "fit", "optional", "print_json", "print_table",
+    "printable", "progress_bar", "shorten", "time_text", "to_json", "whole", "wide_option",
+]  # fmt: skip
 
 LAYOUT: Final = "\t\r\n"
 """Control characters that are part of a text of several lines, for `printable`."""
 _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
-_END_OF_TIMES_MS: Final = 253_402_214_400_000
-"""The last day of the year 9999: later local times have no four-digit year."""
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?")
 _TIME_OF_DAY_WIDTH: Final = len("05:15:00,000")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table. A plain string is a column whose content may be shortened."""
-
-    name: str
-    is_whole: bool = False
-    """The content is never shortened, and the column never left out."""
-    is_optional: bool = False
-    """The column is left out before those that are not optional."""
-
-
-def whole(name: str) -> Column:
-    """A column of ids or addresses, which are useless if they are cut."""
-    return Column(name, is_whole=True)
-
-
-def optional(name: str) -> Column:
-    """A column that is left out first."""
-    return Column(name, is_optional=True)
 
 
 def print_json(value: Any) -> None:
@@ -212,16 +195,6 @@ def printable(text: str, keep: str = "") -> str:
         one if one.isprintable() or one in keep else one.encode("unicode_escape", "backslashreplace").decode("ascii")
         for one in text
     )
-
-
-def time_text(timestamp_ms: int) -> str:
-    """Format a timestamp in local time as `2013-01-01 05:15:00,000`; empty for "never" (0 or negative)."""
-    if timestamp_ms <= 0:
-        return ""
-    if timestamp_ms >= _END_OF_TIMES_MS:
-        return str(timestamp_ms)
-    seconds, milliseconds = divmod(timestamp_ms, 1000)
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
 
 
 def duration_text(milliseconds: float | None) -> str:

@@ -9,6 +9,7 @@ org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differenc
 - A failed command prints one line on stderr and exits with code 1; mqadmin prints a stack trace and exits with 0.
 """
 
+from rucola.admin.commands import CATALOGUE
 from rucola.cli.admin import (
     accounts,
     cleanup,
@@ -16,7 +17,6 @@ from rucola.cli.admin import (
     config_export,
     config_import,
     dead_letters,
-    doctor,
     groups,
     high_availability,
     messages,
@@ -24,11 +24,14 @@ from rucola.cli.admin import (
     offsets,
     queue_contents,
     send,
-    topics,
     trace,
     users,
 )
+from rucola.cli.admin.catalogue import add_to_cli
 from rucola.cli.admin.command import admin
+
+for one in CATALOGUE.values():
+    add_to_cli(one)
 
 __all__ = [
     "accounts",
@@ -38,7 +41,6 @@ __all__ = [
     "config_export",
     "config_import",
     "dead_letters",
-    "doctor",
     "groups",
     "high_availability",
     "messages",
@@ -46,7 +48,6 @@ __all__ = [
     "offsets",
     "queue_contents",
     "send",
-    "topics",
     "trace",
     "users",
 ]

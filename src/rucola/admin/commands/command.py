@@ -1,0 +1,172 @@
+"""Commands of an operator as data: name, arguments, coroutine, columns and risk; `rucola admin` is one view of them.
+
+A command is a coroutine with an AdminClient as its first parameter. Its other parameters are the arguments: annotations
+say their type and, by an `Option`, the flags and the help. The docstring is the help of the command. It returns what
+JSON shows, rows for `columns`, or a `Result`:
+
+    @command("topicStatus", columns=(Column("#Broker Name", "brokerName"), whole("#QID", "queueId")))
+    async def topic_status(client: AdminClient, topic: Topic) -> list[Row]:
+
+It prints nothing and does not ask.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import NoneType
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+
+from rucola.admin.client import AdminClient
+from rucola.errors import ConfigError
+from rucola.tables import Column, Table
+
+Row = dict[str, Any]
+C = TypeVar("C", bound=Callable[..., Awaitable[Any]])
+
+
+class InvalidArguments(ConfigError):
+    """Arguments that do not belong together; nothing was requested."""
+
+
+class Risk(Enum):
+    READ = "read"
+    WRITE = "write"
+    DANGEROUS = "dangerous"
+    """Ask first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The flags of an argument and its help; `min` and `max` are inclusive."""
+
+    flags: str
+    help: str
+    min: float | None = None
+    max: float | None = None
+    choices: tuple[str, ...] = ()
+    format: str = ""
+    """`address`, `time`, or `flag` for a boolean that needs no value."""
+    prompt: str = ""
+    """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter of a command; a `Target` has the flags of a cluster, and -b."""
+
+    name: str
+    type: type
+    option: Option
+    is_required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Brokers of a command: the one at an address (-b), a cluster's (-c), or all if both are None."""
+
+    address: str | None
+    cluster: str | None
+
+    def __str__(self) -> str:
+        return self.address or self.cluster or "every broker"
+
+    async def masters(self, client: AdminClient) -> list[str]:
+        if self.address is not None:
+            return [self.address]
+        clusters = sorted((await client.cluster.info()).cluster_addr_table) if self.cluster is None else [self.cluster]
+        return [address for name in clusters for address in (await client.cluster.masters(name)).values()]
+
+    async def brokers(self, client: AdminClient) -> list[str]:
+        """Return the addresses of the broker, or of the masters and slaves of the cluster."""
+        return [self.address] if self.address is not None else await client.cluster.addresses(self.cluster or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command found or did."""
+
+    value: Any
+    """What JSON shows; structs and dataclasses are converted."""
+    text: Sequence[str | Table] | None = None
+    """The same for a reader: lines and tables. By default, `value` in the columns of the command, or as JSON."""
+    notes: Sequence[str] = ()
+    """What an operator should know beside the result."""
+    is_failure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str
+    call: Callable[..., Awaitable[Any]]
+    columns: Sequence[Column] = ()
+    risk: Risk = Risk.READ
+    confirm: str | Callable[..., Awaitable[str]] = ""
+    """What a dangerous command will do: a template for its arguments, or a coroutine like `call` that checks first."""
+    is_repeatable: bool = False
+    """The command measures a state that an operator may watch."""
+
+    @property
+    def help(self) -> str:
+        return inspect.getdoc(self.call) or ""
+
+    def arguments(self) -> Iterator[Argument]:
+        hints = get_type_hints(self.call, include_extras=True)
+        for name, parameter in list(inspect.signature(self.call).parameters.items())[1:]:
+            kind, option = get_args(hints[name])
+            (kind,) = [one for one in get_args(kind) or (kind,) if one is not NoneType]
+            is_required = parameter.default is parameter.empty
+            yield Argument(name, kind, option, is_required, None if is_required else parameter.default)
+
+    async def question(self, client: AdminClient, **arguments: Any) -> str:
+        """Return what the command will do. Errors as the command itself."""
+        if isinstance(self.confirm, str):
+            return self.confirm.format(**arguments)
+        return await self.confirm(client, **arguments)
+
+    async def run(self, client: AdminClient, **arguments: Any) -> Result:
+        found = await self.call(client, **arguments)
+        return found if isinstance(found, Result) else Result(found)
+
+
+CATALOGUE: Final[dict[str, Command]] = {}
+"""All commands by name."""
+
+
+def command(
+    name: str,
+    *,
+    columns: Sequence[Column] = (),
+    writes: bool = False,
+    confirm: str | Callable[..., Awaitable[str]] = "",
+    is_repeatable: bool = False,
+) -> Callable[[C], C]:
+    """Add a coroutine to the catalogue; with `confirm` it is dangerous."""
+    risk = Risk.DANGEROUS if confirm else Risk.WRITE if writes else Risk.READ
+
+    def add(call: C) -> C:
+        CATALOGUE[name] = Command(name, call, columns, risk, confirm, is_repeatable)
+        return call
+
+    return add
+
+
+def report(addresses: Sequence[str], text: str, **members: Any) -> Result:
+    """Return the changed brokers, with a line for each; `{}` is its address."""
+    return Result({"brokerAddrs": addresses, **members}, [text.format(one) for one in addresses])
+
+
+def split(text: str) -> list[str]:
+    """Split a list that is separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+Topic = Annotated[str, Option("-t --topic", "Name of the topic.")]
+BrokerAddress = Annotated[str, Option("-b --brokerAddr", "Address of the broker, host:port.", format="address")]
+BrokerName = Annotated[str, Option("-b --brokerName", "Broker name.")]
+QueueId = Annotated[int, Option("-q --queueId", "Queue id.", min=0)]
+Masters = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for all its masters.")]
+AllBrokers = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for its masters and slaves.")]

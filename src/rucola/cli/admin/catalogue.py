@@ -1,0 +1,92 @@
+"""The commands of `rucola.admin.commands` on the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rucola.admin.commands import Argument, Command, InvalidArguments, Result, Target
+from rucola.cli.admin.command import broker_option, call_admin, command, confirm, interval_option, rounds, yes_option
+from rucola.cli.option_types import ADDRESS, TimeType
+from rucola.cli.output import print_json, print_table, printable, to_json
+from rucola.tables import Table
+
+FORMATS = {"address": ADDRESS, "time": TimeType(latest=True)}
+
+
+def add_to_cli(one: Command) -> None:
+    """Add a command to `rucola admin`."""
+    arguments = list(one.arguments())
+    target = next((each for each in arguments if each.type is Target), None)
+
+    def run(namesrv_addr: str, as_json: bool, yes: bool = True, interval: float | None = None, **given: Any) -> None:
+        if target is not None:
+            address, cluster = given.pop("address"), given.pop("cluster")
+            if target.is_required and (address is None) == (cluster is None):
+                raise click.UsageError("name either a broker with -b or a cluster with -c")
+            given[target.name] = Target(address, cluster)
+        try:
+            if one.confirm:
+                confirm(yes, call_admin(namesrv_addr, lambda client: one.question(client, **given)))
+            # Each round uses a new connection, so that a name server that was restarted in the meantime is found again.
+            for _ in rounds(interval):
+                result = call_admin(namesrv_addr, lambda client: one.run(client, **given))
+                show(one, result, as_json)
+        except InvalidArguments as error:
+            raise click.UsageError(str(error)) from None
+        if result.is_failure:
+            sys.exit(1)
+
+    options = [option for each in arguments for option in _options(each)]
+    options += [yes_option] * bool(one.confirm) + [interval_option] * one.is_repeatable
+    run.__doc__ = one.help
+    for option in reversed(options):
+        run = option(run)
+    command(one.name)(run)
+
+
+def _options(argument: Argument) -> list[Callable[[Any], Any]]:
+    option, kind = argument.option, argument.type
+    more: dict[str, Any] = {} if argument.is_required else {"default": argument.default}
+    if kind is Target:
+        return [broker_option, click.option(*option.flags.split(), "cluster", help=option.help)]
+    if option.choices:
+        more["type"] = click.Choice(option.choices)
+    elif (option.min, option.max) != (None, None):
+        in_range: Any = click.IntRange if kind is int else click.FloatRange
+        more["type"] = in_range(option.min, option.max)
+    elif option.format == "flag":
+        more["is_flag"] = True
+    else:
+        more["type"] = FORMATS.get(option.format, kind)
+    if option.prompt:
+        more["callback"] = lambda _ctx, _param, value: secret(value, option.prompt)
+    return [
+        click.option(
+            *option.flags.split(), argument.name, required=argument.is_required, show_default=bool(argument.default),
+            help=option.help, **more,
+        )
+    ]  # fmt: skip
+
+
+def secret(text: str | None, name: str) -> str | None:
+    """Return a secret, asked for at the terminal if `text` is `-`: command lines are visible to other users."""
+    return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
+
+
+def show(one: Command, result: Result, as_json: bool) -> None:
+    for note in result.notes:
+        click.echo(printable(note), err=True)
+    value = to_json(result.value)
+    text = [Table(one.columns, value)] if one.columns else result.text
+    if as_json or text is None:
+        print_json(value)
+        return
+    for part in text:
+        if isinstance(part, Table):
+            print_table(part.columns, part.cells(), footer=part.has_footer)
+        else:
+            click.echo(printable(part, keep="\t"))

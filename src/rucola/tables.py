@@ -1,0 +1,64 @@
+"""Tables as data: columns, rows, and timestamps in mqadmin's format. `cli.output` prints them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_END_OF_TIMES_MS: Final = 253_402_214_400_000
+"""The last day of the year 9999: later local times have no four-digit year."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. A plain string is a column whose content may be shortened."""
+
+    name: str
+    key: str = ""
+    """The member of a row that the column shows."""
+    show: Callable[[Any], object] = lambda value: value
+    is_whole: bool = False
+    """The content is never shortened, and the column never left out."""
+    is_optional: bool = False
+    """The column is left out before those that are not optional."""
+
+
+def whole(name: str, key: str = "", show: Callable[[Any], object] = lambda value: value) -> Column:
+    """A column of ids or addresses, which are useless if they are cut."""
+    return Column(name, key, show, is_whole=True)
+
+
+def optional(name: str, key: str = "", show: Callable[[Any], object] = lambda value: value) -> Column:
+    """A column that is left out first."""
+    return Column(name, key, show, is_optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows are mappings with the columns' keys, or cells in the order of the columns."""
+
+    columns: Sequence[Column | str]
+    rows: Sequence[Any]
+    has_footer: bool = False
+    """The last row is a total."""
+
+    def cells(self) -> list[Sequence[object]]:
+        """Return the rows as cells in the order of the columns."""
+        return [
+            [one.show(row[one.key]) for one in self.columns if isinstance(one, Column)]
+            if isinstance(row, dict)
+            else row
+            for row in self.rows
+        ]
+
+
+def time_text(timestamp_ms: int) -> str:
+    """Format a timestamp in local time as `2013-01-01 05:15:00,000`; empty for "never" (0 or negative)."""
+    if timestamp_ms <= 0:
+        return ""
+    if timestamp_ms >= _END_OF_TIMES_MS:
+        return str(timestamp_ms)
+    seconds, milliseconds = divmod(timestamp_ms, 1000)
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
