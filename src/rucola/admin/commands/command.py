@@ -13,7 +13,7 @@ It prints nothing and does not ask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import NoneType
@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from rucola.admin.client import AdminClient
 from rucola.errors import ConfigError
+from rucola.protocol.queue import MessageQueue
 from rucola.tables import Column, Table
 
 Row = dict[str, Any]
@@ -48,9 +49,13 @@ class Option:
     max: float | None = None
     choices: tuple[str, ...] = ()
     format: str = ""
-    """`address`, `time`, or `flag` for a boolean that needs no value."""
-    prompt: str = ""
+    """`address` or `time`."""
+    secret: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
+
+
+class Flag(Option):
+    """An option without a value. Without it, a boolean is written as true or false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +169,15 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> ConfigError:
+    known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
+    return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
+
+
 Topic = Annotated[str, Option("-t --topic", "Name of the topic.")]
 BrokerAddress = Annotated[str, Option("-b --brokerAddr", "Address of the broker, host:port.", format="address")]
+GroupName = Annotated[str, Option("-g --groupName", "Consumer group.")]
+ConsumerGroup = Annotated[str, Option("-g --consumerGroup", "Consumer group.")]
 BrokerName = Annotated[str, Option("-b --brokerName", "Broker name.")]
 QueueId = Annotated[int, Option("-q --queueId", "Queue id.", min=0)]
 Masters = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for all its masters.")]

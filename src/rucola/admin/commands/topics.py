@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import InvalidArguments, Masters, Option, Result, Row, Topic, command, split
+from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Option, Result, Row, Topic, command, split
 from rucola.admin.name_servers import parse_order_conf
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
@@ -33,7 +33,7 @@ ADVICE = {
 async def topic_list(
     client: AdminClient,
     by_cluster: Annotated[
-        bool, Option("-c --clusterModel", "Include the cluster and the consumer groups of each topic.", format="flag")
+        bool, Flag("-c --clusterModel", "Include the cluster and the consumer groups of each topic.")
     ] = False,
 ) -> Result:
     """List all topics.
@@ -89,7 +89,7 @@ async def topic_status(client: AdminClient, topic: Topic) -> list[Row]:
 async def topic_route(
     client: AdminClient,
     topic: Topic,
-    as_list: Annotated[bool, Option("-l --list", "Print a table instead of JSON.", format="flag")] = False,
+    as_list: Annotated[bool, Flag("-l --list", "Print a table instead of JSON.")] = False,
 ) -> Result | TopicRouteData:
     """Show a topic's route, its brokers and queues, as JSON or a table (-l).
 
@@ -124,11 +124,9 @@ async def update_topic(
     read_queue_nums: Annotated[int, Option("-r --readQueueNums", "Number of queues to read.", min=1)] = 8,
     write_queue_nums: Annotated[int, Option("-w --writeQueueNums", "Number of queues to write.", min=1)] = 8,
     perm: Annotated[str, PERMISSION] = "6",
-    order: Annotated[bool, Option("-o --order", "Make it an ordered topic (true|false).")] = False,
-    unit: Annotated[bool, Option("-u --unit", "Make it a unit topic (true|false).")] = False,
-    has_unit_sub: Annotated[
-        bool, Option("-s --hasUnitSub", "Mark the topic as having unit subscriptions (true|false).")
-    ] = False,
+    order: Annotated[bool, Option("-o --order", "Make it an ordered topic.")] = False,
+    unit: Annotated[bool, Option("-u --unit", "Make it a unit topic.")] = False,
+    has_unit_sub: Annotated[bool, Option("-s --hasUnitSub", "Mark the topic as having unit subscriptions.")] = False,
 ) -> Result:
     """Create or change a topic on one broker (-b) or on a whole cluster (-c).
 

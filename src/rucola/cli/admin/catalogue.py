@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rucola.admin.commands import Argument, Command, InvalidArguments, Result, Target
+from rucola.admin.commands import Argument, Command, Flag, InvalidArguments, Result, Target
 from rucola.cli.admin.command import broker_option, call_admin, command, confirm, interval_option, rounds, yes_option
 from rucola.cli.option_types import ADDRESS, TimeType
 from rucola.cli.output import print_json, print_table, printable, to_json
@@ -49,7 +49,7 @@ def add_to_cli(one: Command) -> None:
 
 
 def _options(argument: Argument) -> list[Callable[[Any], Any]]:
-    option, kind = argument.option, argument.type
+    option, kind, text = argument.option, argument.type, argument.option.help
     more: dict[str, Any] = {} if argument.is_required else {"default": argument.default}
     if kind is Target:
         return [broker_option, click.option(*option.flags.split(), "cluster", help=option.help)]
@@ -58,16 +58,18 @@ def _options(argument: Argument) -> list[Callable[[Any], Any]]:
     elif (option.min, option.max) != (None, None):
         in_range: Any = click.IntRange if kind is int else click.FloatRange
         more["type"] = in_range(option.min, option.max)
-    elif option.format == "flag":
+    elif isinstance(option, Flag):
         more["is_flag"] = True
     else:
         more["type"] = FORMATS.get(option.format, kind)
-    if option.prompt:
-        more["callback"] = lambda _ctx, _param, value: secret(value, option.prompt)
+        if kind is bool:
+            text = f"{text.removesuffix('.')} (true|false)."
+    if option.secret:
+        more["callback"] = lambda _ctx, _param, value: secret(value, option.secret)
     return [
         click.option(
             *option.flags.split(), argument.name, required=argument.is_required, show_default=bool(argument.default),
-            help=option.help, **more,
+            help=text, **more,
         )
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,11 +14,10 @@ from typing import Any, TypeVar, cast
 import click
 
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
-from rucola.admin import AdminClient, MessageQueue
+from rucola.admin import AdminClient
 from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, PathType, namesrv_option
 from rucola.cli.output import print_json, wide_option
 from rucola.cli.suggestions import SuggestingGroup
-from rucola.errors import ConfigError
 from rucola.name_server_addresses import DEFAULT_NAMESRV
 
 T = TypeVar("T")
@@ -216,8 +215,3 @@ def rounds(interval_s: float | None) -> Iterator[None]:
     while interval_s is not None:
         time.sleep(interval_s)
         yield
-
-
-def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> ConfigError:
-    known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in sorted(queues))
-    return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")

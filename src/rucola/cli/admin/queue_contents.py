@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from rucola.admin import TOOLS_GROUP, MessageExt, MessageQueue, read_queue
+from rucola.admin.commands.command import no_such_queue
 from rucola.cli.admin.command import (
     begin_option,
     command,
     end_option,
-    no_such_queue,
     topic_option,
 )
 from rucola.cli.message_view import message_json

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from rucola.admin import AdminClient, MessageQueue
-from rucola.cli.admin.command import call_admin, command, interval_option, no_such_queue, rounds, topic_option
+from rucola.admin.commands.command import no_such_queue
+from rucola.cli.admin.command import call_admin, command, interval_option, rounds, topic_option
 from rucola.cli.output import print_json, print_table, whole
 from rucola.client import Message, Producer
 from rucola.client.producer.send_request import SendResult
