@@ -29,12 +29,12 @@ GROUND = {
     "files",
     "name_server_addresses",
     "outages",
+    "presentation",
     "rates",
     "settings",
     "slices",
     "speed",
     "system_calls",
-    "tables",
 }
 MAY_IMPORT = {
     "message": set[str](),

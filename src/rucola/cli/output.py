@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
 
-from rucola.tables import Column, optional, time_text, whole
+from rucola.presentation import Column, optional, time_text, to_json, whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,33 +34,6 @@ _TIME_OF_DAY_WIDTH: Final = len("05:15:00,000")
 
 def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(to_json(value)), indent=2))
-
-
-def to_json(value: Any) -> Any:
-    """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase; keys of dicts stay."""
-    match value:
-        case msgspec.Struct():
-            # Fields that the struct's encoding omits are omitted here, too.
-            encoded = msgspec.to_builtins(value, enc_hook=str)
-            return {
-                _camel_case(field.encode_name): to_json(getattr(value, field.name))
-                for field in msgspec.structs.fields(type(value))
-                if field.encode_name in encoded
-            }
-        case list() | tuple() | set() | frozenset():
-            return [to_json(one) for one in value]
-        case dict():
-            return {key: to_json(one) for key, one in value.items()}
-        case Path():
-            return str(value)
-    if dataclasses.is_dataclass(value):
-        return {_camel_case(field.name): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
-
-
-def _camel_case(name: str) -> str:
-    head, *tail = name.split("_")
-    return head + "".join(map(str.capitalize, tail))
 
 
 def wide_option(command: Command) -> Command:

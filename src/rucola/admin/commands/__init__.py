@@ -1,6 +1,15 @@
 """The catalogue of commands: what an operator can ask and do, as data (see `command`)."""
 
-from rucola.admin.commands import cluster, groups, offsets, topics  # these fill the catalogue
+from rucola.admin.commands import (  # these fill the catalogue
+    access,
+    cluster,
+    groups,
+    messages,
+    offsets,
+    roles,
+    sending,
+    topics,
+)
 from rucola.admin.commands.command import (
     CATALOGUE,
     Argument,
@@ -14,6 +23,6 @@ from rucola.admin.commands.command import (
 )
 
 __all__ = [
-    "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "cluster",
-    "groups", "offsets", "topics",
+    "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "access",
+    "cluster", "groups", "messages", "offsets", "roles", "sending", "topics",
 ]  # fmt: skip

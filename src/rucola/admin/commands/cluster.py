@@ -11,7 +11,7 @@ from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import BrokerName, Flag, Masters, Option, Result, Target, command, report
 from rucola.admin.requests import gather_fail_fast
 from rucola.errors import ConfigError, MQError
-from rucola.tables import Table, optional, whole
+from rucola.presentation import Table, optional, whole
 
 Key = Annotated[str, Option("-k --key", "Key.")]
 Namespace = Annotated[str, Option("-s --namespace", "Namespace of the key.")]

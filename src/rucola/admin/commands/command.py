@@ -21,8 +21,8 @@ from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from rucola.admin.client import AdminClient
 from rucola.errors import ConfigError
+from rucola.presentation import Column, Table
 from rucola.protocol.queue import MessageQueue
-from rucola.tables import Column, Table
 
 Row = dict[str, Any]
 C = TypeVar("C", bound=Callable[..., Awaitable[Any]])
@@ -50,7 +50,7 @@ class Option:
     choices: tuple[str, ...] = ()
     format: str = ""
     """`address` or `time`."""
-    secret: str = ""
+    prompt: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
 
 

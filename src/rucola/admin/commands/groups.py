@@ -23,11 +23,11 @@ from rucola.admin.commands.command import (
 )
 from rucola.errors import ConfigError, MQError
 from rucola.message.topics import dlq_topic, retry_topic
+from rucola.presentation import Column, Table, optional, time_text, whole
 from rucola.protocol.command import version_text
 from rucola.protocol.connections import ClientConnection, ConsumerRunningInfo
 from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import OffsetWrapper, SubscriptionGroupConfig
-from rucola.tables import Column, Table, optional, time_text, whole
 
 
 def _diff(at: OffsetWrapper) -> int:

@@ -8,9 +8,9 @@ from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import BrokerName, Flag, Option, QueueId, Result, Topic, command, no_such_queue
 from rucola.admin.offsets import ResetResult
 from rucola.errors import ConfigError
+from rucola.presentation import Table, time_text, whole
 from rucola.protocol.group import LATEST
 from rucola.protocol.queue import MessageQueue
-from rucola.tables import Table, time_text, whole
 
 Group = Annotated[str, Option("-g --group", "Consumer group.")]
 Force = Annotated[bool, Option("-f --force", "Also move offsets forward, not only back.")]

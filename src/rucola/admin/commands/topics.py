@@ -11,10 +11,10 @@ from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Optio
 from rucola.admin.name_servers import parse_order_conf
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
+from rucola.presentation import Column, Table, optional, time_text, whole
 from rucola.protocol.diagnosis import Finding
 from rucola.protocol.route import TopicRouteData
 from rucola.protocol.topic import TopicConfig
-from rucola.tables import Column, Table, optional, time_text, whole
 
 PERMISSION = Option("-p --perm", "Permission: 2 write, 4 read, 6 both.", choices=("2", "4", "6"))
 ADVICE = {

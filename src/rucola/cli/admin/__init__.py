@@ -11,17 +11,12 @@ org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differenc
 
 from rucola.admin.commands import CATALOGUE
 from rucola.cli.admin import (
-    accounts,
     config_export,
     config_import,
     dead_letters,
-    high_availability,
     messages,
     monitor,
     queue_contents,
-    send,
-    trace,
-    users,
 )
 from rucola.cli.admin.catalogue import add_to_cli
 from rucola.cli.admin.command import admin
@@ -30,16 +25,11 @@ for one in CATALOGUE.values():
     add_to_cli(one)
 
 __all__ = [
-    "accounts",
     "admin",
     "config_export",
     "config_import",
     "dead_letters",
-    "high_availability",
     "messages",
     "monitor",
     "queue_contents",
-    "send",
-    "trace",
-    "users",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ from rucola.admin.commands import Argument, Command, Flag, InvalidArguments, Res
 from rucola.cli.admin.command import broker_option, call_admin, command, confirm, interval_option, rounds, yes_option
 from rucola.cli.option_types import ADDRESS, TimeType
 from rucola.cli.output import print_json, print_table, printable, to_json
-from rucola.tables import Table
+from rucola.presentation import Column, Table
 
 FORMATS = {"address": ADDRESS, "time": TimeType(latest=True)}
 
@@ -34,7 +34,7 @@ def add_to_cli(one: Command) -> None:
             # Each round uses a new connection, so that a name server that was restarted in the meantime is found again.
             for _ in rounds(interval):
                 result = call_admin(namesrv_addr, lambda client: one.run(client, **given))
-                show(one, result, as_json)
+                show(result, as_json, one.columns)
         except InvalidArguments as error:
             raise click.UsageError(str(error)) from None
         if result.is_failure:
@@ -64,8 +64,8 @@ def _options(argument: Argument) -> list[Callable[[Any], Any]]:
         more["type"] = FORMATS.get(option.format, kind)
         if kind is bool:
             text = f"{text.removesuffix('.')} (true|false)."
-    if option.secret:
-        more["callback"] = lambda _ctx, _param, value: secret(value, option.secret)
+    if option.prompt:
+        more["callback"] = lambda _ctx, _param, value: secret(value, option.prompt)
     return [
         click.option(
             *option.flags.split(), argument.name, required=argument.is_required, show_default=bool(argument.default),
@@ -79,11 +79,12 @@ def secret(text: str | None, name: str) -> str | None:
     return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
 
 
-def show(one: Command, result: Result, as_json: bool) -> None:
+def show(result: Result, as_json: bool, columns: Sequence[Column] = ()) -> None:
+    """Print a result; in `columns`, if its value is rows for them."""
     for note in result.notes:
         click.echo(printable(note), err=True)
     value = to_json(result.value)
-    text = [Table(one.columns, value)] if one.columns else result.text
+    text = [Table(columns, value)] if columns else result.text
     if as_json or text is None:
         print_json(value)
         return

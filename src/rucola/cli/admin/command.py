@@ -7,7 +7,6 @@ import functools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,8 +14,9 @@ import click
 
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient
+from rucola.admin.commands.command import Target
 from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, PathType, namesrv_option
-from rucola.cli.output import print_json, wide_option
+from rucola.cli.output import wide_option
 from rucola.cli.suggestions import SuggestingGroup
 from rucola.name_server_addresses import DEFAULT_NAMESRV
 
@@ -107,46 +107,9 @@ def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path 
     ctx.call_on_close(restore)
 
 
-def secret(text: str, name: str) -> str:
-    """Return a secret, asked for at the terminal if `text` is `-`: command lines are visible to other users."""
-    return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Brokers of a command: the one at an address (-b), or a cluster's (-c); the other is None."""
-
-    address: str | None
-    cluster: str | None
-
-    def __str__(self) -> str:
-        return self.address or self.cluster or ""
-
-    async def masters(self, client: AdminClient) -> list[str]:
-        if self.address is not None:
-            return [self.address]
-        return list((await client.cluster.masters(self.cluster or "")).values())
-
-    async def brokers(self, client: AdminClient) -> list[str]:
-        """Return the addresses of the broker, or of the masters and slaves of the cluster."""
-        if self.address is not None:
-            return [self.address]
-        return await client.cluster.addresses(self.cluster or "")
-
-
 def target_options(function: F) -> F:
     """Add -b and -c, exactly one of which is required, as the parameter `target`."""
-    return _with_target(function, cluster_option)
 
-
-def all_brokers_options(function: F) -> F:
-    """Like `target_options`, for a command that also concerns the slaves of the cluster."""
-    return _with_target(
-        function, click.option("-c", "--clusterName", "cluster", help="Name of a cluster, for its masters and slaves.")
-    )
-
-
-def _with_target(function: F, cluster_option: Callable[[Any], Any]) -> F:
     @functools.wraps(function)
     def checked(*arguments: Any, address: str | None, cluster: str | None, **options: Any) -> Any:
         if (address is None) == (cluster is None):
@@ -154,27 +117,6 @@ def _with_target(function: F, cluster_option: Callable[[Any], Any]) -> F:
         return function(*arguments, target=Target(address, cluster), **options)
 
     return cast(F, broker_option(cluster_option(checked)))
-
-
-def every_broker(namesrv_addr: str, target: Target, change: Callable[[AdminClient, str], Awaitable[None]]) -> list[str]:
-    """Change a broker, or a cluster's masters and slaves in turn; return their addresses."""
-
-    async def request(client: AdminClient) -> list[str]:
-        addresses = await target.brokers(client)
-        for one in addresses:
-            await change(client, one)
-        return addresses
-
-    return call_admin(namesrv_addr, request)
-
-
-def report_brokers(addresses: list[str], as_json: bool, text: str, **members: Any) -> None:
-    """Print `text` with each address for `{}`, or the addresses with `members` as JSON."""
-    if as_json:
-        print_json({"brokerAddrs": addresses, **members})
-        return
-    for one in addresses:
-        click.echo(text.format(one))
 
 
 def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:

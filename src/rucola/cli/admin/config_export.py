@@ -10,7 +10,8 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient
-from rucola.cli.admin.command import Target, call_admin, command, target_options
+from rucola.admin.commands import Target
+from rucola.cli.admin.command import call_admin, command, target_options
 from rucola.cli.option_types import PathType
 from rucola.cli.output import print_json
 from rucola.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 import msgspec
 
-from rucola.admin import AdminClient, AfterRedrive, DeadLetter, DeadLetterStats, RedriveResult, RedriveStatus
+from rucola.admin import AdminClient, AfterRedrive, DeadLetter, RedriveResult, RedriveStatus
 from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, yes_option
 from rucola.cli.extras import require_reliable
 from rucola.cli.message_view import message_json
@@ -26,35 +26,6 @@ PARQUET_ROWS = 4096
 
 group_option = click.option("-g", "--groupName", "group", required=True, help="Consumer group of the dead letters.")
 all_option = click.option("-a", "--showAll", "show_all", is_flag=True, help="Include dead letters that were re-driven.")
-
-
-@command("dlqList")
-@click.option("-g", "--groupName", "group", help="Only this group.")
-def dlq_list(namesrv_addr: str, as_json: bool, group: str | None) -> None:
-    """List the groups with dead letters.
-
-    Shows their number, how many of them are not re-driven, and the times of the oldest and the newest.
-
-    \b
-    Examples:
-      rucola admin dlqList
-      rucola admin dlqList -g billing --json
-    """
-
-    async def request(client: AdminClient) -> list[DeadLetterStats]:
-        groups = [group] if group is not None else await client.dead_letters.groups()
-        return [await client.dead_letters.stats(name) for name in groups]
-
-    found = call_admin(namesrv_addr, request)
-    if as_json:
-        names = ("group", "count", "waiting", "oldestTimestamp", "newestTimestamp")
-        rows = [(of.consumer_group, of.count, of.waiting, of.oldest_ms, of.newest_ms) for of in found]
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
-        return
-    print_table(
-        ("#Group", "#Count", "#Waiting", "#Oldest", "#Newest"),
-        [(of.consumer_group, of.count, of.waiting, time_text(of.oldest_ms), time_text(of.newest_ms)) for of in found],
-    )
 
 
 async def _selected_letters(

@@ -19,9 +19,11 @@ from rucola.admin import (
     MessageQueue,
     MessageTrack,
 )
+from rucola.admin.commands.command import Result, split
+from rucola.admin.commands.sending import SENT, TOOLS_PRODUCER, send_json
 from rucola.cli.admin.archive_query import Origins, archive_option, archived_message, query_both
+from rucola.cli.admin.catalogue import show
 from rucola.cli.admin.command import begin_option, call_admin, command, end_option, topic_option
-from rucola.cli.admin.send import TOOLS_PRODUCER, print_sent, send_json
 from rucola.cli.message_view import message_json, message_text
 from rucola.cli.option_types import check_window
 from rucola.cli.output import optional, print_json, print_table, printable, time_text, whole
@@ -132,16 +134,13 @@ def query_msg_by_id(
     _check_consume_options(group, client_id)
     if lake is not None and (group is not None or resend):
         raise click.UsageError("--archive only shows messages; it cannot be combined with -g, -d or -s")
-    ids = [msg_id for part in msg_ids.split(",") if (msg_id := part.strip())]
+    ids = split(msg_ids)
     if group is not None and client_id is not None:
         _consume_directly(namesrv_addr, as_json, group, client_id, ids)
         return
     if resend:
         sent = call_admin(namesrv_addr, lambda client: _resend(client, ids))
-        if as_json:
-            print_json([send_json(result) for result in sent])
-        else:
-            print_sent(sent)
+        show(Result([send_json(result) for result in sent]), as_json, SENT)
         return
 
     # offsetMsgIds found only in the lake, which is also searched for an unreachable broker: it may have been removed.
@@ -173,32 +172,6 @@ async def _resend(client: AdminClient, ids: list[str]) -> list[SendResult]:
             )
             for one in messages
         ]
-
-
-@command("resumeCheckHalfMessage")
-@click.option("-i", "--msgId", "msg_ids", required=True, help="One or more offsetMsgIds, separated by commas.")
-def resume_check_half_message(namesrv_addr: str, as_json: bool, msg_ids: str) -> None:
-    """Open transactions again that a broker discarded after too many checks.
-
-    The ids belong to messages in TRANS_CHECK_MAX_TIME_TOPIC, which `printMsg -t TRANS_CHECK_MAX_TIME_TOPIC` lists.
-    The broker asks the producers of each transaction again, with a new count of checks. mqadmin has no command for it.
-
-    \b
-    Examples:
-      rucola admin resumeCheckHalfMessage -i 7F00000100002A9F0000000000004E20
-    """
-    ids = [one.strip() for one in msg_ids.split(",") if one.strip()]
-
-    async def resume(client: AdminClient) -> None:
-        for one in ids:
-            await client.messages.resume_check_half_message(one)
-
-    call_admin(namesrv_addr, resume)
-    if as_json:
-        print_json({"resumed": ids})
-        return
-    for one in ids:
-        click.echo(f"{one} resumed")
 
 
 @command("queryMsgByOffset")

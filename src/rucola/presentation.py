@@ -1,11 +1,15 @@
-"""Tables as data: columns, rows, and timestamps in mqadmin's format. `cli.output` prints them."""
+"""Results as data: columns and rows of tables, JSON, and timestamps in mqadmin's format; `cli.output` prints them."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 _END_OF_TIMES_MS: Final = 253_402_214_400_000
 """The last day of the year 9999: later local times have no four-digit year."""
@@ -62,3 +66,30 @@ def time_text(timestamp_ms: int) -> str:
         return str(timestamp_ms)
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
+
+
+def to_json(value: Any) -> Any:
+    """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase; keys of dicts stay."""
+    match value:
+        case msgspec.Struct():
+            # Fields that the struct's encoding omits are omitted here, too.
+            encoded = msgspec.to_builtins(value, enc_hook=str)
+            return {
+                _camel_case(field.encode_name): to_json(getattr(value, field.name))
+                for field in msgspec.structs.fields(type(value))
+                if field.encode_name in encoded
+            }
+        case list() | tuple() | set() | frozenset():
+            return [to_json(one) for one in value]
+        case dict():
+            return {key: to_json(one) for key, one in value.items()}
+        case Path():
+            return str(value)
+    if dataclasses.is_dataclass(value):
+        return {_camel_case(field.name): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+def _camel_case(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(map(str.capitalize, tail))
