@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+LAYOUT: Final = "\t\r\n"
+"""Control characters that are part of a text of several lines, for `printable`."""
 _END_OF_TIMES_MS: Final = 253_402_214_400_000
 """The last day of the year 9999: later local times have no four-digit year."""
 
@@ -93,3 +95,13 @@ def to_json(value: Any) -> Any:
 def _camel_case(name: str) -> str:
     head, *tail = name.split("_")
     return head + "".join(map(str.capitalize, tail))
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Escape control characters, and characters that reorder or hide text, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape", "backslashreplace").decode("ascii")
+        for one in text
+    )

@@ -125,7 +125,7 @@ def test_every_table_declares_its_ids_and_addresses_whole(where: str, columns: t
 
 def test_the_tables_of_all_groups_are_found() -> None:
     found = {where.partition(":")[0] for where, _ in tables()}
-    assert {"topics", "groups", "cluster", "dead_letters", "inspection", "recovery", "search", "messages"} <= found
+    assert {"topics", "groups", "cluster", "contents", "inspection", "recovery", "search", "messages"} <= found
 
 
 def shown(columns: tuple[str | Column, ...], rows: list[tuple[object, ...]], *options: str) -> Result:

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rucola.cli.main import main
-from rucola.cli.message_view import message_text
 from rucola.cli.store.body_view import BodyView, match_context
 from rucola.message import MessageInner, properties, record
+from rucola.message.view import message_text
 from rucola.store.tools.check import check
 from support.servers import RUCOLA
 from support.small_store import HOST, SmallStore

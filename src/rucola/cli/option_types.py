@@ -147,10 +147,3 @@ def namesrv_option(
 
 
 SINCE_HELP: Final = "Only messages stored at this time or later: 2013-01-01T05:15:00, milliseconds, or now."
-
-
-def check_window(begin_ms: int | None, end_ms: int | None, options: str = "-b -e") -> None:
-    """Raise UsageError if the begin is after the end; `options` are the names of both."""
-    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        begin, end = options.split()
-        raise click.UsageError(f"{begin} {begin_ms} is after {end} {end_ms}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from rucola.presentation import Column, optional, time_text, to_json, whole
+from rucola.presentation import LAYOUT, Column, optional, printable, time_text, to_json, whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,8 +23,6 @@ __all__ = [
     "printable", "progress_bar", "shorten", "time_text", "to_json", "whole", "wide_option",
 ]  # fmt: skip
 
-LAYOUT: Final = "\t\r\n"
-"""Control characters that are part of a text of several lines, for `printable`."""
 _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
@@ -156,16 +154,6 @@ def cell_width(text: str) -> int:
 
 def _natural_widths(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
     return [max([cell_width(name)] + [cell_width(line[number]) for line in cells]) for number, name in enumerate(names)]
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Escape control characters, and characters that reorder or hide text, except those in `keep`."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() or one in keep else one.encode("unicode_escape", "backslashreplace").decode("ascii")
-        for one in text
-    )
 
 
 def duration_text(milliseconds: float | None) -> str:

@@ -3,11 +3,13 @@
 from rucola.admin.commands import (  # these fill the catalogue
     access,
     cluster,
+    contents,
     groups,
     messages,
     offsets,
     roles,
     sending,
+    settings,
     topics,
 )
 from rucola.admin.commands.command import (
@@ -24,5 +26,5 @@ from rucola.admin.commands.command import (
 
 __all__ = [
     "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "access",
-    "cluster", "groups", "messages", "offsets", "roles", "sending", "topics",
+    "cluster", "contents", "groups", "messages", "offsets", "roles", "sending", "settings", "topics",
 ]  # fmt: skip

@@ -13,7 +13,8 @@ It prints nothing and does not ask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 from types import NoneType
@@ -25,7 +26,7 @@ from rucola.presentation import Column, Table
 from rucola.protocol.queue import MessageQueue
 
 Row = dict[str, Any]
-C = TypeVar("C", bound=Callable[..., Awaitable[Any]])
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 class InvalidArguments(ConfigError):
@@ -49,7 +50,7 @@ class Option:
     max: float | None = None
     choices: tuple[str, ...] = ()
     format: str = ""
-    """`address` or `time`."""
+    """`address`, `time`, `time or end` (-1), `file` or `directory`."""
     prompt: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
 
@@ -106,7 +107,8 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Command:
     name: str
-    call: Callable[..., Awaitable[Any]]
+    call: Callable[..., Any]
+    """A coroutine function or, if there may be many results, an asynchronous generator function."""
     columns: Sequence[Column] = ()
     risk: Risk = Risk.READ
     confirm: str | Callable[..., Awaitable[str]] = ""
@@ -132,9 +134,18 @@ class Command:
             return self.confirm.format(**arguments)
         return await self.confirm(client, **arguments)
 
-    async def run(self, client: AdminClient, **arguments: Any) -> Result:
-        found = await self.call(client, **arguments)
-        return found if isinstance(found, Result) else Result(found)
+    async def run(self, client: AdminClient, **arguments: Any) -> AsyncIterator[Result]:
+        if self.is_stream:
+            async with aclosing(self.call(client, **arguments)) as results:
+                async for result in results:
+                    yield result
+        else:
+            found = await self.call(client, **arguments)
+            yield found if isinstance(found, Result) else Result(found)
+
+    @property
+    def is_stream(self) -> bool:
+        return inspect.isasyncgenfunction(self.call)
 
 
 CATALOGUE: Final[dict[str, Command]] = {}
@@ -174,6 +185,14 @@ def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> Config
     return ConfigError(f"topic {queue.topic} has no queue {queue.broker_name}:{queue.queue_id}; it has {known}")
 
 
+def check_window(begin_ms: int | None, end_ms: int | None, options: str = "-b -e") -> None:
+    """Raise InvalidArguments if the begin is after the end; `options` are the names of both."""
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        begin, end = options.split()
+        raise InvalidArguments(f"{begin} {begin_ms} is after {end} {end_ms}")
+
+
+SINCE: Final = "Only messages stored at this time or later: 2013-01-01T05:15:00, milliseconds, or now."
 Topic = Annotated[str, Option("-t --topic", "Name of the topic.")]
 BrokerAddress = Annotated[str, Option("-b --brokerAddr", "Address of the broker, host:port.", format="address")]
 GroupName = Annotated[str, Option("-g --groupName", "Consumer group.")]
@@ -182,3 +201,7 @@ BrokerName = Annotated[str, Option("-b --brokerName", "Broker name.")]
 QueueId = Annotated[int, Option("-q --queueId", "Queue id.", min=0)]
 Masters = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for all its masters.")]
 AllBrokers = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for its masters and slaves.")]
+BeginTime = Annotated[int | None, Option("-b --beginTimestamp --since", SINCE, format="time")]
+EndTime = Annotated[
+    int | None, Option("-e --endTimestamp --until", "Only messages stored at this time or earlier.", format="time")
+]

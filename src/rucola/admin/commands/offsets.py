@@ -19,7 +19,7 @@ Moment = Annotated[
     Option(
         "-s --timestamp",
         "Time to reset to: 2013-01-01T05:15:00, milliseconds since 1970; now or -1 for the end.",
-        format="time",
+        format="time or end",
     ),
 ]
 

@@ -11,12 +11,9 @@ org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differenc
 
 from rucola.admin.commands import CATALOGUE
 from rucola.cli.admin import (
-    config_export,
-    config_import,
     dead_letters,
     messages,
     monitor,
-    queue_contents,
 )
 from rucola.cli.admin.catalogue import add_to_cli
 from rucola.cli.admin.command import admin
@@ -26,10 +23,7 @@ for one in CATALOGUE.values():
 
 __all__ = [
     "admin",
-    "config_export",
-    "config_import",
     "dead_letters",
     "messages",
     "monitor",
-    "queue_contents",
 ]

@@ -7,14 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+import msgspec
 
-from rucola.admin.commands import Argument, Command, Flag, InvalidArguments, Result, Target
+from rucola.admin import AdminClient
+from rucola.admin.commands import Argument, Command, Flag, Result, Target
 from rucola.cli.admin.command import broker_option, call_admin, command, confirm, interval_option, rounds, yes_option
-from rucola.cli.option_types import ADDRESS, TimeType
+from rucola.cli.option_types import ADDRESS, TIME, PathType, TimeType
 from rucola.cli.output import print_json, print_table, printable, to_json
 from rucola.presentation import Column, Table
 
-FORMATS = {"address": ADDRESS, "time": TimeType(latest=True)}
+FORMATS = {
+    "address": ADDRESS,
+    "time": TIME,
+    "time or end": TimeType(latest=True),
+    "file": PathType(exists=True, dir_okay=False),
+    "directory": PathType(file_okay=False),
+}
 
 
 def add_to_cli(one: Command) -> None:
@@ -28,16 +36,20 @@ def add_to_cli(one: Command) -> None:
             if target.is_required and (address is None) == (cluster is None):
                 raise click.UsageError("name either a broker with -b or a cluster with -c")
             given[target.name] = Target(address, cluster)
-        try:
-            if one.confirm:
-                confirm(yes, call_admin(namesrv_addr, lambda client: one.question(client, **given)))
-            # Each round uses a new connection, so that a name server that was restarted in the meantime is found again.
-            for _ in rounds(interval):
-                result = call_admin(namesrv_addr, lambda client: one.run(client, **given))
-                show(result, as_json, one.columns)
-        except InvalidArguments as error:
-            raise click.UsageError(str(error)) from None
-        if result.is_failure:
+        if one.confirm:
+            confirm(yes, call_admin(namesrv_addr, lambda client: one.question(client, **given)))
+        is_failure = False
+
+        async def request(client: AdminClient) -> None:
+            nonlocal is_failure
+            async for result in one.run(client, **given):
+                show(result, as_json, one.columns, is_stream=one.is_stream)
+                is_failure = result.is_failure
+
+        # Each round uses a new connection, so that a name server that was restarted in the meantime is found again.
+        for _ in rounds(interval):
+            call_admin(namesrv_addr, request)
+        if is_failure:
             sys.exit(1)
 
     options = [option for each in arguments for option in _options(each)]
@@ -79,17 +91,19 @@ def secret(text: str | None, name: str) -> str | None:
     return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
 
 
-def show(result: Result, as_json: bool, columns: Sequence[Column] = ()) -> None:
+def show(result: Result, as_json: bool, columns: Sequence[Column] = (), *, is_stream: bool = False) -> None:
     """Print a result; in `columns`, if its value is rows for them."""
     for note in result.notes:
         click.echo(printable(note), err=True)
     value = to_json(result.value)
     text = [Table(columns, value)] if columns else result.text
-    if as_json or text is None:
+    if is_stream and as_json:
+        click.echo(b"" if value is None else msgspec.json.encode(value), nl=value is not None)
+    elif as_json or text is None:
         print_json(value)
-        return
-    for part in text:
-        if isinstance(part, Table):
-            print_table(part.columns, part.cells(), footer=part.has_footer)
-        else:
-            click.echo(printable(part, keep="\t"))
+    else:
+        for part in text:
+            if isinstance(part, Table):
+                print_table(part.columns, part.cells(), footer=part.has_footer)
+            else:
+                click.echo(printable(part, keep="\t"))

@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient
-from rucola.admin.commands.command import Target
+from rucola.admin.commands.command import InvalidArguments
 from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, PathType, namesrv_option
 from rucola.cli.output import wide_option
 from rucola.cli.suggestions import SuggestingGroup
@@ -79,8 +79,15 @@ def command(name: str) -> Callable[[F], click.Command]:
     """Register a command of `admin`, with the options that all commands have."""
 
     def decorate(function: F) -> click.Command:
+        @functools.wraps(function)
+        def checked(*arguments: Any, **options: Any) -> Any:
+            try:
+                return function(*arguments, **options)
+            except InvalidArguments as error:
+                raise click.UsageError(str(error)) from None
+
         # click shows the option that was added last first: help texts begin with -n and --json.
-        with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
+        with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(checked)
         with_namesrv = namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)(with_json)
         with_credentials = click.option(
             "--credentials", type=PathType(dir_okay=False), envvar=CREDENTIALS_FILE_VARIABLE,
@@ -105,18 +112,6 @@ def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path 
         os.environ.update(before)
 
     ctx.call_on_close(restore)
-
-
-def target_options(function: F) -> F:
-    """Add -b and -c, exactly one of which is required, as the parameter `target`."""
-
-    @functools.wraps(function)
-    def checked(*arguments: Any, address: str | None, cluster: str | None, **options: Any) -> Any:
-        if (address is None) == (cluster is None):
-            raise click.UsageError("name either a broker with -b or a cluster with -c")
-        return function(*arguments, target=Target(address, cluster), **options)
-
-    return cast(F, broker_option(cluster_option(checked)))
 
 
 def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:

@@ -13,11 +13,12 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, AfterRedrive, DeadLetter, RedriveResult, RedriveStatus
+from rucola.admin.commands.command import check_window
+from rucola.admin.commands.contents import letter_json
 from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, yes_option
 from rucola.cli.extras import require_reliable
-from rucola.cli.message_view import message_json
-from rucola.cli.option_types import PathType, check_window
-from rucola.cli.output import optional, print_json, print_table, progress_bar, time_text, whole
+from rucola.cli.option_types import PathType
+from rucola.cli.output import print_json, print_table, progress_bar
 from rucola.errors import ConfigError, missing_extra
 from rucola.files import replacing
 
@@ -35,51 +36,6 @@ async def _selected_letters(
         async for letter in letters:
             if show_all or not letter.is_redriven:
                 yield letter
-
-
-def _letter_json(letter: DeadLetter) -> dict[str, Any]:
-    return message_json(letter.message) | {"originTopic": letter.origin_topic, "redriven": letter.is_redriven}
-
-
-@command("printDlq")
-@group_option
-@begin_option
-@end_option
-@all_option
-def print_dlq(
-    namesrv_addr: str, as_json: bool, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
-) -> None:
-    """Print the dead letters of a group that are not re-driven.
-
-    With --json the output has one JSON object per line.
-
-    \b
-    Examples:
-      rucola admin printDlq -g billing
-      rucola admin printDlq -g billing -a -b 2013-01-01#00:00:00:000 --json
-    """
-    check_window(begin_ms, end_ms)
-
-    async def request(client: AdminClient) -> list[tuple[object, ...]]:
-        rows: list[tuple[object, ...]] = []
-        async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
-            message = letter.message
-            if as_json:
-                click.echo(msgspec.json.encode(_letter_json(letter)))
-                continue
-            rows.append(
-                (message.offset_msg_id, letter.origin_topic or "", message.tags or "", message.keys or "",
-                 message.reconsume_times, time_text(message.store_timestamp), "yes" if letter.is_redriven else "no")
-            )  # fmt: skip
-        return rows
-
-    rows = call_admin(namesrv_addr, request)
-    if not as_json:
-        columns = (
-            whole("#Offset Message ID"), "#Origin Topic", optional("#Tags"), optional("#Keys"),
-            optional("#Reconsume Times"), optional("#Store Timestamp"), "#Redriven",
-        )  # fmt: skip
-        print_table(columns, rows)
 
 
 @command("exportDlq")
@@ -142,7 +98,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def _json_lines(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
     def add(letter: DeadLetter) -> None:
-        file.write(msgspec.json.encode(_letter_json(letter)) + b"\n")
+        file.write(msgspec.json.encode(letter_json(letter)) + b"\n")
 
     yield add
 
@@ -178,7 +134,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[DeadLetter], None]]:
 def _parquet_row(letter: DeadLetter) -> dict[str, Any]:
     message = letter.message
     # JSON fields have the names of the columns. Columns of other types replace theirs.
-    return _letter_json(letter) | {
+    return letter_json(letter) | {
         "body": message.body,
         "keys": message.keys.split() if message.keys else None,
         "properties": list(message.properties.items()),

@@ -19,18 +19,17 @@ from rucola.admin import (
     MessageQueue,
     MessageTrack,
 )
-from rucola.admin.commands.command import Result, split
+from rucola.admin.commands.command import Result, check_window, split
 from rucola.admin.commands.sending import SENT, TOOLS_PRODUCER, send_json
 from rucola.cli.admin.archive_query import Origins, archive_option, archived_message, query_both
 from rucola.cli.admin.catalogue import show
 from rucola.cli.admin.command import begin_option, call_admin, command, end_option, topic_option
-from rucola.cli.message_view import message_json, message_text
-from rucola.cli.option_types import check_window
 from rucola.cli.output import optional, print_json, print_table, printable, time_text, whole
 from rucola.client import Message, Producer, PullConsumer
 from rucola.client.consumer.pull_consumer import PullStatus
 from rucola.client.producer.send_request import SendResult
 from rucola.errors import BrokerError, ConfigError, RemotingError, TopicNotFound
+from rucola.message.view import message_json, message_text
 
 group_option = click.option(
     "-g", "--consumerGroup", "group", help="With -d: consumer group of the client that consumes the message now."

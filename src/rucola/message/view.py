@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from rucola.admin import MessageExt
-from rucola.cli.output import LAYOUT, printable, time_text
+from rucola.message.message import MessageExt
+from rucola.presentation import LAYOUT, printable, time_text
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
