@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rucola.admin.message_view import message_text
 from rucola.cli.main import main
 from rucola.cli.store.body_view import BodyView, match_context
 from rucola.message import MessageInner, properties, record
-from rucola.message.view import message_text
 from rucola.store.tools.check import check
 from support.servers import RUCOLA
 from support.small_store import HOST, SmallStore

@@ -4,6 +4,7 @@ from rucola.admin.commands import (  # these fill the catalogue
     access,
     cluster,
     contents,
+    doctor,
     groups,
     messages,
     offsets,
@@ -26,5 +27,5 @@ from rucola.admin.commands.command import (
 
 __all__ = [
     "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "access",
-    "cluster", "contents", "groups", "messages", "offsets", "roles", "sending", "settings", "topics",
+    "cluster", "contents", "doctor", "groups", "messages", "offsets", "roles", "sending", "settings", "topics",
 ]  # fmt: skip

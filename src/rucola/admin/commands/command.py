@@ -50,7 +50,7 @@ class Option:
     max: float | None = None
     choices: tuple[str, ...] = ()
     format: str = ""
-    """`address`, `time`, `time or end` (-1), `file` or `directory`."""
+    """`address`, `time`, `time or end` (-1), `file`, `new file`, `directory` or `lake`."""
     prompt: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
 
@@ -170,7 +170,7 @@ def command(
     return add
 
 
-def report(addresses: Sequence[str], text: str, **members: Any) -> Result:
+def report(addresses: Sequence[str], text: str, /, **members: Any) -> Result:
     """Return the changed brokers, with a line for each; `{}` is its address."""
     return Result({"brokerAddrs": addresses, **members}, [text.format(one) for one in addresses])
 

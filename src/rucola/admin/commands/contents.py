@@ -24,14 +24,16 @@ from rucola.admin.commands.command import (
     no_such_queue,
 )
 from rucola.admin.dead_letters import DeadLetter
+from rucola.admin.message_view import message_json
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.client import PullConsumer
 from rucola.message import MessageExt
-from rucola.message.view import message_json
 from rucola.presentation import Table, optional, printable, time_text, whole
 from rucola.protocol.queue import MessageQueue
 
 Tags = Annotated[str, Option("-s --subExpression", "Only messages with these tags: 'TagA || TagB'.")]
+DeadGroup = Annotated[str, Option("-g --groupName", "Consumer group of the dead letters.")]
+ShowAll = Annotated[bool, Flag("-a --showAll", "Include dead letters that were re-driven.")]
 Charset = Annotated[str, Option("-c --charsetName", "Character encoding of bodies.")]
 
 
@@ -166,10 +168,10 @@ async def consume_message(
 @command("printDlq")
 async def print_dlq(
     client: AdminClient,
-    group: Annotated[str, Option("-g --groupName", "Consumer group of the dead letters.")],
+    group: DeadGroup,
     begin_ms: BeginTime = None,
     end_ms: EndTime = None,
-    show_all: Annotated[bool, Flag("-a --showAll", "Include dead letters that were re-driven.")] = False,
+    show_all: ShowAll = False,
 ) -> AsyncIterator[Result]:
     """Print the dead letters of a group that are not re-driven.
 
@@ -182,15 +184,13 @@ async def print_dlq(
     """
     check_window(begin_ms, end_ms)
     rows: list[tuple[object, ...]] = []
-    async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
-        async for letter in letters:
-            if show_all or not letter.is_redriven:
-                one = letter.message
-                yield Result(letter_json(letter), [])
-                rows.append(
-                    (one.offset_msg_id, letter.origin_topic or "", one.tags or "", one.keys or "",
-                     one.reconsume_times, time_text(one.store_timestamp), "yes" if letter.is_redriven else "no")
-                )  # fmt: skip
+    async for letter in selected_letters(client, group, begin_ms, end_ms, show_all):
+        one = letter.message
+        yield Result(letter_json(letter), [])
+        rows.append(
+            (one.offset_msg_id, letter.origin_topic or "", one.tags or "", one.keys or "", one.reconsume_times,
+             time_text(one.store_timestamp), "yes" if letter.is_redriven else "no")
+        )  # fmt: skip
     columns = (
         whole("#Offset Message ID"), "#Origin Topic", optional("#Tags"), optional("#Keys"),
         optional("#Reconsume Times"), optional("#Store Timestamp"), "#Redriven",
@@ -200,3 +200,12 @@ async def print_dlq(
 
 def letter_json(letter: DeadLetter) -> Row:
     return message_json(letter.message) | {"originTopic": letter.origin_topic, "redriven": letter.is_redriven}
+
+
+async def selected_letters(
+    client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
+) -> AsyncIterator[DeadLetter]:
+    async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
+        async for letter in letters:
+            if show_all or not letter.is_redriven:
+                yield letter

@@ -8,25 +8,15 @@ import msgspec
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Option, Result, Row, Topic, command, split
+from rucola.admin.commands.doctor import warning
 from rucola.admin.name_servers import parse_order_conf
 from rucola.client.consumer.allocation import average
 from rucola.errors import ConfigError
 from rucola.presentation import Column, Table, optional, time_text, whole
-from rucola.protocol.diagnosis import Finding
 from rucola.protocol.route import TopicRouteData
 from rucola.protocol.topic import TopicConfig
 
 PERMISSION = Option("-p --perm", "Permission: 2 write, 4 read, 6 both.", choices=("2", "4", "6"))
-ADVICE = {
-    "QUEUE_NOT_READ": "give the topic the queue back: updateTopic -r, or updateSubGroup -q for a retry topic",
-    "TOPIC_MISSING": "create the topic if its messages are needed; else they leave with the log",
-    "FEWER_READ_QUEUES": "updateTopic with -r at least as great as -w",
-    "FEWER_RETRY_QUEUES": "updateTopic of the %RETRY% topic with -r and -w of the group's retryQueueNums",
-    "NO_RETRY_QUEUE": "updateSubGroup -q 1; -r 0 sends failures to the dead letter queue at once",
-    "TRANSACTIONS_DISCARDED": "printMsg -t TRANS_CHECK_MAX_TIME_TOPIC; resumeCheckHalfMessage -i opens one again",
-    "NOT_DIAGNOSED": "a broker of Apache's, or of another version: its queues that no route shows are not known",
-}
-"""What an operator does, by the reason of a finding."""
 
 
 @command("topicList")
@@ -158,7 +148,7 @@ async def update_topic(
     return Result(
         {"brokerAddrs": addresses, "topicConfig": config, "findings": found},
         [*(f"create topic to {one} success." for one in addresses), str(config)],
-        [f"warning: {one.reason} {one.subject}: {_fields(one)}; {ADVICE.get(one.reason, '')}" for one in found],
+        [warning(one) for one in found],
     )
 
 
@@ -303,28 +293,3 @@ async def query_cq(
     text.append(Table(("#Index", "#Physic Offset", "#Physic Size", "#Tags Code"), rows))
     missing = [f"index {index} of queue {queue_id} of topic {topic} does not exist at {address}"]
     return Result(found, text, [] if rows else missing, is_failure=not rows)
-
-
-def _fields(finding: Finding) -> str:
-    return " ".join(f"{name}={value}" for name, value in finding.fields.items() if name != "brokerName")
-
-
-@command("doctor")
-async def doctor(client: AdminClient) -> Result:
-    """Look for states in which messages wait and no consumer gets them.
-
-    Checks every master: queues that no route shows, topics with fewer queues to read than to write, groups whose
-    retries have no queue, discarded transactions. The exit code is 1 if anything is found.
-
-    \b
-    Examples:
-      rucola admin doctor
-      rucola admin doctor --json
-    """
-    found = await client.doctor.check()
-    columns = "#Broker Name", whole("#Reason"), whole("#Subject"), "#Fields", "#Advice"
-    rows = [
-        (one.fields.get("brokerName", ""), one.reason, one.subject, _fields(one), ADVICE.get(one.reason, ""))
-        for one in found
-    ]
-    return Result({"findings": found}, [Table(columns, rows) if found else "nothing found"], is_failure=bool(found))

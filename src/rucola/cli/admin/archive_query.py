@@ -6,23 +6,18 @@ and the exit code is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import click
+from typing import Annotated
 
 from rucola.admin import MAX_LONG, KeyQueryResult, MessageExt
+from rucola.admin.commands import Option
 from rucola.cli.extras import require_spark
-from rucola.cli.option_types import PathType
 from rucola.errors import RemotingError, TopicNotFound
 
-archive_option = click.option(
-    "--archive",
-    "lake",
-    type=PathType(exists=True, file_okay=False),
-    help="Also search this lake, for messages that are no longer in the log.",
-)
+HELP = "Also search this lake, for messages that are no longer in the log."
+Archive = Annotated[Path | None, Option("--archive", HELP, format="lake")]
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ class Origins:
         return "".join(f"\n{'From:':<20} {origin}" for origin in self.cells(message))
 
 
-def query_both(
-    live: Callable[[], KeyQueryResult],
+async def query_both(
+    live: Callable[[], Awaitable[KeyQueryResult]],
     lake: Path | None,
     topic: str,
     key: str,
@@ -62,12 +57,12 @@ def query_both(
     `window` is the first and the last store timestamp, in milliseconds, both inclusive.
     """
     if lake is None:
-        return live(), Origins()
+        return await live(), Origins()
     with require_spark():
         from rucola.spark.lake.lookup import by_key
     # 1. Query the brokers. If no broker answers, this is a failure of the result, and the lake is searched anyway.
     try:
-        result = live()
+        result = await live()
     except TopicNotFound:
         result = KeyQueryResult([])  # the topic was deleted after it was archived
     except RemotingError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,17 +11,27 @@ import msgspec
 
 from rucola.admin import AdminClient
 from rucola.admin.commands import Argument, Command, Flag, Result, Target
-from rucola.cli.admin.command import broker_option, call_admin, command, confirm, interval_option, rounds, yes_option
+from rucola.cli.admin.command import (
+    broker_option,
+    call_admin,
+    click_command,
+    confirm,
+    interval_option,
+    rounds,
+    yes_option,
+)
 from rucola.cli.option_types import ADDRESS, TIME, PathType, TimeType
 from rucola.cli.output import print_json, print_table, printable, to_json
-from rucola.presentation import Column, Table
+from rucola.presentation import Table
 
 FORMATS = {
     "address": ADDRESS,
     "time": TIME,
     "time or end": TimeType(latest=True),
     "file": PathType(exists=True, dir_okay=False),
+    "new file": PathType(dir_okay=False),
     "directory": PathType(file_okay=False),
+    "lake": PathType(exists=True, file_okay=False),
 }
 
 
@@ -43,7 +53,7 @@ def add_to_cli(one: Command) -> None:
         async def request(client: AdminClient) -> None:
             nonlocal is_failure
             async for result in one.run(client, **given):
-                show(result, as_json, one.columns, is_stream=one.is_stream)
+                _show(result, as_json, one)
                 is_failure = result.is_failure
 
         # Each round uses a new connection, so that a name server that was restarted in the meantime is found again.
@@ -57,7 +67,7 @@ def add_to_cli(one: Command) -> None:
     run.__doc__ = one.help
     for option in reversed(options):
         run = option(run)
-    command(one.name)(run)
+    click_command(one.name)(run)
 
 
 def _options(argument: Argument) -> list[Callable[[Any], Any]]:
@@ -91,13 +101,12 @@ def secret(text: str | None, name: str) -> str | None:
     return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
 
 
-def show(result: Result, as_json: bool, columns: Sequence[Column] = (), *, is_stream: bool = False) -> None:
-    """Print a result; in `columns`, if its value is rows for them."""
+def _show(result: Result, as_json: bool, one: Command) -> None:
     for note in result.notes:
         click.echo(printable(note), err=True)
     value = to_json(result.value)
-    text = [Table(columns, value)] if columns else result.text
-    if is_stream and as_json:
+    text = [Table(one.columns, value)] if one.columns else result.text
+    if one.is_stream and as_json:
         click.echo(b"" if value is None else msgspec.json.encode(value), nl=value is not None)
     elif as_json or text is None:
         print_json(value)

@@ -75,7 +75,7 @@ def admin() -> None:
     """
 
 
-def command(name: str) -> Callable[[F], click.Command]:
+def click_command(name: str) -> Callable[[F], click.Command]:
     """Register a command of `admin`, with the options that all commands have."""
 
     def decorate(function: F) -> click.Command:
@@ -124,7 +124,6 @@ def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]
     return asyncio.run(call())
 
 
-topic_option = click.option("-t", "--topic", required=True, help="Name of the topic.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 broker_option = click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Address of one broker, host:port.")
 cluster_option = click.option("-c", "--clusterName", "cluster", help="Name of a cluster, for all its masters.")

@@ -4,60 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import click
 import msgspec
 
 from rucola.admin import AdminClient, AfterRedrive, DeadLetter, RedriveResult, RedriveStatus
-from rucola.admin.commands.command import check_window
-from rucola.admin.commands.contents import letter_json
-from rucola.cli.admin.command import begin_option, call_admin, command, confirm, end_option, yes_option
+from rucola.admin.commands.command import BeginTime, EndTime, Option, Result, check_window, command, split
+from rucola.admin.commands.contents import DeadGroup, ShowAll, letter_json, selected_letters
+from rucola.cli.admin.command import begin_option, call_admin, click_command, confirm, end_option, yes_option
 from rucola.cli.extras import require_reliable
-from rucola.cli.option_types import PathType
-from rucola.cli.output import print_json, print_table, progress_bar
+from rucola.cli.output import print_table, progress_bar
 from rucola.errors import ConfigError, missing_extra
 from rucola.files import replacing
 
+FORM = "One JSON object per line, or Parquet (needs the extra `spark`)."
 PARQUET_ROWS = 4096
 """Rows per row group of a Parquet file, all of which are held in memory."""
 
-group_option = click.option("-g", "--groupName", "group", required=True, help="Consumer group of the dead letters.")
-all_option = click.option("-a", "--showAll", "show_all", is_flag=True, help="Include dead letters that were re-driven.")
-
-
-async def _selected_letters(
-    client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
-) -> AsyncGenerator[DeadLetter, None]:
-    async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
-        async for letter in letters:
-            if show_all or not letter.is_redriven:
-                yield letter
-
 
 @command("exportDlq")
-@group_option
-@click.option("-o", "--output", type=PathType(dir_okay=False), required=True, help="File to write.")
-@click.option(
-    "-f", "--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True,
-    help="One JSON object per line, or Parquet (needs the extra `spark`).",
-)  # fmt: skip
-@begin_option
-@end_option
-@all_option
-def export_dlq(
-    namesrv_addr: str,
-    as_json: bool,
-    group: str,
-    output: Path,
-    form: str,
-    begin_ms: int | None,
-    end_ms: int | None,
-    show_all: bool,
-) -> None:
+async def export_dlq(
+    client: AdminClient,
+    group: DeadGroup,
+    output: Annotated[Path, Option("-o --output", "File to write.", format="new file")],
+    form: Annotated[str, Option("-f --format", FORM, choices=("jsonl", "parquet"))] = "jsonl",
+    begin_ms: BeginTime = None,
+    end_ms: EndTime = None,
+    show_all: ShowAll = False,
+) -> Result:
     """Write the dead letters of a group to a file, without re-driven ones.
 
     The messages stay on the brokers. A Parquet file has the columns of the Spark data source, and originTopic and
@@ -69,21 +47,13 @@ def export_dlq(
       rucola admin exportDlq -g billing -o billing.parquet -f parquet -a
     """
     check_window(begin_ms, end_ms)
-    write = _parquet if form == "parquet" else _json_lines
-
-    async def request(client: AdminClient) -> int:
-        count = 0
-        with _replacing(output) as file, write(file) as add:
-            async for letter in _selected_letters(client, group, begin_ms, end_ms, show_all):
-                add(letter)
-                count += 1
-        return count
-
-    count = call_admin(namesrv_addr, request)
-    if as_json:
-        print_json({"group": group, "output": str(output), "format": form, "count": count})
-    else:
-        click.echo(f"{count} dead letters of group {group} written to {output}")
+    count = 0
+    with _replacing(output) as file, (_parquet if form == "parquet" else _json_lines)(file) as add:
+        async for letter in selected_letters(client, group, begin_ms, end_ms, show_all):
+            add(letter)
+            count += 1
+    value = {"group": group, "output": output, "format": form, "count": count}
+    return Result(value, [f"{count} dead letters of group {group} written to {output}"])
 
 
 @contextmanager
@@ -152,8 +122,8 @@ def _times(name: str, timestamp_ms: int) -> dict[str, int | None]:
     return {name: None, f"{name}Raw": timestamp_ms}
 
 
-@command("redriveDlq")
-@group_option
+@click_command("redriveDlq")
+@click.option("-g", "--groupName", "group", required=True, help="Consumer group of the dead letters.")
 @click.option("-i", "--msgId", "msg_ids", help="Only the messages with these offsetMsgIds, separated by commas.")
 @begin_option
 @end_option
@@ -199,7 +169,7 @@ def redrive_dlq(
       rucola admin redriveDlq -g billing --database sqlite:///shop.db --yes
     """
     check_window(begin_ms, end_ms)
-    ids = [msg_id for part in (msg_ids or "").split(",") if (msg_id := part.strip())]
+    ids = split(msg_ids or "")
     if msg_ids is not None and (not ids or begin_ms is not None or end_ms is not None):
         raise click.UsageError("-i names messages, so -b and -e cannot be given with it")
     if database is None and (prefix or schema):

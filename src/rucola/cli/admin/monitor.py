@@ -9,13 +9,13 @@ import click
 import msgspec
 
 from rucola.admin import AdminClient, Finding
-from rucola.cli.admin.command import call_admin, command, rounds
+from rucola.cli.admin.command import call_admin, click_command, rounds
 from rucola.cli.output import time_text
 
 DEFAULT_INTERVAL_S = 60.0
 
 
-@command("startMonitoring")
+@click_command("startMonitoring")
 @click.option(
     "-i",
     "--interval",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from rucola.admin.message_view import message_json
 from rucola.cli.output import optional, print_json, print_table, time_text, whole, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, spark_option
 from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
-from rucola.message.view import message_json
 
 
 @click.command()

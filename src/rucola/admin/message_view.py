@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from rucola.message.message import MessageExt
+from rucola.message import MessageExt
 from rucola.presentation import LAYOUT, printable, time_text
 
 
