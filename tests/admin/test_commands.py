@@ -44,6 +44,7 @@ async def test_a_command_runs_without_the_command_line(tmp_path: Path, capsys: p
         assert await admin.name_servers.get_kv("n", "k") == "v", "a question changes nothing"
         assert await results(admin, "deleteKvConfig", **key) == [key]
         assert await admin.name_servers.get_kv("n", "k") is None
+        assert await CATALOGUE["deleteExpiredCommitLog"].question(admin), "defaults need not be given"
     assert capsys.readouterr() == ("", "")
 
 

@@ -130,11 +130,11 @@ class Command:
 
     async def question(self, client: AdminClient, **arguments: Any) -> str:
         """Return what the command will do. Errors as the command itself."""
-        if isinstance(self.confirm, str):
-            return self.confirm.format(**arguments)
-        return await self.confirm(client, **arguments)
+        given = {one.name: one.default for one in self.arguments() if not one.is_required} | arguments
+        return self.confirm.format(**given) if isinstance(self.confirm, str) else await self.confirm(client, **given)
 
     async def run(self, client: AdminClient, **arguments: Any) -> AsyncIterator[Result]:
+        """Yield the only result, or those of a generator as they come."""
         if self.is_stream:
             async with aclosing(self.call(client, **arguments)) as results:
                 async for result in results:
