@@ -17,12 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from figures import Aim, Figure, median
 from floors import Options
+from rucola.spark.archive import Archive, SearchResult
 from rucola.spark.jobs import search
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.jobs.staging import stage_in_spark
-from rucola.spark.lake.lookup import SearchResult, by_key
-from rucola.spark.lake.snapshot import read_snapshot
-from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import local_session
 
 ROWS = 1_000_000
@@ -41,16 +38,15 @@ def measure(options: Options) -> list[Figure]:
             lake = Path(name) / "lake"
             begin = time.perf_counter()
             for number in range(COMMITS):
-                with open_lake(lake) as opened:
+                with Archive(lake).open() as opened:
                     begin_row, end_row = rows * number // COMMITS, rows * (number + 1) // COMMITS
-                    staged = stage_in_spark(opened, messages(session, begin_row, end_row, rows), iter)
-                    opened.publish(rows=staged.rows, entries=staged.entries)
+                    opened.append_in_spark(messages(session, begin_row, end_row, rows), iter)
+                    opened.commit({})
             fill_s = time.perf_counter() - begin
-            snapshot = read_snapshot(lake)
             more = {
                 "rows": rows,
-                "GB_of_messages": sum(file.size for file in snapshot.rows) / 1e9,
-                "GB_of_keys": sum(file.size for file in snapshot.keys) / 1e9,
+                "GB_of_messages": sum(path.stat().st_size for path in lake.glob("topic=*/*/*.parquet")) / 1e9,
+                "GB_of_keys": sum(path.stat().st_size for path in lake.glob("_rucola/keys/*.parquet")) / 1e9,
                 "rows/s_filled": rows / fill_s,
             }
             return _search(session, lake, rows, options.rounds, more)
@@ -94,7 +90,7 @@ def _search(session: SparkSession, lake: Path, rows: int, rounds: int, more: dic
     numbers = random.Random(2013)
 
     def without_spark(key: str) -> SearchResult:
-        return by_key(lake, [key])
+        return Archive(lake).by_key([key])
 
     def with_spark(key: str) -> SearchResult:
         return search.run(session, lake, Selection(keys=(key,)))

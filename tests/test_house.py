@@ -186,6 +186,18 @@ def test_imports_point_downward() -> None:
     assert found == []
 
 
+def test_the_format_of_an_archive_is_behind_one_module() -> None:
+    """All jobs and commands use `rucola.spark.archive`, so that another format can replace the lake there."""
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module in MODULES
+        for imported, line in imports_of(module)
+        if imported.startswith("rucola.spark.lake")
+        if module != "rucola.spark.archive" and not module.startswith("rucola.spark.lake")
+    ]
+    assert found == []
+
+
 def test_pure_packages_import_no_io() -> None:
     found = [
         f"{module}:{line} imports {imported}"

@@ -16,12 +16,12 @@ from rucola.cli.main import main
 from rucola.cli.option_types import PathType
 from rucola.errors import ConfigError
 from rucola.files import local_path
-from rucola.spark.jobs import archive, audit, compact, lake_repair, rebuild, replay, search
+from rucola.spark.archive import Archive
+from rucola.spark.jobs import archive, audit, rebuild, replay, search
 from rucola.spark.jobs.reconciled_log import log_sources
 from rucola.spark.jobs.replay import ReplayOptions
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_snapshot
-from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import LazySession
 from rucola.spark.source.options import parse_read_options
 from rucola.store.config import StoreConfig
@@ -120,16 +120,16 @@ URL = "s3a://bucket/x"
     [
         lambda store, url: archive.run(SESSION, store, url),
         lambda _, url: archive.run(SESSION, url, "new"),
-        lambda _, url: compact.run(SESSION, url),
+        lambda _, url: Archive(url).compact(SESSION),
         lambda _, url: search.run(SESSION, url, Selection()),
         lambda _, url: audit.run(SESSION, [url]),
         lambda store, url: audit.run(SESSION, [store], url),
         lambda _, url: replay.run(SESSION, url),
         lambda store, url: replay.run(SESSION, store, ReplayOptions("127.0.0.1:1", url)),
         lambda store, url: rebuild.run(SESSION, store, url),
-        lambda _, url: lake_repair.run(SESSION, url),
+        lambda _, url: Archive(url).repair(SESSION),
         lambda _, url: log_sources([url]),
-        lambda _, url: open_lake(url).__enter__(),
+        lambda _, url: Archive(url).open().__enter__(),
         lambda _, url: parse_read_options({"storePath": str(url)}),
         lambda _, url: parse_read_options({"path": str(url)}),
         lambda _, url: StoreReader(url),

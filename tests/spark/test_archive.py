@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from pyspark.sql import SparkSession
 
 from rucola.errors import StoreError
 from rucola.message.topics import is_system_topic
+from rucola.spark.archive import Archive, ArchiveWriter
 from rucola.spark.jobs import archive
-from rucola.spark.jobs.staging import stage_messages
+from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.writer import open_lake
@@ -79,7 +81,7 @@ def test_archiving_resumes_where_it_ended(spark: SparkSession, small_store: Smal
         ("007", date(2023, 11, 15)),
         ("%RETRY%g", date(2023, 11, 15)),
     }
-    with open_lake(lake) as opened:
+    with Archive(lake).open() as opened:
         progress = opened.progress()["broker-a"]
     assert progress.physical_offset == small_store.end
     assert progress.queues == {"007": {"0": 3, "1": 3}, "%RETRY%g": {"0": 40}}
@@ -108,8 +110,9 @@ def test_files_of_a_failed_attempt_are_not_published(
     with open_lake(tmp_path / "lake") as lake:
         batches = [batch for each in plan(read) for batch in read_partition(each, read, tuple(COLUMNS))]
         write_rows(batches, lake.staged_rows / "00000-failed")
-        staged = stage_messages(spark, lake, options, 1 << 40)
-        lake.publish(rows=staged.rows, entries=staged.entries)
+        writer, tasks = ArchiveWriter(lake), partition_tasks(spark, plan(read))
+        staged = writer.append_in_spark(tasks, partial(read_partitions, read, tuple(COLUMNS)))
+        writer.commit({})
     assert sum(queue.rows for queue in staged.queues) == len(places)
     assert archived(spark, tmp_path / "lake") == places
 

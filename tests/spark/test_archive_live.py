@@ -14,10 +14,11 @@ from pyspark.sql import SparkSession
 from rucola.client import Message
 from rucola.client.sync import Producer
 from rucola.errors import RemotingError, StoreError
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
-from rucola.spark.lake.lookup import by_key
-from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.source import batch_reader
+from rucola.spark.source.options import ReadOptions
 from support.cluster import Cluster, cluster
 from support.live_reads import send
 
@@ -64,8 +65,8 @@ async def test_brokers_are_archived_in_bounded_commits(spark: SparkSession, tmp_
         second = await archiving()
         assert second.rows_by_topic == {"Late": 5, "T": 2}
         assert archived(spark, lake) == sorted(sent)
-        assert {each.broker_name for each in by_key(lake, ["k1"]).messages} == {"broker-a", "broker-b"}
-        progress = read_snapshot(lake).progress
+        assert {each.broker_name for each in Archive(lake).by_key(["k1"]).messages} == {"broker-a", "broker-b"}
+        progress = Archive(lake).progress()
         assert progress["broker-a"].queues == {"T": {"0": 4, "1": 4, "2": 2, "3": 2}}
         # Nothing is known of its log, so nothing may be deleted from there on the strength of this archive.
         assert (progress["broker-a"].physical_offset, progress["broker-a"].is_live) == (0, True)
@@ -107,14 +108,14 @@ async def test_alternating_runs_archive_each_message_once(
         await running.create_topic(await running.start_broker("broker-a"), "T")
         sent = await send(running, "T", 4)
 
-        def open_later(root: str | Path) -> Any:
+        def open_later(opened: Archive) -> Any:
             monkeypatch.undo()
             with Producer("senders", running.namesrv) as producer:
                 sent.extend(producer.send(Message("T", b"later")).msg_id for _ in range(8))
             assert archive.run_live(spark, running.namesrv, lake).rows == 12
-            return archive.open_lake(root)
+            return opened.open()
 
-        monkeypatch.setattr(archive, "open_lake", open_later)
+        monkeypatch.setattr(Archive, "open", open_later)
         assert (await archiving()).rows == 0
         assert archived(spark, lake) == sorted(sent)
 
@@ -162,12 +163,12 @@ async def test_a_broker_lost_during_archiving_is_archived_later(
         sent = await send(running, "T", 4) + await send(running, "T", 4, broker="broker-b")
         loop = asyncio.get_running_loop()
 
-        def stage_later(*arguments: Any) -> Any:
+        def plan_later(options: ReadOptions) -> Any:
             monkeypatch.undo()
             asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
-            return archive.stage_messages(*arguments)
+            return batch_reader.plan(options)
 
-        monkeypatch.setattr(archive, "stage_messages", stage_later)
+        monkeypatch.setattr(batch_reader, "plan", plan_later)
         with pytest.raises(RemotingError, match="broker-b is not registered at the name servers: queues 0 to 3"):
             await archiving(fail_on_missing_broker=False)
         assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rucola.message.record import decode
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.lake.snapshot import ArchiveProgress
-from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import LazySession
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
@@ -38,6 +38,6 @@ def test_retention_reads_the_progress_that_the_lake_publishes(tmp_path: Path) ->
         assert begin_after_a_round() == 0  # archived under another name
         for archived, begin in ((end, 0), (4096, 4096), (store.max_physical_offset, 8192)):
             progress = ArchiveProgress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
-            with open_lake(tmp_path / "lake") as lake:
-                lake.publish({str(settings.store_path_root_dir): progress})
+            with Archive(tmp_path / "lake").open() as lake:
+                lake.commit({str(settings.store_path_root_dir): progress})
             assert begin_after_a_round() == begin

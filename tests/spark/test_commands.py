@@ -21,10 +21,11 @@ from rucola.client import Message
 from rucola.client.sync import Producer
 from rucola.errors import ConfigError, StoreError
 from rucola.spark import session
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import AckReader
 from rucola.spark.lake.snapshot import read_snapshot
-from rucola.spark.lake.writer import LakeInUse, open_lake
+from rucola.spark.lake.writer import LakeInUse
 from rucola.spark.session import LazySession, local_session
 from support.broker_thread import broker_thread
 from support.processes import wait_for
@@ -294,7 +295,7 @@ def opened(lake: Path) -> Iterator[None]:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
-                stack.enter_context(open_lake(lake))
+                stack.enter_context(Archive(lake).open())
                 break
             except LakeInUse:
                 assert time.monotonic() < deadline

@@ -8,8 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.errors import StoreError
-from rucola.spark.jobs import archive, compact
+from rucola.spark.archive import Archive
+from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
+from rucola.spark.lake.compaction import CompactionResult
 from rucola.spark.lake.key_index import key_hash, read_keys, runs_to_merge
 from rucola.spark.lake.snapshot import KeyFile, read_snapshot
 from support.small_store import SmallStore
@@ -39,8 +41,8 @@ def test_small_files_become_one_and_nothing_else_changes(
     before = read_lake(spark, lake).orderBy("commitLogOffset")
     rows = before.collect()
     assert len(rows) == 9
-    assert compact.run(spark, lake) == compact.CompactionResult(str(lake))  # there is too little of everything
-    summary = compact.run(spark, lake, min_files=2)
+    assert Archive(lake).compact(spark) == CompactionResult(str(lake))  # there is too little of everything
+    summary = Archive(lake).compact(spark, min_files=2)
     assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
     assert (summary.replaced_key_files, summary.key_files) == (3, 1)
     snapshot = read_snapshot(lake)
@@ -50,7 +52,7 @@ def test_small_files_become_one_and_nothing_else_changes(
     assert snapshot.progress[str(small_store.path)].physical_offset == small_store.end
     # Whoever began before still reads the old files, until these have had their time.
     assert before.collect() == rows
-    compact.run(spark, lake, keep_replaced_ms=0)
+    Archive(lake).compact(spark, keep_replaced_ms=0)
     assert {str(path.relative_to(lake)) for path in lake.rglob("*.parquet")} == {
         *(file.path for file in snapshot.rows),
         *(file.path for file in snapshot.keys),
@@ -60,7 +62,7 @@ def test_small_files_become_one_and_nothing_else_changes(
 def test_a_directory_without_a_lake_is_left_unchanged(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     with pytest.raises(StoreError, match="is not a lake"):
-        compact.run(None, tmp_path)  # type: ignore[arg-type]
+        Archive(tmp_path).compact(None)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -19,10 +19,11 @@ from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
-from rucola.spark.jobs import archive, compact, lake_repair, search
+from rucola.spark.archive import Archive
+from rucola.spark.jobs import archive, search
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_lake, writer
-from rucola.spark.lake.lookup import by_key
+from rucola.spark.lake.repair import LakeRepairResult
 from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import LazySession, local_session
@@ -60,7 +61,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Filled:
         filled.archived += put(filled.store, 10)
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
         if step == 1:
-            compact.run(spark, filled.path, min_files=2)
+            Archive(filled.path).compact(spark, min_files=2)
     filled.later = put(filled.store, 3)
     return filled
 
@@ -77,7 +78,7 @@ def messages(spark: SparkSession, lake: Path) -> list[int]:
 
 def indexed(lake: Path, offsets: list[int]) -> list[int]:
     """The messages that are found by their keys."""
-    found = [by_key(lake, [f"k{offset}"]).messages for offset in offsets]
+    found = [Archive(lake).by_key([f"k{offset}"]).messages for offset in offsets]
     return [each.message.physical_offset for each_key in found for each in each_key]
 
 
@@ -157,7 +158,7 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
 
     # A dry run changes nothing, and tells.
     before = content(filled.path)
-    dry = lake_repair.run(spark, filled.path, dry_run=True)
+    dry = Archive(filled.path).repair(spark, dry_run=True)
     assert content(filled.path) == before
     is_harmless = name == "lock" or (damage == "removed" and (is_replaced or name.endswith(".bak")))
     assert dry.is_sound == is_harmless
@@ -176,18 +177,18 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
     left = filled.archived
     if is_lost:
         with pytest.raises(StoreError, match=f"lost 5 messages of [TU] on 2023-11-15, which were in .*{path.name}"):
-            lake_repair.run(spark, filled.path)
+            Archive(filled.path).repair(spark)
         assert content(filled.path) == before
-        done = lake_repair.run(spark, filled.path, allow_loss=True)
+        done = Archive(filled.path).repair(spark, allow_loss=True)
         left = messages(spark, filled.path)
         assert 0 < len(left) < len(filled.archived)
     else:
-        done = lake_repair.run(spark, filled.path)
+        done = Archive(filled.path).repair(spark)
     assert done.is_sound == dry.is_sound
     assert done.rows == len(left)
     assert messages(spark, filled.path) == left
     assert sorted(indexed(filled.path, filled.archived)) == left
-    again = lake_repair.run(spark, filled.path, dry_run=True)
+    again = Archive(filled.path).repair(spark, dry_run=True)
     assert again.is_sound, again.findings
     kept = {data for name, data in content(filled.path).items() if name.endswith(".parquet")}
     assert {data for name, data in before.items() if name.endswith(".parquet")} <= kept
@@ -205,15 +206,15 @@ def own(filled: Filled, *names: str) -> list[Path]:
     return [filled.path / "_rucola" / name for name in names]
 
 
-def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> lake_repair.LakeRepairResult:
+def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> LakeRepairResult:
     """Repair, and hold that everything is there once, by scan and by key, and that archiving goes on after it."""
-    done = lake_repair.run(spark, filled.path, **more)
+    done = Archive(filled.path).repair(spark, **more)
     assert not done.is_sound
     assert messages(spark, filled.path) == filled.archived
     assert sorted(indexed(filled.path, filled.archived)) == filled.archived
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3
     assert messages(spark, filled.path) == filled.archived + filled.later
-    assert lake_repair.run(spark, filled.path, dry_run=True).is_sound
+    assert Archive(filled.path).repair(spark, dry_run=True).is_sound
     return done
 
 
@@ -225,13 +226,13 @@ def test_progress_without_rows_is_a_loss_and_set_back(filled: Filled) -> None:
         queues = {topic: {queue: end + 5 for queue, end in ends.items()} for topic, ends in progress.queues.items()}
         lake.publish({BROKER: replace(progress, physical_offset=filled.store.end, queues=queues)})
     before = content(filled.path)
-    found = lake_repair.run(here, filled.path, dry_run=True)
+    found = Archive(filled.path).repair(here, dry_run=True)
     assert len(found.losses) == sum(map(len, queues.values()))
     with pytest.raises(StoreError):
-        lake_repair.run(here, filled.path)
+        Archive(filled.path).repair(here)
     assert content(filled.path) == before
-    lake_repair.run(here, filled.path, allow_loss=True)
-    assert lake_repair.run(here, filled.path).is_sound
+    Archive(filled.path).repair(here, allow_loss=True)
+    assert Archive(filled.path).repair(here).is_sound
     assert archive.run(here, filled.store.path, filled.path, broker_name=BROKER).rows == len(filled.later)
 
 
@@ -242,7 +243,7 @@ def test_a_lake_without_metadata_is_restored(spark: SparkSession, filled: Filled
     with pytest.raises(StoreCorrupt, match="the directory is missing, but there are messages of a lake"):
         archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     with pytest.raises(ConfigError, match=f"how {BROKER} was archived; give --store {BROKER} if"):
-        lake_repair.run(spark, filled.path)
+        Archive(filled.path).repair(spark)
     done = is_restored(spark, filled, stores=[BROKER])
     # Files that a compaction had replaced are no part of it, and no file is lost.
     assert sorted(Path(path).name[:10] for path in done.asides) == ["0000000001"] * 2 + ["0000000002"] * 2
@@ -251,11 +252,11 @@ def test_a_lake_without_metadata_is_restored(spark: SparkSession, filled: Filled
 
 @pytest.mark.spark
 def test_lost_progress_is_derived_from_the_rows(spark: SparkSession, filled: Filled) -> None:
-    wanted = read_snapshot(filled.path).progress
+    wanted = Archive(filled.path).progress()
     for path in own(filled, "snapshot.json", "snapshot.json.bak", "progress.json", "progress.json.bak"):
         path.unlink()
-    lake_repair.run(spark, filled.path, stores=[BROKER])
-    assert read_snapshot(filled.path).progress == wanted
+    Archive(filled.path).repair(spark, stores=[BROKER])
+    assert Archive(filled.path).progress() == wanted
     published = json.loads((filled.path / "_rucola" / "progress.json").read_bytes())
     assert published[BROKER]["physical_offset"] == wanted[BROKER].physical_offset
 
@@ -271,8 +272,8 @@ def test_the_key_index_reveals_lost_messages(spark: SparkSession, filled: Filled
             path.unlink()
     said = {3: "10 messages of T on 2023-11-15 from broker-a", 4: "5 messages of T on 2023-11-15 from broker-a"}[number]
     with pytest.raises(StoreError, match=f"has lost {said}, at physical offsets"):
-        lake_repair.run(spark, filled.path)
-    left = lake_repair.run(spark, filled.path, allow_loss=True).rows
+        Archive(filled.path).repair(spark)
+    left = Archive(filled.path).repair(spark, allow_loss=True).rows
     assert left == len(messages(spark, filled.path)) == 30 - int(said[:2])
 
 
@@ -299,7 +300,7 @@ def test_messages_archived_again_into_an_empty_lake_are_kept_once(
     shutil.copytree(tmp_path / "new", filled.path, dirs_exist_ok=True)
     for path in own(filled, "snapshot.json.bak", "progress.json.bak"):
         path.unlink()
-    lake_repair.run(spark, filled.path)
+    Archive(filled.path).repair(spark)
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 0
 
@@ -315,16 +316,16 @@ def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path,
             rows = spark.range(0, 40).selectExpr(f"concat({number}, '-', id) AS body")
             rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()
             assert archive.run_live(spark, namesrv, lake).rows == 40
-        wanted = read_snapshot(lake).progress
+        wanted = Archive(lake).progress()
         (own / "snapshot.json").unlink()
         if is_said:
             for name in ("snapshot.json.bak", "progress.json", "progress.json.bak"):
                 (own / name).unlink()
             with pytest.raises(ConfigError, match="or --live broker-a"):
-                lake_repair.run(spark, lake)
-        done = lake_repair.run(spark, lake, live=["broker-a"] if is_said else [])
+                Archive(lake).repair(spark)
+        done = Archive(lake).repair(spark, live=["broker-a"] if is_said else [])
         assert (done.rows, done.losses, done.asides) == (80, (), ())
-        assert read_snapshot(lake).progress == wanted
+        assert Archive(lake).progress() == wanted
         assert archive.run_live(spark, namesrv, lake).rows == 0
 
 
@@ -363,13 +364,13 @@ def test_an_interrupted_commit_is_completed_or_dropped(spark: SparkSession, fill
             archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
     else:
         (filled.path / "_rucola" / lost).unlink()
-    done = lake_repair.run(spark, filled.path)
+    done = Archive(filled.path).repair(spark)
     is_completed = lost in ("snapshot.json", "progress.json")
     assert done.rows == len(filled.archived) + 3 * is_completed
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3 * (not is_completed)
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert sorted(indexed(filled.path, filled.later)) == filled.later
-    assert lake_repair.run(spark, filled.path, dry_run=True).is_sound
+    assert Archive(filled.path).repair(spark, dry_run=True).is_sound
 
 
 # -- a repair that is killed -------------------------------------------------------------------------------------------
@@ -402,11 +403,11 @@ def test_a_repair_killed_at_any_step_can_be_repeated(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, deadly)
             with suppress(Killed):
-                lake_repair.run(None, lake, allow_loss=True)  # type: ignore[arg-type]
-        summary = lake_repair.run(None, lake, allow_loss=True)  # type: ignore[arg-type]
+                Archive(lake).repair(None, allow_loss=True)  # type: ignore[arg-type]
+        summary = Archive(lake).repair(None, allow_loss=True)  # type: ignore[arg-type]
         assert sum(file.rows for file in read_snapshot(lake).rows) == summary.rows == 25
         assert sorted(indexed(lake, original.archived)) == sorted({*original.archived} - {*original.archived[20::2]})
-        assert lake_repair.run(None, lake, dry_run=True).is_sound  # type: ignore[arg-type]
+        assert Archive(lake).repair(None, dry_run=True).is_sound  # type: ignore[arg-type]
         kept = {data for name, data in content(lake).items() if name.endswith(".parquet")}
         assert {data for name, data in before.items() if name.endswith(".parquet")} <= kept
         if deadly.calls > 0:
@@ -422,7 +423,7 @@ def test_a_killed_rebuild_of_the_index_can_be_repeated(spark: SparkSession, fill
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
     with killed_behind(last):
-        lake_repair.run(spark, filled.path)
+        Archive(filled.path).repair(spark)
     if last == "pending.json":
         with pytest.raises(StoreCorrupt, match=r"snapshot\.json at byte 0: the file is missing"):
             read_snapshot(filled.path)
@@ -432,7 +433,7 @@ def test_a_killed_rebuild_of_the_index_can_be_repeated(spark: SparkSession, fill
     assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3
     assert messages(spark, filled.path) == filled.archived + filled.later
     assert sorted(indexed(filled.path, filled.archived)) == filled.archived
-    assert lake_repair.run(spark, filled.path, dry_run=True).is_sound
+    assert Archive(filled.path).repair(spark, dry_run=True).is_sound
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ def test_the_command_prints_its_plan_and_executes_it(spark: SparkSession, filled
 def test_a_new_lake_is_sound_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         pass
-    assert lake_repair.run(None, tmp_path / "lake").is_sound  # type: ignore[arg-type]
+    assert Archive(tmp_path / "lake").repair(None).is_sound  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="is not a lake"):
-        lake_repair.run(None, tmp_path)  # type: ignore[arg-type]
+        Archive(tmp_path).repair(None)  # type: ignore[arg-type]
     assert not (tmp_path / "_rucola").exists()

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreError
-from rucola.spark.jobs import archive, compact, lake_repair, search
+from rucola.spark.archive import Archive
+from rucola.spark.jobs import archive, search
 from rucola.spark.jobs.replay_ledger import AckReader, open_ledger
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_snapshot
-from rucola.spark.lake.lookup import by_key
-from rucola.spark.lake.writer import open_lake
 from rucola.spark.session import LazySession
 from support.small_store import SmallStore
 
@@ -22,21 +21,21 @@ SESSION = LazySession("tests", use_spark=False)
 
 
 def opened(lake: Path) -> None:
-    with open_lake(lake):
+    with Archive(lake).open():
         pass
 
 
 READERS: dict[str, Callable[[Path], object]] = {
     "snapshot": read_snapshot,
     "search": lambda lake: search.run(SESSION, lake, Selection()),
-    "key": lambda lake: by_key(lake, ["k"]),
+    "key": lambda lake: Archive(lake).by_key(["k"]),
 }
 WRITERS: dict[str, Callable[[Path], object]] = {
     "open": opened,
     "archive": lambda lake: archive.run(SESSION, lake.parent / "store", lake),
-    "compact": lambda lake: compact.run(SESSION, lake, min_files=1),
-    "repair": lambda lake: lake_repair.run(SESSION, lake),
-    "dry repair": lambda lake: lake_repair.run(SESSION, lake, dry_run=True),
+    "compact": lambda lake: Archive(lake).compact(SESSION, min_files=1),
+    "repair": lambda lake: Archive(lake).repair(SESSION),
+    "dry repair": lambda lake: Archive(lake).repair(SESSION, dry_run=True),
 }
 ENTRIES = [
     "_rucola", "_rucola/snapshot.json", "_rucola/progress.json", "_rucola/pending.json", "_rucola/lock",

@@ -10,11 +10,12 @@ from pyspark.sql import SparkSession
 from rucola.errors import InvalidMessage, StoreError
 from rucola.message import MessageExt
 from rucola.message.record import body_crc
-from rucola.spark.jobs import archive, compact, search
+from rucola.spark.archive import Archive
+from rucola.spark.jobs import archive, search
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.key_index import key_hash
-from rucola.spark.lake.lookup import DEFAULT_LIMIT, SearchResult, by_key, by_offset_msg_id
+from rucola.spark.lake.lookup import DEFAULT_LIMIT, SearchResult
 from rucola.spark.session import LazySession, local_session
 from rucola.store.directory_reader import StoreReader
 from support.small_store import SmallStore
@@ -51,7 +52,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
         for store in stores:
             archive.run(spark, store.path, path / "lake", broker_name=store.path.name)
         if round_number == 0:
-            compact.run(spark, path / "lake", min_files=2)
+            Archive(path / "lake").compact(spark, min_files=2)
     messages = []
     for store in stores:
         with StoreReader(store.path) as reader:
@@ -126,7 +127,7 @@ def test_the_test_keys_collide() -> None:
 @pytest.mark.spark
 def test_a_found_message_equals_the_stored_one(spark: SparkSession, searched: Searched) -> None:
     for wanted in searched.messages[::9]:
-        found = by_offset_msg_id(searched.lake, wanted.offset_msg_id)
+        found = Archive(searched.lake).by_offset_msg_id(wanted.offset_msg_id)
         # Both stores say they are the same host, so an address is there twice; with its body it is one of them.
         assert found is not None
         assert found.message.offset_msg_id == wanted.offset_msg_id
@@ -134,9 +135,9 @@ def test_a_found_message_equals_the_stored_one(spark: SparkSession, searched: Se
         assert found in by_spark.messages
         assert wanted in [each.message for each in by_spark.messages]
         assert found.message.body_crc == body_crc(found.message.body)
-    assert by_offset_msg_id(searched.lake, searched.messages[0].offset_msg_id[:-1] + "5") is None
+    assert Archive(searched.lake).by_offset_msg_id(searched.messages[0].offset_msg_id[:-1] + "5") is None
     with pytest.raises(InvalidMessage, match="is not an offsetMsgId"):
-        by_offset_msg_id(searched.lake, "U0-7")
+        Archive(searched.lake).by_offset_msg_id("U0-7")
 
 
 @pytest.mark.spark
@@ -150,12 +151,12 @@ def test_only_files_named_by_the_index_are_read(spark: SparkSession, searched: S
 
 @pytest.mark.spark
 def test_a_hot_key_returns_the_newest_messages(searched: Searched) -> None:
-    found = by_key(searched.lake, ["漢字"], topics=["T"])
+    found = Archive(searched.lake).by_key(["漢字"], topics=["T"])
     times = sorted((each.store_timestamp for each in searched.messages if each.topic == "T"), reverse=True)
     assert [each.message.store_timestamp for each in found.messages] == times
     assert len(times) < DEFAULT_LIMIT
     assert not found.is_cut
-    found = by_key(searched.lake, ["漢字"], most=5, matches=lambda message: message.tags == "B")
+    found = Archive(searched.lake).by_key(["漢字"], most=5, matches=lambda message: message.tags == "B")
     times = sorted((each.store_timestamp for each in searched.messages if each.tags == "B"), reverse=True)
     assert [each.message.store_timestamp for each in found.messages] == times[:5]
     assert found.is_cut
@@ -165,8 +166,8 @@ def test_a_directory_without_a_lake_is_refused(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     for ask in (
         lambda: search.find(None, tmp_path, Selection()),  # type: ignore[arg-type]
-        lambda: by_key(tmp_path, ["k"]),
-        lambda: by_offset_msg_id(tmp_path, "7F00000100002A9F0000000000000000"),
+        lambda: Archive(tmp_path).by_key(["k"]),
+        lambda: Archive(tmp_path).by_offset_msg_id("7F00000100002A9F0000000000000000"),
     ):
         with pytest.raises(StoreError, match="is not a lake"):
             ask()

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, table_export
 from rucola.spark.jobs.table_export import TableSource
-from rucola.spark.lake.snapshot import progress_path, read_snapshot
+from rucola.spark.lake.snapshot import progress_path
 from rucola.spark.session import LazySession
 from rucola.store.tools.check import check
 from support import unshared_jobs
@@ -83,9 +84,9 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
         assert str(private) in each["message"]
         assert "\n" not in each["message"]
     # Nothing that is refused has moved any progress, and nothing was sent by a task that could not record it.
-    assert read_snapshot(private / "new").progress == {}
+    assert Archive(private / "new").progress() == {}
     assert not (private / "new" / "_rucola" / "progress.json").exists()
-    assert read_snapshot(shared / "wrong").progress == {}
+    assert Archive(shared / "wrong").progress() == {}
     assert progress_path(private / "lake").read_bytes() == progress
     assert archive.run(here, store, private / "new").rows == COUNT
     assert {found.path.name for found in check(shared / "store")} == {"checkpoint"}  # a store of files without one

@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt
 from rucola.spark import session
-from rucola.spark.jobs import archive, audit, compact, replay, search
+from rucola.spark.archive import Archive
+from rucola.spark.jobs import archive, audit, replay, search
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import parquet_files, read_lake
@@ -109,7 +110,7 @@ def test_archive_and_compaction_equal_those_of_spark(
     for jobs, lake in ((HERE, in_spark), (spark, here)):
         files = Counter((file.topic, file.date) for file in read_snapshot(lake).rows)
         several = sum(file.rows for file in read_snapshot(lake).rows if files[file.topic, file.date] > 1)
-        summary = compact.run(jobs, lake, min_files=2)
+        summary = Archive(lake).compact(jobs, min_files=2)
         assert (summary.rows, summary.replaced_key_files, summary.key_files) == (several, 3, 1)
         assert rows_of(spark, lake) == rows
         assert index_entries_of(spark, lake) == entries

@@ -35,8 +35,8 @@ from rucola.demo.chart import draw
 from rucola.demo.report import Report
 from rucola.errors import MQError
 from rucola.message import MessageExt
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
-from rucola.spark.lake import read_lake
 from rucola.spark.session import local_session
 from rucola.store.tools.check import check
 
@@ -327,7 +327,7 @@ def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, report: R
 
 
 def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[Any], list[Any]]:
-    archived = read_lake(spark, str(lake)).where(f"topic = '{flights.TOPIC}'")
+    archived = Archive(lake).scan().rows(spark).where(f"topic = '{flights.TOPIC}'")
     totals.archived = archived.count()
     archived.selectExpr(
         "tags", f"from_json(cast(body AS string), '{FLIGHT_SCHEMA}') AS flight"

@@ -1,7 +1,8 @@
 """Messages in PySpark: the data source `rocketmq`, the lake of archived messages, and pipeline jobs.
 
     source/            the data source: batch and streaming reads of stores and live brokers, and writes
-    lake/              archived messages as Parquet files with a key index, and their commit protocol
+    archive            archived messages: append, scan, lookup by key, verify
+    lake/              the archive's format: Parquet files with a key index, and their commit protocol
     jobs/              one module per job: a pure function over DataFrames or Arrow batches, and its driver
     session            Spark sessions, created when needed
     shared_files       checks that driver and tasks see the same directories

@@ -59,7 +59,7 @@ async def query_both(
     if lake is None:
         return await live(), Origins()
     with require_spark():
-        from rucola.spark.lake.lookup import by_key
+        from rucola.spark.archive import Archive
     # 1. Query the brokers. If no broker answers, this is a failure of the result, and the lake is searched anyway.
     try:
         result = await live()
@@ -72,7 +72,7 @@ async def query_both(
         return window[0] <= message.store_timestamp <= window[1]
 
     # 2. Search the lake. A message that is both archived and in the log has the same offsetMsgId in both.
-    found = by_key(lake, [key], most=most, unique=unique, topics=[topic], matches=is_in_window)
+    found = Archive(lake).by_key([key], most=most, unique=unique, topics=[topic], matches=is_in_window)
     in_log = {message.offset_msg_id for message in result.messages}
     archived = [each.message for each in found.messages if each.message.offset_msg_id not in in_log]
     # 3. Merge by store time. The result is cut if either side was, or if both together exceed the limit.
@@ -88,6 +88,6 @@ async def query_both(
 
 def archived_message(lake: Path, offset_msg_id: str) -> MessageExt | None:
     with require_spark():
-        from rucola.spark.lake.lookup import by_offset_msg_id
-    found = by_offset_msg_id(lake, offset_msg_id)
+        from rucola.spark.archive import Archive
+    found = Archive(lake).by_offset_msg_id(offset_msg_id)
     return None if found is None else found.message

@@ -145,11 +145,10 @@ def _archive_store(session: LazySession, store: Path, out: Path, **options: Any)
 
 def _compact_after(session: LazySession, lake: Path) -> None:
     """Compact the lake after an archive run; a run that has locked it in the meantime will compact it."""
-    from rucola.spark.jobs.compact import run
-    from rucola.spark.lake.writer import LakeInUse
+    from rucola.spark.archive import Archive, LakeInUse
 
     with suppress(LakeInUse), show_tasks(session, "compact"):
-        run(session, lake)
+        Archive(lake).compact(session)
 
 
 def _run_rounds(
@@ -159,7 +158,7 @@ def _run_rounds(
 
     Only the first round raises temporary errors, so that a wrong command fails at once.
     """
-    from rucola.spark.lake.writer import LakeInUse
+    from rucola.spark.archive import LakeInUse
 
     missing = _MissingBrokers()
     outages = Outages(_log)
@@ -241,11 +240,11 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
       rucola pipeline compact --lake lake --at-least 20 --json
     """
     with require_spark():
-        from rucola.spark.jobs.compact import run
+        from rucola.spark.archive import Archive
         from rucola.spark.session import LazySession
     session = LazySession("rucola pipeline compact", master, use_spark=use_spark)
     with show_tasks(session, "compact"):
-        result = run(session, lake, min_files=min_files)
+        result = Archive(lake).compact(session, min_files=min_files)
     if as_json:
         print_json(result.to_json())
         return

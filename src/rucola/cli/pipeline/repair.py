@@ -51,11 +51,11 @@ def repair(
       rucola pipeline repair --lake lake
     """
     with require_spark():
-        from rucola.spark.jobs.lake_repair import run
+        from rucola.spark.archive import Archive
         from rucola.spark.session import LazySession
     session = LazySession("rucola pipeline repair", master)
     with show_tasks(session, "repair"):
-        result = run(session, lake, dry_run=dry_run, allow_loss=allow_loss, stores=stores, live=live)
+        result = Archive(lake).repair(session, dry_run=dry_run, allow_loss=allow_loss, stores=stores, live=live)
     if as_json:
         print_json(result.to_json())
     else:

@@ -81,9 +81,9 @@ def show(
 
 def _archived_copies(lake: Path, message_id: str, shown: MessageView) -> list[StoredCopy]:
     with require_spark():
-        from rucola.spark.lake.lookup import by_key
+        from rucola.spark.archive import Archive
     topics = None if shown.stub is None else topics_of(shown.stub.topic, shown)
-    found = by_key(lake, [message_id], unique=True, topics=topics)
+    found = Archive(lake).by_key([message_id], unique=True, topics=topics)
     return [copy_of(archived.message, ARCHIVE) for archived in found.messages]
 
 

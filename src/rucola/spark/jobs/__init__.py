@@ -1,8 +1,6 @@
 """Jobs of the pipeline, one module each: a pure function over DataFrames or Arrow batches, and `run`, its driver.
 
     archive      new messages of stores or live brokers into a lake
-    compact      small files of a lake into few large ones
-    lake_repair  a damaged lake from its remaining files
     search       messages of a lake
     audit        statistics of stores and lakes: audit_tables (without Spark), report and charts (HTML)
     replay       messages to live brokers again: replay_sender (sending), replay_ledger (acknowledgements)

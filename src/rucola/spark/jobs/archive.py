@@ -7,7 +7,8 @@ store under the same name, a run compares the last archived record with the log.
 **Live brokers.** A run archives each queue of a brokerName from its next queue offset to its end at the start of the
 run. deleteOnlyArchived cannot rely on it, because queue offsets say nothing about the broker's log.
 
-Rows and keys are published in one commit (`rucola.spark.lake.writer`); to continue after a crash, call the job again.
+Messages and progress are published in one commit (`rucola.spark.archive`); to continue after a crash, call the job
+again.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rucola.errors import StoreError
 from rucola.files import local_path
+from rucola.spark.archive import Archive, ArchivedQueue, ArchiveProgress, ArchiveWriter, StagedMessages
 from rucola.spark.error_translation import translate_spark_errors
-from rucola.spark.jobs.staging import ArchivedQueue, StagedMessages, stage_messages
-from rucola.spark.lake.snapshot import ArchiveProgress
-from rucola.spark.lake.writer import LakeWriter, open_lake
-from rucola.spark.session import AnySession
+from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
+from rucola.spark.source import batch_reader
 from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
+from rucola.spark.source.schema import COLUMNS
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
 from rucola.store.directory_reader import StoreReader
 
@@ -133,11 +136,11 @@ def run(
     check_store(store)
     directory = local_path(store).absolute()
     name = broker_name or str(directory)
-    with open_lake(lake) as target, StoreReader(directory) as reader:
+    with Archive(lake).open() as target, StoreReader(directory) as reader:
         known = _archived_progress(target, name, is_live=False)
         # Read the end before any message: later records belong to the next run.
         begin, end = _resume_offset(reader, known, name, target, fail_on_data_loss), log_end(reader)
-        result = ArchiveResult(str(directory), str(target.root), begin, end)
+        result = ArchiveResult(str(directory), str(target.path), begin, end)
         if begin == end:
             return result
         options = {
@@ -149,15 +152,15 @@ def run(
             "corruptRecords": corrupt_records,
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        staged = stage_messages(spark, target, options, end - begin)
-        # The range may consist of system topics: move the progress to `end` even if no message was staged.
-        ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in staged.queues}
+        added = _append(spark, target, options, end - begin)
+        # The range may consist of system topics: move the progress to `end` even if no message was appended.
+        ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in added.queues}
         progress = _advance(replace(known or ArchiveProgress(begin), physical_offset=end), ends)
-        if staged.last_physical_offset is not None:
+        if added.last_physical_offset is not None:
             # The id of the last archived record lets the next run recognise the store (see _resume_offset).
-            last = reader.record(staged.last_physical_offset)
+            last = reader.record(added.last_physical_offset)
             progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
-        return _publish(target, result, staged, {name: progress})
+        return replace(result, queues=added.queues, **target.commit({name: progress})._asdict())
 
 
 @translate_spark_errors()
@@ -188,21 +191,21 @@ def run_live(
     }
     parsed = parse_read_options(chosen)
     source = LiveSource(parsed)
-    refuse_missing(parsed, source.bounds(), _REMEDY)  # before open_lake, which would create a lake
-    with open_lake(lake) as target:
+    refuse_missing(parsed, source.bounds(), _REMEDY)  # before opening the archive, which would create it
+    with Archive(lake).open() as target:
         # Ask again under the lock: another run may have archived since, and the queues that the lake has have to be
         # looked up even if their brokers are no longer registered.
         archived_queues = _archived_queues(target).items()
         found = source.bounds({queue: offset for queue, offset in archived_queues if is_chosen(parsed, queue)})
         refuse_missing(parsed, found, _REMEDY)
-        result = ArchiveResult(name_server, str(target.root), missing=tuple(found.describe_missing()))
+        result = ArchiveResult(name_server, str(target.path), missing=tuple(found.describe_missing()))
         names = sorted({origin.broker_name for origin in found.ranges})
         known = {name: _archived_progress(target, name, is_live=True) for name in names}
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
             return result
         messages = sum(end - begin for begin, end in ranges.values())
-        staged = stage_messages(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
+        added = _append(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
         progress = {}
         for name, archived in known.items():
             upto = {
@@ -211,10 +214,10 @@ def run_live(
                 if origin.broker_name == name
             }
             progress[name] = _advance(archived or ArchiveProgress(0, is_live=True), upto)
-        return _publish(target, result, staged, progress)
+        return replace(result, queues=added.queues, **target.commit(progress)._asdict())
 
 
-def _archived_queues(lake: LakeWriter) -> dict[BrokerQueue, int]:
+def _archived_queues(lake: ArchiveWriter) -> dict[BrokerQueue, int]:
     return {
         BrokerQueue(topic, name, int(queue_id)): offset
         for name, progress in lake.progress().items()
@@ -237,34 +240,30 @@ def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, i
     }
 
 
-def _publish(
-    lake: LakeWriter, result: ArchiveResult, staged: StagedMessages, progress: Mapping[str, ArchiveProgress]
-) -> ArchiveResult:
-    commit = lake.publish(progress, rows=staged.rows, entries=staged.entries)
-    return replace(
-        result,
-        queues=staged.queues,
-        file_count=len(commit.rows),
-        file_size=sum(file.size for file in commit.rows),
-        key_count=sum(file.entries for file in commit.keys),
-        key_size=sum(file.size for file in commit.keys),
-    )
+def _append(spark: AnySession, lake: ArchiveWriter, options: Mapping[str, str], size: int) -> StagedMessages:
+    """Append the messages that data source options select, with Spark if `size`, in bytes, is large."""
+    read = parse_read_options(options)
+    partitions, names = batch_reader.plan(read), tuple(COLUMNS)
+    if runs_in_spark(spark, lambda: size):
+        tasks = partition_tasks(resolve_session(spark), partitions)
+        return lake.append_in_spark(tasks, partial(read_partitions, read, names))
+    return lake.append(batch for each in partitions for batch in batch_reader.read(each, read, names))
 
 
-def _archived_progress(lake: LakeWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:
+def _archived_progress(lake: ArchiveWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:
     """Return the archive progress of a store or live broker; StoreError if it was archived in the other way."""
     known = lake.progress().get(name)
     if known is not None and known.is_live != is_live:
         kinds = ("live", "from its store directory") if known.is_live else ("from its store directory", "live")
         raise StoreError(
-            f"{name} was archived {kinds[0]} into {lake.root} and cannot be continued {kinds[1]}; "
+            f"{name} was archived {kinds[0]} into {lake.path} and cannot be continued {kinds[1]}; "
             f"archive into another lake, or give the store a name of its own"
         )
     return known
 
 
 def _live_ranges(
-    bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: LakeWriter, fail_on_data_loss: bool
+    bounds: OffsetRanges, known: Mapping[str, ArchiveProgress | None], lake: ArchiveWriter, fail_on_data_loss: bool
 ) -> dict[BrokerQueue, tuple[int, int]]:
     # A queue on a broker spans [least, most). With the archived offset `begin`, there are four cases:
     #   begin > most            the queue has fewer messages than the lake: it was deleted and created again
@@ -278,7 +277,7 @@ def _live_ranges(
         begin = archived.queues.get(origin.topic, {}).get(str(origin.queue_id), least) if archived else least
         if begin > most:
             raise StoreError(
-                f"{origin} is archived up to offset {begin} in {lake.root}, but ends at {most}: it was recreated. "
+                f"{origin} is archived up to offset {begin} in {lake.path}, but ends at {most}: it was recreated. "
                 f"Archive into another lake to continue"
             )
         if begin < least:
@@ -290,7 +289,7 @@ def _live_ranges(
 
 
 def _resume_offset(
-    reader: StoreReader, known: ArchiveProgress | None, name: str, lake: LakeWriter, fail_on_data_loss: bool
+    reader: StoreReader, known: ArchiveProgress | None, name: str, lake: ArchiveWriter, fail_on_data_loss: bool
 ) -> int:
     """Return the physical offset to continue at; StoreError if this is not the store that was archived before."""
     begin = reader.min_physical_offset
@@ -301,7 +300,7 @@ def _resume_offset(
         _report_loss(what, f"its part before {known.physical_offset}", lake, fail_on_data_loss)
         return begin
     other = (
-        f"{lake.root} holds messages of another store under the name {name}; archive into another lake, "
+        f"{lake.path} holds messages of another store under the name {name}; archive into another lake, "
         f"or give this store a name of its own"
     )
     # A store is recognised by two properties: its log reaches at least to the archived offset, and the last archived
@@ -320,9 +319,9 @@ def _resume_offset(
     return known.physical_offset
 
 
-def _report_loss(what: str, archived: str, lake: LakeWriter, fail_on_data_loss: bool) -> None:
+def _report_loss(what: str, archived: str, lake: ArchiveWriter, fail_on_data_loss: bool) -> None:
     """Raise StoreError, or log a warning, for messages that were deleted before they were archived."""
-    sentence = f"{what}, but only {archived} is archived in {lake.root}; the messages between are lost"
+    sentence = f"{what}, but only {archived} is archived in {lake.path}; the messages between are lost"
     if fail_on_data_loss:
         raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to continue")
     _log.warning("%s", sentence)

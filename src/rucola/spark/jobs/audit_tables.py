@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
-from rucola.spark.jobs.grouping import Groups, join
+from rucola.spark.source.grouping import Groups, join
 from rucola.spark.source.array_conversions import (
     Array,
     arrow,

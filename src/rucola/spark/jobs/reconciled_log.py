@@ -20,11 +20,10 @@ from rucola.errors import ConfigError
 from rucola.files import local_path
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.reliable.group_offsets import committed_offsets
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import store_offsets
 from rucola.spark.jobs.selected_messages import check_source, partitions_frame
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import read_lake
-from rucola.spark.lake.snapshot import is_lake, read_snapshot
 from rucola.spark.source.batch_reader import source_of
 from rucola.spark.source.options import ReadOptions, parse_read_options
 from rucola.spark.source.pull_partitions import consumer_of
@@ -119,8 +118,7 @@ class LogSources:
             frames.append(_facts(frame, len(frames)))
         pattern = re.compile(self._pattern)
         for lake in self.lakes:
-            files = [file for file in read_snapshot(lake).rows if pattern.fullmatch(file.topic)]
-            frames.append(_facts(read_lake(session, lake, files), len(frames)))
+            frames.append(_facts(Archive(lake).scan(pattern).rows(session), len(frames)))
         return LogRead(reduce(DataFrame.unionByName, frames), ends, sorted(brokers), missing)
 
     @property
@@ -153,7 +151,7 @@ def log_sources(
 ) -> LogSources:
     """Sort directories into stores and lakes. Raises ConfigError unless `broker_names` has one name for each store."""
     paths = [local_path(each).absolute() for each in directories]
-    lakes = [path for path in paths if is_lake(path)]
+    lakes = [path for path in paths if Archive(path).exists]
     stores = [path for path in paths if path not in lakes]
     if len(broker_names) != len(stores) or len(set(broker_names)) != len(broker_names):
         raise ConfigError(

@@ -34,7 +34,6 @@ from rucola.errors import ConfigError
 from rucola.files import local_path
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs import replay_sender
-from rucola.spark.jobs.grouping import Groups
 from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
 from rucola.spark.jobs.replay_sender import ResendTask
@@ -44,6 +43,7 @@ from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.shared_files import not_shared, share
 from rucola.spark.source import columns
 from rucola.spark.source.array_conversions import ints, mask
+from rucola.spark.source.grouping import Groups
 from rucola.spark.source.log_reader import check_log
 from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import SinkOptions, parse_sink_options

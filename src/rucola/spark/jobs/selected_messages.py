@@ -19,9 +19,8 @@ from pyspark.sql.datasource import InputPartition
 from rucola.errors import StoreError
 from rucola.files import local_path
 from rucola.message.record import MIN_RECORD_SIZE
+from rucola.spark.archive import Archive, ArchiveScan
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import parquet_files, read_lake
-from rucola.spark.lake.snapshot import RowFile, check_files, is_lake, read_snapshot
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader
 from rucola.spark.source.array_conversions import mask
@@ -36,9 +35,9 @@ _PARTITION: Final = "number int, partition binary"
 
 def check_source(source: str | Path, selection: Selection) -> None:
     """Raise StoreError unless this is an intact store or lake, ConfigError if a store lacks a selected topic."""
-    directory = local_path(source).absolute()
-    if is_lake(directory):
-        check_files(directory, read_snapshot(directory).rows)
+    directory, archive = local_path(source).absolute(), Archive(source)
+    if archive.exists:
+        archive.verify()
         return
     if not is_store(directory):
         raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
@@ -65,11 +64,11 @@ class SelectedMessages:
     @property
     def is_lake(self) -> bool:
         """Whether the source is a lake."""
-        return is_lake(self.source)
+        return Archive(self.source).exists
 
     @cached_property
-    def _files(self) -> list[RowFile] | None:
-        return self.selection.prune_files(read_snapshot(self.source).rows) if self.is_lake else None
+    def _scan(self) -> ArchiveScan | None:
+        return Archive(self.source).scan(self.selection.topics, self.selection.days) if self.is_lake else None
 
     @cached_property
     def _store(self) -> tuple[ReadOptions, Sequence[InputPartition]]:
@@ -89,15 +88,15 @@ class SelectedMessages:
 
     def size(self) -> int:
         """Estimate the bytes of records to read."""
-        if self._files is not None:
-            return parquet_files.estimate_size(self.source, self._files)
+        if self._scan is not None:
+            return self._scan.size
         _, partitions = self._store
         return sum(_size_of(partition) for partition in partitions)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read the columns `names` in this process, without Spark. Messages of a store come in log order."""
-        if self._files is not None:
-            rows = parquet_files.read_rows(self.source, self._files, dict.fromkeys((*names, *self.selection.columns)))
+        if self._scan is not None:
+            rows = self._scan.batches(dict.fromkeys((*names, *self.selection.columns)))
             yield from (_filter_batch(batch, self.selection, names) for batch in rows)
             return
         options, partitions = self._store
@@ -110,8 +109,8 @@ class SelectedMessages:
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
         """Return a DataFrame with the columns `names`, and possibly columns that the selection needs."""
-        if self._files is not None:
-            return self.selection.filter(read_lake(session, self.source, self._files))
+        if self._scan is not None:
+            return self.selection.filter(self._scan.rows(session))
         options, partitions = self._store
         columns = tuple(dict.fromkeys((*names, "topic", *self.selection.columns)))
         return self.selection.filter(partitions_frame(session, partitions, options, columns))

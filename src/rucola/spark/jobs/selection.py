@@ -1,7 +1,7 @@
 """Filter that selects the messages of a job, in a store or a lake.
 
-A `Selection` is a conjunction of conditions, in four equivalent forms: options of the data source, files of a lake,
-conditions on a DataFrame, and a mask for a record batch.
+A `Selection` is a conjunction of conditions, in four equivalent forms: options of the data source, the scan of an
+archive, conditions on a DataFrame, and a mask for a record batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from rucola.errors import ConfigError
 from rucola.message import properties
-from rucola.spark.lake.snapshot import RowFile
+from rucola.spark.archive import ALL_DAYS
 from rucola.spark.source.array_conversions import Array, bools, ints, mask, milliseconds, strings, values_of
 from rucola.spark.source.option_values import parse_tags, sql92_matcher
 
@@ -82,18 +82,12 @@ class Selection:
             messages = messages.where(condition)
         return messages
 
-    def prune_files(self, files: Iterable[RowFile]) -> list[RowFile]:
-        """Return the files of a lake that can contain matches, by topic and day."""
-        first, last = self.date_range
-        return [
-            file for file in files if first <= file.date <= last and (self.topics is None or file.topic in self.topics)
-        ]
-
     @property
-    def date_range(self) -> tuple[str, str]:
-        """The first and the last day as ISO 8601; "" and "9999" compare as unbounded."""
+    def days(self) -> tuple[str, str]:
+        """The first and the last day as ISO 8601, unbounded as in `ALL_DAYS`."""
         begin, end = self.starting_timestamp, self.ending_timestamp
-        return "" if begin is None else _day(begin).isoformat(), "9999" if end is None else _day(end).isoformat()
+        first, last = ALL_DAYS
+        return first if begin is None else _day(begin).isoformat(), last if end is None else _day(end).isoformat()
 
     @property
     def columns(self) -> tuple[str, ...]:

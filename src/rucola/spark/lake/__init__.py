@@ -13,6 +13,11 @@
     lookup          messages found by key, id or condition, without Spark
     file_inventory  all files of a lake, damaged ones included
     repair_plan     the restorable content of an inventory
+    staging         messages written to files that a commit can publish
+    compaction      small files merged
+    repair          a damaged lake restored from its remaining files
+
+Other modules use it through `rucola.spark.archive`.
 
 `read_lake` and `read_snapshot` are imported on first use, so that importing the package loads neither Arrow nor Spark.
 """

@@ -7,7 +7,7 @@ collide, so the messages found are compared with the key itself. Dates are searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -57,7 +57,7 @@ def by_key(
     *,
     most: int = DEFAULT_LIMIT,
     unique: bool | None = None,
-    topics: Sequence[str] | None = None,
+    topics: Collection[str] | None = None,
     days: tuple[str, str] = ("", "9999"),
     matches: Callable[[MessageExt], bool] = lambda _: True,
 ) -> SearchResult:

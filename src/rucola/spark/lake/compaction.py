@@ -1,4 +1,4 @@
-"""Compaction job: merges a lake's small row and key index files into few large ones.
+"""Compaction: merges a lake's small row and key index files into few large ones.
 
     rows    files below `SMALL_SIZE` of one topic and day are merged, sorted by broker and physical offset, into files
             of about `TARGET_SIZE`

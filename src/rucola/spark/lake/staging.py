@@ -15,26 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.taskcontext import TaskContext
 
-from rucola.spark.jobs.grouping import Groups
-from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
 from rucola.spark.lake import parquet_files
 from rucola.spark.lake.key_index import key_entries, write_keys
 from rucola.spark.lake.reader import read_rows
 from rucola.spark.lake.writer import LakeWriter
-from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.shared_files import SharedPiece
-from rucola.spark.source import batch_reader
 from rucola.spark.source.array_conversions import Array, ints, repeated
-from rucola.spark.source.options import parse_read_options
-from rucola.spark.source.schema import COLUMNS
+from rucola.spark.source.grouping import Groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """From the rows of a task to messages, as record batches with all columns. Pickled for the workers."""
@@ -82,16 +78,6 @@ class StagedMessages:
         return sum(queue.rows for queue in self.queues)
 
 
-def stage_messages(spark: AnySession, lake: LakeWriter, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Read messages by data source options and stage them, with Spark if `size`, in bytes, is large."""
-    read = parse_read_options(options)
-    partitions, names = batch_reader.plan(read), tuple(COLUMNS)
-    if runs_in_spark(spark, lambda: size):
-        tasks = partition_tasks(resolve_session(spark), partitions)
-        return stage_in_spark(lake, tasks, partial(read_partitions, read, names))
-    return stage_in_process(lake, (batch for each in partitions for batch in batch_reader.read(each, read, names)))
-
-
 def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
     """Write messages, as record batches with all columns, and their keys to staging without Spark."""
     counted = _CountedMessages()
@@ -118,6 +104,8 @@ def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> Staged
 def _stage_task(
     token: SharedPiece, read: ReadTask, staged_rows: Path, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    from pyspark.taskcontext import TaskContext
+
     token.check()
     task = TaskContext.get()
     # In the order of the tasks, which is the order of the log.

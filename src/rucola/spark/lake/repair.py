@@ -1,4 +1,4 @@
-"""Repair job: restores a lake whose own files are missing or damaged.
+"""Repair: restores a lake whose own files are missing or damaged.
 
     1. inventory   every file of the lake is read by itself (see `rucola.spark.lake.file_inventory`)
     2. plan        files to keep, files to set aside, and losses (see `rucola.spark.lake.repair_plan`)

@@ -1,0 +1,233 @@
+"""Archive: append, verify and read archived messages.
+
+    archive = Archive("/srv/lake")
+    archive.by_key(["order-4711"]).messages                        # without Spark
+    archive.scan(topics=["Orders"]).rows(spark)                    # a DataFrame
+    with archive.open() as writer:                                 # under the archive's lock
+        writer.append(batches)
+        writer.commit({"broker-a": progress})                      # messages and progress in one commit
+
+An archive is a lake (`rucola.spark.lake`). No other module imports the lake's modules, so that one module has to
+change for another table format. Importing it starts no Java runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from rucola.files import local_path
+from rucola.message import MessageExt
+from rucola.message.ids import parse_offset_msg_id
+from rucola.spark.lake import lookup, parquet_files
+from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
+from rucola.spark.lake.reader import read_lake
+from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake, read_snapshot
+from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
+from rucola.spark.lake.writer import LakeInUse, LakeWriter, open_lake
+from rucola.spark.source.array_conversions import Array
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rucola.spark.lake.compaction import CompactionResult
+    from rucola.spark.lake.repair import LakeRepairResult
+    from rucola.spark.session import AnySession
+
+__all__ = [
+    "ALL_DAYS",
+    "DEFAULT_LIMIT",
+    "Archive",
+    "ArchiveProgress",
+    "ArchiveScan",
+    "ArchiveWriter",
+    "ArchivedMessage",
+    "ArchivedQueue",
+    "LakeInUse",
+    "SearchResult",
+    "StagedMessages",
+    "has_key",
+    "messages_of",
+]
+
+ALL_DAYS: Final = ("", "9999")
+"""A range of ISO dates, inclusive, that contains every date."""
+
+_MAX_PUSHED_OFFSETS: Final = 1000
+"""Limit of physical offsets in a pushed filter; a longer list would cost more than the pages it skips."""
+
+
+class Archive:
+    """The archived messages in one directory, which need not exist until messages are appended.
+
+    Reading raises StoreError if there is no archive, StoreCorrupt if a file is missing, unreadable or truncated.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = local_path(path).absolute()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the directory is an archive."""
+        return is_lake(self.path)
+
+    def progress(self) -> Mapping[str, ArchiveProgress]:
+        """Return the archive progress of each store and live broker, by name."""
+        return read_snapshot(self.path).progress
+
+    def verify(self) -> None:
+        """Raise StoreCorrupt for a file of messages that is missing or truncated."""
+        check_files(self.path, read_snapshot(self.path).rows)
+
+    def scan(
+        self,
+        topics: Collection[str] | re.Pattern[str] | None = None,
+        days: tuple[str, str] = ALL_DAYS,
+        *,
+        keys: Collection[str] | None = None,
+        offset_msg_id: str | None = None,
+    ) -> ArchiveScan:
+        """Plan to read the messages that the archive has now.
+
+        The result has all messages that meet the conditions, and may have others of the same files, except of other
+        topics. `days` are UTC dates, inclusive. InvalidMessage for a wrong id.
+        """
+        snapshot = read_snapshot(self.path)
+        files = [file for file in snapshot.rows if _is_topic(file.topic, topics) and days[0] <= file.date <= days[1]]
+        offsets: list[int] | None = None
+        if keys is not None:
+            where = lookup.candidate_offsets(self.path, snapshot, keys)
+            files = lookup.files_with_offsets(files, where)
+            offsets = sorted({offset for file in files for offset in where[file.topic, file.date].tolist()})
+        if offset_msg_id is not None:
+            # Ranges of physical offsets of several brokers may overlap.
+            _, physical_offset = parse_offset_msg_id(offset_msg_id)
+            files = [file for file in files if file.least <= physical_offset <= file.most]
+            offsets = [physical_offset]
+        return ArchiveScan(self.path, tuple(files), offsets)
+
+    def by_key(
+        self,
+        keys: Iterable[str],
+        *,
+        most: int = DEFAULT_LIMIT,
+        unique: bool | None = None,
+        topics: Collection[str] | None = None,
+        days: tuple[str, str] = ALL_DAYS,
+        matches: Callable[[MessageExt], bool] = lambda _: True,
+    ) -> SearchResult:
+        """Return the newest `most` messages with one of the keys as key or unique key, without Spark.
+
+        With `unique`, True compares unique keys only, False keys only.
+        """
+        return lookup.by_key(self.path, keys, most=most, unique=unique, topics=topics, days=days, matches=matches)
+
+    def by_offset_msg_id(self, offset_msg_id: str) -> ArchivedMessage | None:
+        """Return the message with this offsetMsgId, or None, without Spark. InvalidMessage for a wrong id."""
+        return lookup.by_offset_msg_id(self.path, offset_msg_id)
+
+    @contextmanager
+    def open(self) -> Iterator[ArchiveWriter]:
+        """Open the archive for appending: create it if needed, lock it, complete an interrupted commit.
+
+        ConfigError if the directory cannot be an archive, LakeInUse if another run is writing, StoreError if other
+        users can change it or it contains links, StoreCorrupt if any of its files is missing or truncated.
+        """
+        with open_lake(self.path) as lake:
+            yield ArchiveWriter(lake)
+
+    def compact(self, spark: AnySession, **options: Any) -> CompactionResult:
+        """Merge small files (see `rucola.spark.lake.compaction.run`)."""
+        from rucola.spark.lake import compaction
+
+        return compaction.run(spark, self.path, **options)
+
+    def repair(self, spark: AnySession, **options: Any) -> LakeRepairResult:
+        """Restore missing or damaged files (see `rucola.spark.lake.repair.run`)."""
+        from rucola.spark.lake import repair
+
+        return repair.run(spark, self.path, **options)
+
+
+@dataclass(frozen=True)
+class ArchiveScan:
+    """Messages of one commit of an archive, made by `Archive.scan`; later commits do not change them."""
+
+    path: Path
+    _files: tuple[RowFile, ...]
+    _offsets: Sequence[int] | None
+
+    @cached_property
+    def size(self) -> int:
+        """The estimated bytes of the messages' records."""
+        return parquet_files.estimate_size(self.path, self._files)
+
+    def rows(self, session: SparkSession) -> DataFrame:
+        """Return a DataFrame with the columns of the data source, and `date`."""
+        rows = read_lake(session, self.path, self._files)
+        if self._offsets is None or len(self._offsets) > _MAX_PUSHED_OFFSETS:
+            return rows
+        return rows.where(rows["commitLogOffset"].isin(*self._offsets))
+
+    def batches(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns `names`, without Spark."""
+        return parquet_files.read_rows(self.path, self._files, names)
+
+    def newest(self, names: Sequence[str], matches: Callable[[pa.RecordBatch], Array], most: int) -> SearchResult:
+        """Return the newest messages whose rows match, without Spark; `matches` gets the columns `names`."""
+        return lookup.newest(self.path, self._files, names, matches, most)
+
+
+class ArchivedFiles(NamedTuple):
+    """Files that a commit added: their count and bytes, and entries and bytes of the key index."""
+
+    file_count: int
+    file_size: int
+    key_count: int
+    key_size: int
+
+
+class ArchiveWriter:
+    """An archive that is open for one commit, made by `Archive.open`."""
+
+    def __init__(self, lake: LakeWriter) -> None:
+        self.path = lake.root
+        self._lake = lake
+        self._staged = StagedMessages()
+
+    def progress(self) -> Mapping[str, ArchiveProgress]:
+        """Return the archive progress of each store and live broker, by name."""
+        return self._lake.progress()
+
+    def append(self, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
+        """Write messages, with all columns, for the commit, and count them."""
+        self._staged = stage_in_process(self._lake, batches)
+        return self._staged
+
+    def append_in_spark(self, tasks: DataFrame, read: ReadTask) -> StagedMessages:
+        """Write messages as `append` does, in Spark; `read` makes the messages of a task from its rows."""
+        self._staged = stage_in_spark(self._lake, tasks, read)
+        return self._staged
+
+    def commit(self, progress: Mapping[str, ArchiveProgress]) -> ArchivedFiles:
+        """Publish the appended messages, their keys and the progress at once."""
+        commit = self._lake.publish(progress, rows=self._staged.rows, entries=self._staged.entries)
+        return ArchivedFiles(
+            len(commit.rows),
+            sum(file.size for file in commit.rows),
+            sum(file.entries for file in commit.keys),
+            sum(file.size for file in commit.keys),
+        )
+
+
+def _is_topic(topic: str, wanted: Collection[str] | re.Pattern[str] | None) -> bool:
+    if isinstance(wanted, re.Pattern):
+        return wanted.fullmatch(topic) is not None
+    return wanted is None or topic in wanted
