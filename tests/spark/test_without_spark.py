@@ -30,7 +30,7 @@ from rucola.spark.lake.key_index import read_keys
 from rucola.spark.lake.lookup import messages_of
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
 from rucola.spark.session import SMALL_SIZE, AnySession, LazySession
-from rucola.spark.source.schema import COLUMNS
+from rucola.spark.source.schema import COLUMNS, LAST_TIME_MS
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
@@ -180,6 +180,18 @@ def test_files_of_an_earlier_version_are_read(small_store: SmallStore, tmp_path:
         assert rows.drop_columns(list(new)).equals(expected.drop_columns(list(new)))
         assert all(rows[name].null_count == len(rows) for name in new)
         assert len(messages_of(pa.Table.from_batches([rows.drop_columns(list(new))]))) == len(rows)
+
+
+def test_a_number_that_is_no_time_is_in_no_range_of_times(small_store: SmallStore, tmp_path: Path) -> None:
+    """A search by key, which compares single messages, finds what a search by columns finds."""
+    for at_ms in (-5, 0, LAST_TIME_MS, LAST_TIME_MS + 1):
+        small_store.put(at_ms=at_ms, KEYS="k")
+    lake = tmp_path / "lake"
+    archive.run(HERE, small_store.path, lake)
+    for begin, end, count in ((None, None, 4), (0, None, 2), (None, LAST_TIME_MS, 1), (1, None, 1), (None, 0, 0)):
+        selection = Selection(starting_timestamp=begin, ending_timestamp=end)
+        assert len(search.run(HERE, lake, selection).messages) == count
+        assert len(search.run(HERE, lake, replace(selection, keys=("k",))).messages) == count
 
 
 def test_damage_is_reported_without_spark(small_store: SmallStore, tmp_path: Path) -> None:

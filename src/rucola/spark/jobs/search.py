@@ -19,6 +19,7 @@ from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source.option_values import parse_tags, sql92_matcher
+from rucola.spark.source.schema import LAST_TIME_MS
 
 
 def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
@@ -74,7 +75,10 @@ def _message_filter(selection: Selection) -> Callable[[MessageExt], bool]:
     """Return a predicate for single messages that is equivalent to `Selection.filter`."""
     tags = None if selection.tags is None else parse_tags(selection.tags)
     matches = None if selection.expression is None else sql92_matcher(selection.expression)
+    # A number that is no time is in no range of times.
     begin, end = selection.starting_timestamp, selection.ending_timestamp
+    times = range(max(begin or 0, 0), LAST_TIME_MS + 1 if end is None else min(end, LAST_TIME_MS + 1))
+    is_timed = begin is not None or end is not None
 
     def matches_all(message: MessageExt) -> bool:
         return (
@@ -82,8 +86,7 @@ def _message_filter(selection: Selection) -> Callable[[MessageExt], bool]:
             and (tags is None or message.tags in tags)
             and (selection.keys is None or has_key(message, selection.keys))
             and (matches is None or matches(message.properties))
-            and (begin is None or message.store_timestamp >= begin)
-            and (end is None or message.store_timestamp < end)
+            and (not is_timed or message.store_timestamp in times)
         )
 
     return matches_all
