@@ -15,8 +15,8 @@ from floors import Options
 from load import answer_to
 from processes import Spent, spent_in_turns
 from rucola.client import Message, MessageQueue, Producer
+from rucola.client.producer.ordered_sender import MAX_COUNT
 from rucola.spark.jobs import replay
-from rucola.spark.jobs.replay_sender import MAX_REQUEST_MESSAGES
 from rucola.spark.session import AnySession, LazySession, local_session
 from rucola.store.directory_reader import StoreReader
 from servers import Server, standalone
@@ -122,8 +122,8 @@ async def _send(broker: Server, topic: str, queues: dict[int, list[tuple[bytes, 
         targets = {queue.queue_id: queue for queue in await producer.queues(topic)}
 
         async def send_in_order(target: MessageQueue, messages: list[tuple[bytes, dict[str, str]]]) -> None:
-            for begin in range(0, len(messages), MAX_REQUEST_MESSAGES):
-                some = messages[begin : begin + MAX_REQUEST_MESSAGES]
+            for begin in range(0, len(messages), MAX_COUNT):
+                some = messages[begin : begin + MAX_COUNT]
                 await producer.send_batch([Message(topic, body, properties=dict(own)) for body, own in some], target)
 
         await asyncio.gather(*(send_in_order(targets[queue_id], messages) for queue_id, messages in queues.items()))

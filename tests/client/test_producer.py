@@ -223,8 +223,9 @@ async def test_a_message_that_no_broker_accepts_is_not_sent(tmp_path: Path, mess
     [
         ([Message("T", b"x"), Message("U", b"x")], "one topic"),
         ([Message("T", b"x"), Message("T", b"x", properties={"WAIT": "false"})], "WAIT"),
-        ([Message("T", b"x", properties={"DELAY": "3"})], "delay level"),
-        ([Message("%RETRY%g", b"x")], "one by one"),
+        ([Message("T", b"x", properties={"DELAY": "3"})], "send it alone"),
+        ([Message("T", b"x", properties={"TIMER_DELAY_SEC": "3"})], "send it alone"),
+        ([Message("%RETRY%g", b"x")], "send it alone"),
     ],
 )
 async def test_messages_that_cannot_share_a_batch_are_refused(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.client import Producer, PullConsumer, select_by_hash, select_by_machine_room, select_by_random
+from rucola.client import Producer, PullConsumer, select_by_hash, select_by_id, select_by_machine_room, select_by_random
 from rucola.errors import BrokerError, InvalidMessage
 from rucola.message import Message
 from rucola.protocol.queue import MessageQueue
@@ -86,3 +86,11 @@ async def test_a_selector_that_leaves_the_topic_is_refused(tmp_path: Path) -> No
                 await producer.send(Message("T", b"x"), lambda queues: MessageQueue("U", "broker-a", 0))
             with pytest.raises(BrokerError, match="queueId"):
                 await producer.send(Message("T", b"x"), lambda queues: MessageQueue("T", "broker-a", 9))
+
+
+def test_a_queue_of_the_same_broker_is_preferred() -> None:
+    queues = [MessageQueue("T", name, number) for name, count in (("a", 2), ("b", 3)) for number in range(count)]
+    assert select_by_id(1, "b")(queues) == MessageQueue("T", "b", 1)
+    assert select_by_id(1, "gone")(queues) == select_by_id(1)(queues) == MessageQueue("T", "a", 1)
+    assert select_by_id(2, "a")(queues) == MessageQueue("T", "b", 2)
+    assert select_by_id(8)(queues) == MessageQueue("T", "b", 1)

@@ -8,18 +8,14 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from rucola.client import Message, MessageQueue
+from rucola.client import MessageQueue
 from rucola.client.producer.queue_selectors import select_by_hash
-from rucola.errors import BrokerError, ConfigError, MQError, RemotingConnectError, TopicNotFound
-from rucola.message import properties
-from rucola.protocol.codes import ResponseCode
-from rucola.spark.source.delivery import matching_queue, split_requests, with_retries
+from rucola.errors import ConfigError, MQError
 from rucola.spark.source.options import parse_sink_options
 from rucola.spark.source.sink import RocketMQWriter, SinkTaskResult, report_result
 from support.broker_thread import broker_thread
@@ -115,34 +111,6 @@ def test_a_broker_that_stays_down_ends_the_write(spark: SparkSession, tmp_path: 
         parse_sink_options({"nameServer": "h:1", "deliveryTimeoutMs": "-1"})
 
 
-async def test_a_request_is_retried_only_after_retryable_errors() -> None:
-    lost, busy = RemotingConnectError("lost"), BrokerError(ResponseCode.SYSTEM_BUSY, "busy", "h:1")
-    refused = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "too large", "h:1")
-    missing = TopicNotFound("no route")
-
-    async def made(outcomes: list[MQError | None], **given: Any) -> tuple[int, MQError | None]:
-        remaining = list(outcomes)
-
-        async def request() -> None:
-            outcome = remaining.pop(0)
-            if outcome is not None:
-                raise outcome
-
-        error: MQError | None = None
-        try:
-            await with_retries(request, **given)  # type: ignore[arg-type]
-        except MQError as raised:
-            error = raised
-        return len(outcomes) - len(remaining), error
-
-    assert await made([None]) == (1, None)
-    assert await made([lost, busy, missing, None]) == (4, None)
-    assert await made([lost, refused, None]) == (2, refused)
-    assert await made([missing, None], is_known_topic=False) == (1, missing)
-    assert await made([lost, None], timeout_ms=0) == (1, lost)
-    assert (await made([lost] * 99, timeout_ms=1))[1] is lost
-
-
 # -- which queue -------------------------------------------------------------------------------------------------------
 
 
@@ -168,29 +136,6 @@ def test_keys_and_ids_decide_the_queue(spark: SparkSession, tmp_path: Path) -> N
         assert [len(each) for each in by_queue(even).values()] == [100] * 4
         with pytest.raises(PySparkException, match=r"row 0 of partition 0 has the queueId -1; it must not be negative"):
             write(spark.sql("SELECT 'a' AS body, -1 AS queueId"), namesrv, topic="T")
-
-
-def test_a_queue_of_the_same_broker_is_preferred() -> None:
-    queues = [MessageQueue("T", name, number) for name, count in (("a", 2), ("b", 3)) for number in range(count)]
-    assert matching_queue(queues, 1, "b") == MessageQueue("T", "b", 1)
-    assert matching_queue(queues, 1, "gone") == matching_queue(queues, 1, None) == MessageQueue("T", "a", 1)
-    assert matching_queue(queues, 2, "a") == MessageQueue("T", "b", 2)
-    assert matching_queue(queues, 8, None) == MessageQueue("T", "b", 1)
-
-
-def test_messages_share_requests_if_the_brokers_support_it() -> None:
-    def cut(*messages: Message) -> list[tuple[int, int]]:
-        return list(split_requests(messages, 3))
-
-    small, large = Message("T", b"x"), Message("T", bytes(5000))
-    assert cut() == []
-    assert cut(*[small] * 7) == [(0, 3), (3, 6), (6, 7)]
-    assert cut(small, large, small, small) == [(0, 1), (1, 2), (2, 4)]
-    assert cut(small, Message("T", b"x", properties={properties.TIMER_DELIVER_MS: "1"}), small)[1] == (1, 2)
-    delayed = Message("T", b"x")
-    delayed.delay_level = 3
-    assert cut(delayed, delayed) == [(0, 1), (1, 2)]
-    assert cut(*[Message("%RETRY%g", b"x")] * 2) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.slow

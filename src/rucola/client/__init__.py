@@ -13,7 +13,12 @@ from rucola.client.consumer.push_consumer import PushConsumer
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.options import ProducerKeywords, ProducerOptions
 from rucola.client.producer.producer import Producer
-from rucola.client.producer.queue_selectors import select_by_hash, select_by_machine_room, select_by_random
+from rucola.client.producer.queue_selectors import (
+    select_by_hash,
+    select_by_id,
+    select_by_machine_room,
+    select_by_random,
+)
 from rucola.client.producer.send_request import SendResult, SendStatus
 from rucola.client.producer.transaction import LocalTransactionState, TransactionProducer, TransactionSendResult
 from rucola.client.router import Publisher, Router
@@ -81,6 +86,7 @@ __all__ = [
     "TransactionSendResult",
     "ValueCodec",
     "select_by_hash",
+    "select_by_id",
     "select_by_machine_room",
     "select_by_random",
 ]

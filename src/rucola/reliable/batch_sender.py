@@ -5,27 +5,25 @@
                             the later messages of its key, as does a queue that no route has
     without sharding key    to any queue, in concurrent requests of up to 128 messages
 
-A refused request is repeated message by message, so that one invalid message does not block the others.
+Requests are packed, and refused ones repeated message by message, as in `rucola.client.producer.ordered_sender`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row
 
-from rucola.client import Message, MessageQueue, Producer, SendResult, select_by_hash
+from rucola.client import MessageQueue, Producer, SendResult, select_by_hash
+from rucola.client.producer.ordered_sender import MAX_COUNT, OrderedSender
 from rucola.errors import BrokerError, InvalidMessage, MQError, SendFailed, TopicNotFound
-from rucola.message import properties
 from rucola.reliable.outbox import message_of
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import CONFIRMED, MANUAL, SENT
 from rucola.reliable.stub_claims import KeyQueues, Outcome
 
-REQUEST_COUNT = 128
-REQUEST_SIZE = 1 << 20
 CONCURRENCY = 16
 ERROR_LENGTH = 1000
 QUEUE_AWAY_RETRIES = 4
@@ -76,17 +74,11 @@ class BatchSender:
                     continue
                 used[key] = queue
             streams.setdefault((row.topic, queue), []).append(row)
-        in_parallel = asyncio.Semaphore(CONCURRENCY)
-
-        async def limited(requests: list[list[Row[Any]]], queue: MessageQueue | None) -> None:
-            async with in_parallel:
-                await run.in_order(requests, queue)
-
         async with asyncio.TaskGroup() as group:
             for (_, queue), stream in streams.items():
-                requests = list(_requests(stream))
-                for part in [requests] if queue is not None else [[request] for request in requests]:
-                    group.create_task(limited(part, queue))
+                step = len(stream) if queue is not None else MAX_COUNT
+                for begin in range(0, len(stream), step):
+                    group.create_task(run.in_order(stream[begin : begin + step], queue))
         is_silent = run.answered == 0
         is_away, is_unrouted = is_silent and run.unreached > 0, is_silent and run.unrouted > 0
         return BatchResult(run.outcomes, run.unsent_keys, used, is_away, is_unrouted, run.error)
@@ -102,7 +94,7 @@ class _BatchRun:
     """State of one batch, used on one event loop."""
 
     def __init__(self, producer: Producer, policy: Policy, deadline: float, stopped_keys: Set[str]) -> None:
-        self._producer = producer
+        self._sender = OrderedSender(producer, in_flight=CONCURRENCY)
         self._policy = policy
         self._deadline = deadline
         self._stopped_keys = set(stopped_keys)
@@ -113,44 +105,25 @@ class _BatchRun:
         self.unrouted = 0
         self.error = ""
 
-    async def in_order(self, requests: list[list[Row[Any]]], queue: MessageQueue | None) -> None:
-        """Send requests sequentially; if one reaches no broker, leave the remaining ones unsent."""
+    async def in_order(self, rows: list[Row[Any]], queue: MessageQueue | None) -> None:
+        """Send the rows of a queue; if no broker is reached, leave the remaining ones unsent."""
         is_reached = True
-        for rows in requests:
-            if not is_reached:
-                self._unsent(rows)
-            elif asyncio.get_running_loop().time() >= self._deadline:
-                self._unsent(rows, is_due=True)
-            else:
-                is_reached = await self._request(rows, queue)
 
-    async def _request(self, rows: list[Row[Any]], queue: MessageQueue | None) -> bool:
-        rows = self._without_stopped_keys(rows)
-        if not rows:
-            return True
-        messages = [message_of(row) for row in rows]
-        try:
-            results = await self._send(messages, queue)
-        except (BrokerError, InvalidMessage) as error:
-            if len(rows) > 1:  # find the refused message by sending each one alone
-                for row in rows:
-                    if not await self._request([row], queue):
-                        return False
-            else:
-                self.failed(rows[0], error)
-            return True
-        except MQError as error:
-            for row in rows:
-                self.failed(row, error)
+        def may_send(row: Row[Any]) -> bool:
+            is_due = is_reached and asyncio.get_running_loop().time() >= self._deadline
+            if is_reached and not is_due and row.shard_key not in self._stopped_keys:
+                return True
+            self._unsent(row, is_due=is_due)
             return False
-        for row, result in zip(rows, results, strict=True):
-            self._stored(row, result)
-        return True
 
-    async def _send(self, messages: list[Message], queue: MessageQueue | None) -> Sequence[SendResult]:
-        if len(messages) == 1:
-            return [await self._producer.send(messages[0], queue)]
-        return await self._producer.send_batch(messages, queue)
+        async for sent, found in self._sender.send(rows, message_of, queue, may_send):
+            if isinstance(found, MQError):
+                is_reached = isinstance(found, (BrokerError, InvalidMessage))
+                for row in sent:
+                    self.failed(row, found)
+            else:
+                for row, result in zip(sent, found, strict=True):
+                    self._stored(row, result)
 
     def _stored(self, row: Row[Any], result: SendResult) -> None:
         self.answered += 1
@@ -193,34 +166,9 @@ class _BatchRun:
         wait_ms = self._policy.retry_wait_ms(QUEUE_AWAY_RETRIES)
         self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=error, is_unsent=True))
 
-    def _without_stopped_keys(self, rows: list[Row[Any]]) -> list[Row[Any]]:
-        """Return the rows that do not follow a failed stub of the same key, leaving the others unsent."""
-        stopped = [row for row in rows if row.shard_key in self._stopped_keys]
-        self._unsent(stopped)
-        return [row for row in rows if row.shard_key not in self._stopped_keys] if stopped else rows
-
-    def _unsent(self, rows: Sequence[Row[Any]], *, is_due: bool = False) -> None:
-        """Leave stubs to a later batch, due at once or together with the failed stub before them."""
-        for row in rows:
-            if row.shard_key is not None:
-                self.unsent_keys.add(row.shard_key)
-            wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
-            self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))
-
-
-def _requests(rows: Sequence[Row[Any]]) -> Iterator[list[Row[Any]]]:
-    """Split rows, in order, into requests; messages with WAIT or to retry and dead letter topics are alone."""
-    request: list[Row[Any]] = []
-    size = 0
-    for row in rows:
-        is_alone = f'"{properties.WAIT}"' in row.properties or row.topic.startswith("%")
-        if request and (is_alone or len(request) == REQUEST_COUNT or size + len(row.body) > REQUEST_SIZE):
-            yield request
-            request, size = [], 0
-        if is_alone:
-            yield [row]
-        else:
-            request.append(row)
-            size += len(row.body)
-    if request:
-        yield request
+    def _unsent(self, row: Row[Any], *, is_due: bool) -> None:
+        """Leave a stub to a later batch, due at once or together with the failed stub before it."""
+        if row.shard_key is not None:
+            self.unsent_keys.add(row.shard_key)
+        wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
+        self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))

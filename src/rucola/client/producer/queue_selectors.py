@@ -32,6 +32,17 @@ def select_by_hash(key: str | int) -> MessageQueueSelector:
     return lambda queues: queues[hash_code % len(queues)]
 
 
+def select_by_id(queue_id: int, broker_name: str | None = None) -> MessageQueueSelector:
+    """Select the queue with this id, preferably of this broker, else the queue at the id modulo their number."""
+
+    def select(queues: Sequence[MessageQueue]) -> MessageQueue:
+        with_id = [queue for queue in queues if queue.queue_id == queue_id]
+        on_broker = [queue for queue in with_id if queue.broker_name == broker_name]
+        return (on_broker or with_id or [queues[queue_id % len(queues)]])[0]
+
+    return select
+
+
 def select_by_random() -> MessageQueueSelector:
     """SelectMessageQueueByRandom: select a random queue."""
     return random.choice

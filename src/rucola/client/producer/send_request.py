@@ -38,6 +38,7 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
 
 
+_TIMERS = frozenset({properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS})
 _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
@@ -213,9 +214,14 @@ def _check_batchable(message: Message, first: Message, wait: str | None) -> None
         raise InvalidMessage(f"a batch has one topic: found {first.topic} and {message.topic}")
     if message.properties.get(properties.WAIT) != wait:
         raise InvalidMessage(f"the messages of a batch for {first.topic} differ in their property {properties.WAIT}")
-    if message.body_flags:
-        raise InvalidMessage(f"a message for {message.topic} that is compressed already (body_flags): send it alone")
-    if message.delay_level > 0:
-        raise InvalidMessage(f"a message for {message.topic} with a delay level cannot go in a batch: send it alone")
-    if message.topic.startswith(RETRY_PREFIX):
-        raise InvalidMessage(f"messages for {message.topic} cannot go in a batch: send them one by one")
+    if not is_batchable(message):
+        raise InvalidMessage(
+            f"a message for {message.topic} cannot go in a batch: send it alone, as every message that is for a retry "
+            f"topic, delayed (a delay level or time of delivery) or compressed already (body_flags)"
+        )
+
+
+def is_batchable(message: Message) -> bool:
+    """Return whether a message may share a request. A broker would not delay it, or lose its flags."""
+    is_delayed = message.delay_level > 0 or not _TIMERS.isdisjoint(message.properties)
+    return not (is_delayed or message.body_flags or message.topic.startswith(RETRY_PREFIX))

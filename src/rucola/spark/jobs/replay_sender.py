@@ -4,9 +4,9 @@ Rows arrive in log order, with the queues interleaved. Chunks of at most `CHUNK_
 a background thread. The queues of a chunk are sent concurrently, the requests of one queue sequentially, so that it
 keeps its order. A completed chunk's acknowledgements are written to the ledger.
 
-All messages of a source queue go to one queue of the target topic: the queue with the same broker name and id, else the
-queue at index `queue id mod number of queues`. A failed request is retried for about half a minute. A retry may store a
-message twice, under the same unique key.
+All messages of a source queue go to one queue of the target topic (see `rucola.client.select_by_id`). A failed request
+is retried for half a minute, unless it was refused for good. A retry may store a message twice, under the same unique
+key.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from rucola.client import MessageQueue, Producer, SendResult, SendStatus
+from rucola.client.producer.ordered_sender import MAX_COUNT, with_retries
+from rucola.client.producer.queue_selectors import select_by_id
 from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
@@ -59,11 +61,7 @@ CHUNK_ROWS: Final = 4096
 MAX_CHUNKS_IN_FLIGHT: Final = 2
 """With one, throughput halves: a chunk ends with single requests of its longest queue while other queues are idle."""
 
-MAX_REQUEST_MESSAGES: Final = 128
-
-# Pauses of 0.1, 0.2, 0.4 ... 12.8 seconds between nine attempts add up to 25.5 seconds.
-_ATTEMPTS: Final = 9
-_FIRST_PAUSE_S: Final = 0.1
+_RETRIES_MS: Final = 30_000
 
 
 class RateLimiter:
@@ -266,11 +264,11 @@ class _OrderedSender:
         first, last = chunk.bounds[queue]
         offsets = chunk.rows["commitLogOffset"]
         try:
-            target = _target_queue(queue, await self._producer.queues(topic))
+            target = select_by_id(queue.queue_id, queue.broker_name)(await self._producer.queues(topic))
             may_share = not topic.startswith(RETRY_PREFIX)
             for begin, end, is_batched in _plan_requests(chunk.encoded, first, last, may_share):
                 send = self._batch if is_batched else self._alone
-                results = await _with_retries(partial(send, chunk, begin, end, target))
+                results = await with_retries(partial(send, chunk, begin, end, target), _RETRIES_MS)
                 reached, count = offsets[end - 1].as_py(), end - first
                 unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
         except MQError as error:
@@ -287,32 +285,16 @@ class _OrderedSender:
         return [await self._producer.send(message_of(row, target.topic, begin, self._partition), target)]
 
 
-async def _with_retries(request: Callable[[], Awaitable[list[SendResult]]]) -> list[SendResult]:
-    for attempt in range(_ATTEMPTS - 1):
-        try:
-            return await request()
-        except RemotingError:
-            await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
-    return await request()
-
-
 def _plan_requests(encoded: EncodedMessages, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
     """Split the rows [begin, end) of one queue into requests (first, end, is_batched), within the limits of a batch."""
     edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
     for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
         is_batched = may_share and bool(encoded.is_batched[first])
         while first < last:
-            upto = min(first + MAX_REQUEST_MESSAGES, last) if is_batched else first + 1
+            upto = min(first + MAX_COUNT, last) if is_batched else first + 1
             # Batched bodies are small, but properties may be large. Halving finds a size that fits in at most seven
             # steps, since a single message always does.
             while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
                 upto = (first + upto) // 2
             yield first, upto, is_batched
             first = upto
-
-
-def _target_queue(queue: SourceQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
-    for target in targets:
-        if (target.broker_name, target.queue_id) == (queue.broker_name, queue.queue_id):
-            return target
-    return targets[queue.queue_id % len(targets)]

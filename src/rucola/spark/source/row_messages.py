@@ -12,7 +12,7 @@ Columns of a row, of which only `body` is required:
     delayLevel   int; the delay level (see `rucola.message.delay`)
     msgId        string; the unique key of the message
     shardingKey  string; rows with the same key go to the same queue, selected as by `rucola.client.select_by_hash`
-    queueId      int or bigint; the queue, if there is no shardingKey (see `delivery.matching_queue`)
+    queueId      int or bigint; the queue, if there is no shardingKey (see `rucola.client.select_by_id`)
     brokerName   string; the broker of that queue, if several have the topic
     bodyError    string; if it is not null, the body is sent as it was stored, compressed as `sysFlag` says
     sysFlag      int or bigint

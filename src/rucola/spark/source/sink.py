@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import md5
-from typing import Any, Final, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -30,18 +31,16 @@ from pyspark.sql.types import StructType
 
 from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.event_loop_thread import EventLoopThread
-from rucola.client.producer.producer import IN_FLIGHT
-from rucola.client.producer.queue_selectors import select_by_hash
+from rucola.client.producer.ordered_sender import MAX_COUNT, OrderedSender, with_retries
+from rucola.client.producer.queue_selectors import select_by_hash, select_by_id
+from rucola.client.producer.send_request import COMPRESS_THRESHOLD
 from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.error_translation import without_tracebacks
-from rucola.spark.source.delivery import MESSAGES_PER_REQUEST, matching_queue, split_requests, with_retries
 from rucola.spark.source.options import SinkOptions, connection_of
 from rucola.spark.source.row_messages import check_schema, message_of, row_name
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CHUNK_ROWS: Final = 2048
 """Rows of a task that are sent concurrently."""
@@ -119,8 +118,11 @@ class _ChunkSender:
         self._number = 0
         # Looked up once: if the number of queues changed within the task, a sharding key would change its queue.
         self._queues: dict[str, Sequence[MessageQueue]] = {}
-        self._in_flight = asyncio.Semaphore(IN_FLIGHT)
         self._has_warned = False
+        timeout_ms = options.delivery_timeout_ms
+        self._sender = OrderedSender(
+            producer, timeout_ms, alone_from=COMPRESS_THRESHOLD, before_retry=self._before_retry
+        )
 
     async def send(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send rows: those of one queue in sequential requests, all others concurrently."""
@@ -140,8 +142,8 @@ class _ChunkSender:
         jobs = [self._in_order(of_queue, queue) for queue, of_queue in bound.items()]
         for topic, of_topic in free.items():
             # At least as many requests as queues, so that the rows spread evenly.
-            share = -(-len(of_topic) // len(await self._queues_of(topic)))
-            jobs += [self._in_order(piece, None) for piece in _cut(of_topic, share)]
+            share = min(-(-len(of_topic) // len(await self._queues_of(topic))), MAX_COUNT)
+            jobs += [self._in_order(of_topic[at : at + share], None) for at in range(0, len(of_topic), share)]
         # Wait for all requests, so that the count of acknowledged messages is final before an error is raised.
         done = await asyncio.gather(*jobs, return_exceptions=True)
         for result in done:
@@ -170,32 +172,26 @@ class _ChunkSender:
             return None
         if queue_id < 0:
             raise InvalidMessage(f"{made.name} has the queueId {queue_id}; it must not be negative")
-        return matching_queue(await self._queues_of(made.message.topic), queue_id, row.get("brokerName"))
+        return select_by_id(queue_id, row.get("brokerName"))(await self._queues_of(made.message.topic))
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
         if topic not in self._queues:
-            ask = partial(self._producer.queues, topic)
-            self._queues[topic] = await self._persist(topic, ask, is_known_topic=False)
+            self._queues[topic] = await with_retries(
+                partial(self._producer.queues, topic),
+                self._options.delivery_timeout_ms,
+                is_known_topic=False,
+                before_retry=partial(self._before_retry, topic),
+            )
         return self._queues[topic]
 
     async def _in_order(self, rows: Sequence[_RowMessage], queue: MessageQueue | None) -> None:
-        """Send rows of one topic in sequential requests to `queue`, or each to the next queue if it is None."""
-        for piece in _cut(rows, MESSAGES_PER_REQUEST):
-            request = partial(self._request, [row.message for row in piece], queue)
-            try:
-                self._count(await self._persist(piece[0].message.topic, request))
-            # One message makes the whole request invalid: send its rows one by one to find it.
-            except InvalidMessage as error:  # raised before the request was sent
-                if len(piece) == 1:
-                    self._skip(InvalidMessage(f"{piece[0].name}: {error}"))
-                    continue
-                for row in piece:
-                    await self._in_order([row], queue)
-
-    async def _persist(self, topic: str, request: Callable[[], Awaitable[T]], *, is_known_topic: bool = True) -> T:
-        before_retry = partial(self._before_retry, topic)
-        timeout_ms = self._options.delivery_timeout_ms
-        return await with_retries(request, timeout_ms, is_known_topic=is_known_topic, before_retry=before_retry)
+        async for sent, found in self._sender.send(rows, attrgetter("message"), queue):
+            if isinstance(found, InvalidMessage):  # found before the request was sent
+                self._skip(InvalidMessage(f"{sent[0].name}: {found}"))
+            elif isinstance(found, MQError):
+                raise found
+            else:
+                self._count(found)
 
     async def _before_retry(self, topic: str, failure: RemotingError) -> None:
         """Refresh the route, and warn once per task, since many requests fail together."""
@@ -204,12 +200,6 @@ class _ChunkSender:
         self._has_warned = True
         with suppress(MQError):
             await self._producer.instance.routes.refresh(topic)
-
-    async def _request(self, messages: list[Message], queue: MessageQueue | None) -> list[SendResult]:
-        async with self._in_flight:
-            if len(messages) == 1:
-                return [await self._producer.send(messages[0], queue)]
-            return await self._producer.send_batch(messages, queue)
 
     def _count(self, results: Sequence[SendResult]) -> None:
         topic = results[0].queue.topic
@@ -221,11 +211,6 @@ class _ChunkSender:
             raise error
         self.sent.skipped += 1
         self.sent.first_skip_reason = self.sent.first_skip_reason or str(error)
-
-
-def _cut(rows: Sequence[_RowMessage], most: int) -> Iterator[Sequence[_RowMessage]]:
-    for begin, end in split_requests([row.message for row in rows], min(most, MESSAGES_PER_REQUEST)):
-        yield rows[begin:end]
 
 
 @without_tracebacks
