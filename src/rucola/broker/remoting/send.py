@@ -250,7 +250,7 @@ class SendAdapter:
         if stored is None:
             return b"", 0
         count = len(stored.counts)
-        if stored.waiting:
+        if True in stored.waiting:
             later = [opaque if waits else None for opaque, waits in zip(opaques, stored.waiting, strict=False)]
             self._answer_when_durable(connection, later, stored)
             opaques = [None if waits else opaque for opaque, waits in zip(opaques, stored.waiting, strict=False)]

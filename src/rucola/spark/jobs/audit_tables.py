@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
-from rucola.spark.source.grouping import Groups, join
 from rucola.spark.source.array_conversions import (
     Array,
     arrow,
@@ -30,6 +29,7 @@ from rucola.spark.source.array_conversions import (
     values_of,
 )
 from rucola.spark.source.columns import TIMESTAMP
+from rucola.spark.source.grouping import Groups, join
 
 COLUMNS: Final = (
     *("brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes", "storeSize"),
