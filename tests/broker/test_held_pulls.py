@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.broker_peer import Peer, broker_peer
 from support.stores import config, inner
+from support.turns import Turns
 
 HELD = pull.SUBSCRIPTION | pull.SUSPEND
 
@@ -43,21 +44,14 @@ class Channel:
 
 
 class Desk:
-    """Held pulls on a real store, the retries of which are noted; `turns` are the callbacks for later iterations."""
+    """Held pulls on a real store, the retries of which are noted."""
 
     def __init__(self, path: Path, *, tick_s: float = 0.0, **bounds: int) -> None:
-        self.tick_s = tick_s
-        """Time that passes between two looks at the clock."""
-        self.turns: list[Callable[[], None]] = []
-        self.time_s = 0.0
-        self.hold = PullRequestHold(call_soon=self.turns.append, clock=self._clock, **bounds)
+        self.loop = Turns(tick_s)
+        self.hold = PullRequestHold(loop=self.loop, **bounds)
         self.store = MessageStore(config(path), self._arrived)
         self.retried: list[tuple[str, int]] = []
         self.last: list[tuple[str, int]] = []
-
-    def _clock(self) -> float:
-        self.time_s += self.tick_s
-        return self.time_s
 
     def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
         for queues, _, _ in topics.values():
@@ -65,7 +59,7 @@ class Desk:
                 self.hold.arrived(queue)
 
     def pull(
-        self, name: str, tags: str | None, channel: Channel, *, deadline_ms: int = 1000, at: int = 0, queue_id: int = 0
+        self, name: str, tags: str | None, channel: Channel, *, wait_ms: int = 1000, at: int = 0, queue_id: int = 0
     ) -> None:
         codes = None if tags is None else frozenset(map(tags_code, tags.split()))
         waiting = Waiting(at, self.store.max_offset("T", queue_id), codes)
@@ -74,17 +68,15 @@ class Desk:
             (self.last if is_last else self.retried).append((name, checked))
             return None
 
-        self.hold.hold(HeldPull(channel, "T", queue_id, waiting, deadline_ms, retry))
+        self.hold.hold(HeldPull(channel, "T", queue_id, waiting, retry), wait_ms)
 
     def put(self, *tags: str, queue_id: int = 0) -> None:
         for tag in tags:
             self.store.put(inner(tags=tag, tags_code=tags_code(tag), queue_id=queue_id), 1)
         self.store.reput()
 
-    def turn(self) -> None:
-        turns, self.turns[:] = list(self.turns), []
-        for call in turns:
-            call()
+    def expire(self, now_ms: int) -> None:
+        self.loop.pass_until(now_ms / 1000)
 
 
 def test_only_pulls_that_accept_a_new_tag_are_retried_from_its_first_message(tmp_path: Path) -> None:
@@ -110,14 +102,14 @@ def test_only_pulls_that_accept_a_new_tag_are_retried_from_its_first_message(tmp
 def test_a_pull_at_its_deadline_is_answered_from_the_end_of_what_was_compared(tmp_path: Path) -> None:
     desk, channel = Desk(tmp_path), Channel()
     with desk.store:
-        desk.pull("first", "A", channel, deadline_ms=1000)
-        desk.pull("second", "A", channel, deadline_ms=1001)
+        desk.pull("first", "A", channel, wait_ms=1000)
+        desk.pull("second", "A", channel, wait_ms=1001)
         desk.put("X", "X", "X")
-        desk.hold.expire(999)
+        desk.expire(999)
         assert desk.last == []
-        desk.hold.expire(1000)
+        desk.expire(1000)
         assert desk.last == [("first", 3)]
-        desk.hold.expire(5000)
+        desk.expire(5000)
         assert desk.last == [("first", 3), ("second", 3)]
         assert desk.retried == []
     assert check(tmp_path) == []
@@ -132,11 +124,11 @@ def test_a_pull_of_a_congested_connection_waits_until_its_peer_reads(tmp_path: P
         slow.is_congested = True
         desk.put("A")
         assert desk.retried == [("good", 0)]
-        desk.hold.expire(5000)
+        desk.expire(5000)
         assert desk.last == []
         slow.is_congested = False
         desk.hold.writable(slow)
-        assert desk.retried[1:] == [("slow 1", 0), ("slow 2", 0)]
+        assert desk.last == [("slow 1", 0), ("slow 2", 0)]
         assert len(desk.hold) == 0
     assert check(tmp_path) == []
 
@@ -151,7 +143,7 @@ def test_the_pulls_of_a_closed_connection_are_dropped(tmp_path: Path) -> None:
         desk.put("X")  # one of each is retried, or would be
         desk.hold.closed(gone)
         assert len(desk.hold) == 2
-        desk.turn()
+        desk.loop.turn()
         desk.put("A", "B")
         assert desk.retried == [("None", 0), ("A", 1), ("B", 2)]
         assert len(desk.hold) == 0
@@ -167,7 +159,7 @@ def test_a_connection_may_hold_so_many_pulls_and_the_refusal_names_the_limit(tmp
             desk.pull("3", "A", greedy)
         desk.pull("other", "A", other)
         assert len(desk.hold) == 4
-        desk.hold.expire(5000)
+        desk.expire(5000)
         desk.pull("3", "A", greedy)
     assert check(tmp_path) == []
 
@@ -205,7 +197,7 @@ def test_a_pull_with_a_long_filter_counts_as_several(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="too many pulls for one this large"):
             desk.pull("huge", " ".join(map(str, range(1200))), Channel())
         desk.hold.closed(good)
-        desk.turn()
+        desk.loop.turn()
         assert not desk.hold.held
     assert check(tmp_path) == []
 
@@ -217,8 +209,8 @@ def test_a_queue_has_a_bounded_number_of_filters(tmp_path: Path) -> None:
         desk.pull("all", None, channel)
         for number in range(pull_request_hold.MAX_FILTERS + 9):
             desk.pull(str(number), f"tag-{number}", channel)
-        while desk.turns:
-            desk.turn()
+        while desk.loop.calls:
+            desk.loop.turn()
         assert [name for name, _ in desk.last] == [str(number) for number in range(10)]
         assert len(desk.hold) == pull_request_hold.MAX_FILTERS
         desk.put("tag-9", "tag-10")
@@ -233,8 +225,8 @@ def test_many_retries_are_spread_over_iterations(tmp_path: Path) -> None:
             desk.pull(str(number), "A", channel)
         desk.put("A")
         counts = [len(desk.retried)]
-        while desk.turns:
-            desk.turn()
+        while desk.loop.calls:
+            desk.loop.turn()
             counts.append(len(desk.retried))
         assert counts[0] < 10
         assert counts[-1] == 20
@@ -251,8 +243,8 @@ def test_queues_take_turns(tmp_path: Path) -> None:
         desk.pull("only", "A", channel, queue_id=1)
         desk.put("A")
         desk.put("A", queue_id=1)
-        while desk.turns:
-            desk.turn()
+        while desk.loop.calls:
+            desk.loop.turn()
         assert ("only", 0) in desk.retried[:12]
         assert len(desk.retried) == len({name for name, _ in desk.retried}) == 101
         assert not desk.hold.held
@@ -269,24 +261,25 @@ def test_woken_pulls_that_expire_or_are_dropped_are_answered_once_or_not_at_all(
             desk.pull(f"gone {number}", "A", gone)
         desk.pull("other", "B", good)
         desk.put("A")
-        desk.hold.expire(1000)
-        answered = len(desk.retried)
+        before = set(desk.retried)
+        desk.expire(1100)
         gone.is_open = False
         desk.hold.closed(gone)
-        while desk.turns:
-            desk.turn()
-        late = [name for name, _ in desk.retried[answered:]]
-        assert late
-        assert all(name.startswith("good") for name in late)
-        assert len([name for name, _ in desk.retried if name.startswith("good")]) == 20
-        assert desk.last == [("other", 1)]
+        while desk.loop.calls:
+            desk.loop.turn()
+        answered = desk.retried + desk.last
+        names = [name for name, _ in answered]
+        assert len(names) == len(set(names))
+        assert {f"good {number}" for number in range(20)} < set(names)
+        assert ("other", 1) in desk.last
+        assert all(name.startswith("good") for name, _ in set(answered) - before - {("other", 1)})
         assert not desk.hold.held
         assert len(desk.hold) == 0
     assert check(tmp_path) == []
 
 
 def test_all_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
-    """Those that wait, those that were woken, and those of a congested connection."""
+    """Those that wait and those that were woken; a congested connection only closes."""
     desk, slow, good = Desk(tmp_path, tick_s=0.01), Channel(), Channel()
     with desk.store:
         for number in range(3):
@@ -297,9 +290,9 @@ def test_all_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
         desk.put("A")
         assert len(desk.retried) == 1
         desk.hold.release_all()
-        assert sorted(desk.last) == [("slow", 0), ("waits", 1), ("woken 1", 0), ("woken 2", 0)]
+        assert sorted(desk.last) == [("waits", 1), ("woken 1", 0), ("woken 2", 0)]
         assert len(desk.hold) == 0
-        desk.turn()
+        desk.loop.turn()
         assert len(desk.retried) == 1
     assert check(tmp_path) == []
 
@@ -329,6 +322,20 @@ async def test_a_subscription_that_changes_while_a_pull_is_held_loses_no_message
         await peer.send(b"for both", properties="TAGS\x01A\x02")
         answer = await waiting
         assert [message.body for message in decode_many(answer.body)] == [b"for the new tag", b"for both"]
+
+
+async def test_a_pull_may_wait_for_any_number_of_milliseconds(tmp_path: Path) -> None:
+    """Clients send a long integer, and an attacker any."""
+    async with broker_peer(tmp_path) as peer:
+        await peer.send()
+        waiting = [
+            asyncio.create_task(peer.pull(sys_flag=HELD, queue_offset=1, suspend_timeout_millis=wait_ms))
+            for wait_ms in (10**400, (1 << 63) - 1, -(10**400))
+        ]
+        assert (await waiting[2]).code == ResponseCode.PULL_NOT_FOUND
+        assert not any(held.done() for held in waiting[:2])
+        await peer.send()
+        assert [answer.code for answer in await asyncio.gather(*waiting[:2])] == [ResponseCode.SUCCESS] * 2
 
 
 async def test_too_many_held_pulls_of_a_connection_are_refused_as_busy(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from support.cluster import HOST, Cluster, cluster
 from support.proxy import Proxy
 from support.replication import send
 from support.stores import config, inner
+from support.turns import Turns
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -109,15 +109,14 @@ class Readers:
     """One held pull per queue, which reads the visible messages of a store, and waits for the next ones."""
 
     def __init__(self, path: Path, queues: int) -> None:
-        turns = count()
-        self.hold = PullRequestHold(call_soon=lambda call: None, clock=lambda: float(next(turns)) * 1e-9)
+        self.hold = PullRequestHold(loop=Turns())
         self.store = MessageStore(config(path), lambda topics: self.visible.on_arrival(topics))
         self.visible = VisibleEnd(self.store, self.hold)
         self.seen = [0] * queues
 
     def read(self, queue_id: int) -> None:
         if (waiting := self._read(queue_id)) is not None:
-            self.hold.hold(HeldPull(Channel(), "T", queue_id, waiting, 1, lambda *_: self._read(queue_id)))
+            self.hold.hold(HeldPull(Channel(), "T", queue_id, waiting, lambda *_: self._read(queue_id)), 1)
 
     def _read(self, queue_id: int) -> Waiting | None:
         found = self.store.get("T", queue_id, self.seen[queue_id], 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,9 @@ class ConfirmingSlave:
         self._now = now
         self._at_s = at_s
 
-    async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
+    def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
         self._now[0] = self._at_s
-        return PutMessageStatus.PUT_OK
+        done(PutMessageStatus.PUT_OK)
 
 
 @pytest.mark.parametrize(("at_s", "missing"), [(9.9, None), (10.0, PutMessageStatus.FLUSH_SLAVE_TIMEOUT)])

@@ -191,7 +191,8 @@ class BrokerConfig:
     with a long expression counts as several, one for each 2 KiB that its filter takes: about 20 tags.
     """
     max_held_pulls: Count = 65_536
-    """Maximum number of held pulls in total; beyond it, the oldest of a connection that holds most is answered early.
+    """Maximum number of held pulls in total; beyond it, the oldest of a connection that holds at least the average
+    number is answered early.
     """
 
     # Limits

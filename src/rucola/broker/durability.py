@@ -13,9 +13,8 @@ Corresponds to `CommitLog.submitFlushRequest` and `submitReplicaRequest` of Apac
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from rucola.broker.background.group_commit import GroupCommit
@@ -23,15 +22,13 @@ from rucola.coordination.write_lease import WriteLease
 from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.message_store import MessageStore
 
-logger = logging.getLogger(__name__)
-
 Missing: TypeAlias = tuple[PutMessageStatus, str]
 """Status of a message that is stored but not safe, and a text for people."""
 
 
-class ReplicationWaiter(Protocol):
-    async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
-        """Wait until a slave has everything below `physical_offset`; return PUT_OK or the status of the failure."""
+class Replicas(Protocol):
+    def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
+        """Call `done` with PUT_OK once a slave has everything below `physical_offset`, or with the failure."""
         ...
 
 
@@ -42,53 +39,43 @@ class Durability:
         self,
         store: MessageStore,
         group_commit: GroupCommit,
-        replication: ReplicationWaiter | None,
+        replicas: Replicas | None,
         lease: WriteLease | None = None,
     ) -> None:
         self._lease = lease
         self._store = store
         self._group_commit = group_commit
-        self._replication = replication if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        self._replicas = replicas if store.config.broker_role is BrokerRole.SYNC_MASTER else None
         self._is_flushed = store.config.is_sync_flush
-        self._waiting: set[asyncio.Future[Missing | None]] = set()
-        """Strong references: asyncio keeps none."""
-        self.must_wait = self._is_flushed or self._replication is not None
+        self.must_wait = self._is_flushed or self._replicas is not None
 
     def when_durable(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
         """Call `done` with None once everything below `physical_offset` is safe, else with what is missing."""
-        timeout_ms = self._store.config.sync_flush_timeout
         if self._lease is not None:
             done = _while_held(self._lease, done)
-        if self._replication is None:
-            # The usual SYNC_FLUSH: a callback for each message instead of a task, which is a third of its CPU.
-            self._group_commit.when_flushed(
-                physical_offset, timeout_ms, lambda is_flushed: done(self._flush_outcome(is_flushed))
+        if self._replicas is None:
+            self._when_flushed(physical_offset, done)
+        elif not self._is_flushed:
+            self._replicas.when_replicated(physical_offset, lambda status: done(self._replication_outcome(status)))
+        else:
+            outcomes: dict[str, Missing | None] = {}
+
+            def end(part: str, missing: Missing | None) -> None:
+                outcomes[part] = missing
+                if len(outcomes) == 2:
+                    # The outcome of the replication takes precedence, as in Apache's broker.
+                    done(outcomes["replication"] or outcomes["flush"])
+
+            self._replicas.when_replicated(
+                physical_offset, lambda status: end("replication", self._replication_outcome(status))
             )
-            return
-        waiting = asyncio.ensure_future(self._wait_replicated(self._replication, physical_offset, timeout_ms))
-        self._waiting.add(waiting)
+            self._when_flushed(physical_offset, partial(end, "flush"))
 
-        def end(waited: asyncio.Future[Missing | None]) -> None:
-            self._waiting.discard(waiting)
-            if waited.cancelled():
-                return
-            error = waited.exception()
-            if error is not None:  # a bug; the producer learns all the same that there is no guarantee
-                logger.error("a message could not be awaited on a slave", exc_info=error)
-            done(waited.result() if error is None else (PutMessageStatus.FLUSH_SLAVE_TIMEOUT, repr(error)))
-
-        waiting.add_done_callback(end)
-
-    async def _wait_replicated(
-        self, replication: ReplicationWaiter, physical_offset: int, timeout_ms: int
-    ) -> Missing | None:
-        if not self._is_flushed:
-            return self._replication_outcome(await replication.wait_replicated(physical_offset))
-        status, is_flushed = await asyncio.gather(
-            replication.wait_replicated(physical_offset), self._group_commit.wait_flushed(physical_offset, timeout_ms)
+    def _when_flushed(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
+        timeout_ms = self._store.config.sync_flush_timeout
+        self._group_commit.when_flushed(
+            physical_offset, timeout_ms, lambda is_flushed: done(self._flush_outcome(is_flushed))
         )
-        # The outcome of the replication takes precedence, as in Apache's broker.
-        return self._replication_outcome(status) or self._flush_outcome(is_flushed)
 
     def _flush_outcome(self, is_flushed: bool) -> Missing | None:
         if is_flushed:

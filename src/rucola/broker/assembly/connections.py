@@ -22,7 +22,6 @@ from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
 from rucola.store.dispatch import TopicArrivals
 
-EXPIRE_PULLS_INTERVAL_MS = 100
 EXPIRE_CLIENTS_INTERVAL_MS = 10_000
 CLOSE_IDLE_INTERVAL_MS = 10_000
 
@@ -66,7 +65,6 @@ class Connections:
 
     def schedule(self, scheduler: Scheduler) -> None:
         clock = self._environment.clock
-        scheduler.every(EXPIRE_PULLS_INTERVAL_MS, "expire held pulls", lambda: self.hold.expire(clock()))
         scheduler.every(
             EXPIRE_CLIENTS_INTERVAL_MS, "expire clients", lambda: in_slices(self.clients.expire_steps(clock()))
         )

@@ -28,8 +28,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
 
+from msgspec import Struct
+
+from rucola.broker.delayed_operations import DelayedOperations
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
@@ -43,11 +45,8 @@ QUEUES_PER_CHECKPOINT = 128
 """Flushing one ConsumeQueue costs some tenths of a millisecond of disk time."""
 
 
-class Waiter(NamedTuple):
-    """Callback, called once: when everything below `physical_offset` is on disk, or at `deadline` (loop time)."""
-
+class _Waiter(Struct, eq=False, gc=False):
     physical_offset: int
-    deadline: float
     done: Callable[[bool], None]
 
 
@@ -68,26 +67,25 @@ class GroupCommit:
         """None before the first flush, and if flushes need a thread."""
         self._loop: asyncio.AbstractEventLoop
         self._batching: WriteBatching | None = None
-        # Waiters of the running flush, and of the next one. Both are in the order of arrival.
-        self._flushing: list[Waiter] = []
-        self._waiters: list[Waiter] = []
+        self._waiting: DelayedOperations[_Waiter] = DelayedOperations(self._try_complete)
+        """In the order of arrival: first those of the running flush, then those of the next."""
+        self._arrived = 0
+        """Waiters since the last flush began."""
         self._last_count = 0
         """Waiters of the last flush, which are likely to send again."""
+        self._flushing_end = 0
+        """The end of the log when the last flush began."""
         self._is_running = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._timer: asyncio.TimerHandle | None = None
 
     def when_flushed(self, physical_offset: int, timeout_ms: int, done: Callable[[bool], None]) -> None:
         """Call `done` in the loop: True once all bytes below `physical_offset` are on disk, False if not in time."""
         if self._store.flushed_physical_offset >= physical_offset:
             done(True)
             return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
-        self._waiters.append(Waiter(physical_offset, deadline, done))
-        if self._timer is None:
-            self._timer = loop.call_at(deadline, self._expire)
+        self._waiting.add(_Waiter(physical_offset, done), timeout_ms / 1000)
+        self._arrived += 1
         self.start_flush()
 
     async def wait_flushed(self, physical_offset: int, timeout_ms: int) -> bool:
@@ -112,8 +110,7 @@ class GroupCommit:
         """Wait for the running flush and checkpoint, then end both threads without blocking the loop."""
         await self._idle.wait()
         self._is_stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._waiting.stop()
         if self._thread.is_alive():
             self._is_wanted.release()
             await asyncio.to_thread(self._thread.join)
@@ -136,14 +133,14 @@ class GroupCommit:
 
     def _begin(self, iterations: int, count: int) -> None:
         """Close the group and start its flush, once an iteration brings no new waiter (or MAX_GATHER_ITERATIONS)."""
-        arrived = len(self._waiters)
+        arrived = self._arrived
         if arrived < self._last_count and arrived != count and iterations < MAX_GATHER_ITERATIONS:
             self._begin_at_iteration_end(iterations + 1, arrived)
             return
         # A waiter that arrives from here on belongs to the next flush, because its bytes may have been appended after
         # this flush has read the end of the log.
-        self._flushing, self._waiters = self._waiters, []
-        self._last_count = arrived
+        self._flushing_end = self._store.max_physical_offset
+        self._last_count, self._arrived = arrived, 0
         if self._kernel is None or not self._store.flusher.begin(self._kernel):
             self._release_thread()
 
@@ -175,29 +172,21 @@ class GroupCommit:
             logger.error("flush failed: %s", error)
         elif error is not None:
             logger.error("flush failed", exc_info=error)
-        # Judged by the offset that is known to be on disk, not by the outcome of this flush: a checkpoint may have
-        # flushed as well.
-        flushed = self._store.flushed_physical_offset
-        group, self._flushing = self._flushing, []
-        for waiter in group:
-            waiter.done(flushed >= waiter.physical_offset)
-        if self._waiters:
+        self._waiting.wake_all()
+        if self._arrived:
             self._begin_at_iteration_end(0, 0)
         else:
             self._is_running = False
             self._idle.set()
 
-    def _expire(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        now = loop.time()
-        expired = [waiter for waiter in (*self._flushing, *self._waiters) if waiter.deadline <= now]
-        self._flushing = [waiter for waiter in self._flushing if waiter.deadline > now]
-        self._waiters = [waiter for waiter in self._waiters if waiter.deadline > now]
-        if remaining := (*self._flushing, *self._waiters):
-            self._timer = loop.call_at(min(waiter.deadline for waiter in remaining), self._expire)
-        for waiter in expired:
-            waiter.done(False)
+    def _try_complete(self, waiter: _Waiter, is_last: bool) -> bool:
+        # Judged by the offset that is known to be on disk, not by the outcome of this flush: a checkpoint may have
+        # flushed as well.
+        is_flushed = self._store.flushed_physical_offset >= waiter.physical_offset
+        if not is_flushed and not is_last and waiter.physical_offset > self._flushing_end:
+            return False  # the next flush covers it
+        waiter.done(is_flushed)
+        return True
 
 
 def _resolve(future: asyncio.Future[bool], is_flushed: bool) -> None:

@@ -5,7 +5,6 @@
     delivery of delayed and timer messages, buffered puts (`DueTask`)  when due                     assembly/delivery
     flow control                                                       20 ms                        assembly/serving
     prefault the pages that the next messages need                     100 ms                       assembly/serving
-    answer held pulls after their timeout                              100 ms                       assembly/connections
     flush the log                                                      flushIntervalCommitLog       assembly/storage
     checkpoint: flush queues and index, write the checkpoint           1 s                          assembly/storage
     persist consumer offsets                                           flushConsumerOffsetInterval  assembly/metadata

@@ -112,9 +112,8 @@ class PullAdapter:
                 return None
             return again
 
-        deadline_ms = self._service.deadline_ms(header)
-        size = len(header.subscription or "")
-        self._hold.hold(HeldPull(connection, header.topic, header.queue_id, waiting, deadline_ms, retry, size))
+        pull = HeldPull(connection, header.topic, header.queue_id, waiting, retry, len(header.subscription or ""))
+        self._hold.hold(pull, self._service.wait_ms(header))
 
 
 def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes | None:

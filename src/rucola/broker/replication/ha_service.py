@@ -17,7 +17,7 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
    haHousekeepingInterval is disconnected.
 
-A SYNC_MASTER answers SEND_OK after a slave has reported the message (`wait_replicated`). The wait ends after
+A SYNC_MASTER answers SEND_OK after a slave has reported the message (`when_replicated`). The wait ends after
 slaveTimeout. It fails immediately if no slave is connected or all lag by haSlaveFallbehindMax, and when the last slave
 disconnects; but a new master waits EXPECTED_S for the members of its in-sync set, which have everything, to connect to
 it for the first time.
@@ -34,7 +34,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from msgspec import Struct
+
 from rucola.broker.config import BrokerConfig, TransferFrom
+from rucola.broker.delayed_operations import DelayedOperations
 from rucola.broker.mastership import Mastership
 from rucola.broker.replication.ha_handshake import as_epochs, welcome
 from rucola.broker.replication.transfer_progress import Pace, TransferProgress
@@ -86,6 +89,13 @@ class _HAConnection:
         """The last visible end that the slave got."""
 
 
+class _Sender(Struct, eq=False, gc=False):
+    physical_offset: int
+    is_expecting: bool
+    """Whether it waits only because members of the in-sync set may connect soon."""
+    done: Callable[[PutMessageStatus], None]
+
+
 class HAService:
     """Replication of one store to its slaves, with `tls` as on the broker's port. Belongs to one event loop."""
 
@@ -117,8 +127,9 @@ class HAService:
         """The most that a slave of this master had, connected or not any more; -1 if none has reported."""
         self._reported = asyncio.Event()
         self._connections: set[_HAConnection] = set()
-        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
-        """Physical offset and future of each waiting sender."""
+        self._waiting: DelayedOperations[_Sender] = DelayedOperations(self._try_complete)
+        self._replicated_end = -1
+        """All slaves that must confirm a message have the log up to here; -1 without any."""
         self._server = StreamServer(
             config.bind_address,
             config.ha_listen_port,
@@ -189,14 +200,13 @@ class HAService:
         self._expected &= members
         self._in_sync = members
         self._on_progress()
-        self._fail_waiters()
 
     def _on_progress(self) -> None:
-        end = self._replicated_end()
+        self._replicated_end = end = self._confirmed_end()
         if self._is_sync and self._in_sync is not None:
             self._visible_end = max(self._visible_end, end)  # it never moves back, even if a slave disconnects
             self._on_visible_end(self._visible_end)
-        self._resolve_waiters(end, is_replicated=True)
+        self._waiting.wake_all()
 
     def disconnect_slave(self, member: int) -> None:
         """Close the connections of a slave that supports epochs, and forget its confirmations by them."""
@@ -204,8 +214,9 @@ class HAService:
             if connection.member_id == member:
                 connection.member_id = None
                 connection.dropped.set()
+        self._replicated_end = self._confirmed_end()
 
-    def _replicated_end(self) -> int:
+    def _confirmed_end(self) -> int:
         if self._in_sync is None:
             return max([connection.reported for connection in self._connections], default=-1)
         confirmed = self.confirmed()
@@ -225,25 +236,31 @@ class HAService:
         for connection in self._connections:
             connection.wake.set()
 
-    async def wait_replicated(self, physical_offset: int) -> PutMessageStatus:
-        """Wait until a slave has everything below `physical_offset`; return PUT_OK or the status of the failure."""
+    def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
+        """Call `done` with PUT_OK once a slave has everything below `physical_offset`, or with the failure."""
         # The lag is checked before this message counts as replicated, as Apache does.
-        farthest = self._replicated_end()
+        farthest = self._replicated_end
         is_behind = farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max
         if is_behind and not self._expected:
-            return PutMessageStatus.SLAVE_NOT_AVAILABLE
-        if farthest >= physical_offset:
-            return PutMessageStatus.PUT_OK
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiters.append((physical_offset, done))
-        self.on_put()  # without this, replication would wait for the next dispatch, up to 5 ms
-        try:
+            done(PutMessageStatus.SLAVE_NOT_AVAILABLE)
+        elif farthest >= physical_offset:
+            done(PutMessageStatus.PUT_OK)
+        else:
             timeout_s = self._config.slave_timeout / 1000
-            async with asyncio.timeout(min(timeout_s, EXPECTED_S) if is_behind else timeout_s):
-                is_replicated = await done
-        except TimeoutError:
-            return PutMessageStatus.SLAVE_NOT_AVAILABLE if is_behind else PutMessageStatus.FLUSH_SLAVE_TIMEOUT
-        return PutMessageStatus.PUT_OK if is_replicated else PutMessageStatus.SLAVE_NOT_AVAILABLE
+            sender = _Sender(physical_offset, is_behind, done)
+            self._waiting.add(sender, min(timeout_s, EXPECTED_S) if is_behind else timeout_s)
+            self.on_put()  # without this, replication would wait for the next dispatch, up to 5 ms
+
+    def _try_complete(self, sender: _Sender, is_last: bool) -> bool:
+        if self._replicated_end >= sender.physical_offset:
+            sender.done(PutMessageStatus.PUT_OK)
+        elif sender.is_expecting if is_last else self._replicated_end < 0 and not self._expected:
+            sender.done(PutMessageStatus.SLAVE_NOT_AVAILABLE)
+        elif is_last:
+            sender.done(PutMessageStatus.FLUSH_SLAVE_TIMEOUT)
+        else:
+            return False
+        return True
 
     async def _serve(self, stream: Stream) -> None:
         connection = _HAConnection(stream)
@@ -257,7 +274,7 @@ class HAService:
             log_seldom(logger, logging.WARNING, kind, "slave %s disconnected: %s", connection.peer, error)
         finally:
             self._connections.discard(connection)
-            self._fail_waiters()
+            self._on_progress()
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
         decoder = ReportDecoder()
@@ -338,18 +355,6 @@ class HAService:
         self.last_confirmed = max(self.last_confirmed, physical_offset)
         self._reported.set()
         self._on_progress()
-
-    def _fail_waiters(self) -> None:
-        if self._replicated_end() < 0 and not self._expected:
-            self._resolve_waiters(self._store.max_physical_offset, is_replicated=False)
-
-    def _resolve_waiters(self, physical_offset: int, *, is_replicated: bool) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if waiter[0] > physical_offset:
-                self._waiters.append(waiter)
-            elif not waiter[1].done():
-                waiter[1].set_result(is_replicated)
 
     async def _send(self, connection: _HAConnection, stream: Stream) -> None:
         position = await self._begin(connection)

@@ -99,11 +99,10 @@ class FetchService:
         queue_offset = checked if wanted.codes == waiting.codes else waiting.queue_offset
         return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
-    def deadline_ms(self, request: PullMessageRequestHeader) -> int:
-        """Deadline of a held request, milliseconds since 1970."""
-        config = self._state.config
-        wait_ms = request.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
-        return self._state.clock() + wait_ms
+    def wait_ms(self, request: PullMessageRequestHeader) -> int:
+        """Time for which a request is held at most."""
+        config = self._config
+        return request.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
 
     # Permission and filter.
 
