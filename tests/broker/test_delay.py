@@ -119,7 +119,7 @@ def test_a_restart_delivers_each_remaining_message_once(tmp_path: Path) -> None:
         here.send(T0 + 10, 1, b"second")
         here.send(T0, 3, b"long")
         here.delayed.deliver(T0 + 1000)
-        here.delayed.persist(here.delayed.offsets(), here.store.max_physical_offset)
+        here.delayed.file.write(here.delayed.progress(), here.store.max_physical_offset)
         assert fastjson.loads(here.offsets_file.read_bytes()) == {
             "offsetTable": {1: 1},
             "logEnd": here.store.max_physical_offset,
@@ -134,7 +134,7 @@ def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> N
     with delayed_store(tmp_path / "before") as here:
         here.send(T0, 1, b"noted", UNIQ_KEY="0")
         here.delayed.deliver(T0 + 1000)
-        here.delayed.persist(here.delayed.offsets(), here.store.max_physical_offset)
+        here.delayed.file.write(here.delayed.progress(), here.store.max_physical_offset)
         here.send(T0 + 1000, 1, b"not noted", UNIQ_KEY="1")
         here.send(T0 + 1000, 1, b"has no key")
         here.delayed.deliver(T0 + 2000)
@@ -177,7 +177,7 @@ def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) 
         here.delayed.deliver(T0)
         here.store.write_state.set_disk_full("full")
         assert here.delayed.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.delayed.offsets() == {}
+        assert here.delayed.progress() == {}
         here.store.write_state.set_disk_full(None)
         assert here.delayed.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
@@ -214,7 +214,7 @@ def test_a_level_that_is_no_longer_configured_is_delivered(tmp_path: Path) -> No
 
 def test_an_offset_before_the_queue_is_its_begin(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
-        here.delayed.persist({2: -3}, 0)
+        here.delayed.file.write({2: -3}, 0)
         here.send(T0, 2, b"five")
     with delayed_store(tmp_path) as here:
         here.delayed.deliver(T0 + 5000)
@@ -223,7 +223,7 @@ def test_an_offset_before_the_queue_is_its_begin(tmp_path: Path) -> None:
 
 def test_an_invalid_offset_file_is_named(tmp_path: Path) -> None:
     with delayed_store(tmp_path) as here:
-        here.delayed.persist({1: 1}, 0)
+        here.delayed.file.write({1: 1}, 0)
         here.offsets_file.write_text('{"offsetTable":[1]}')
         with pytest.raises(StoreCorrupt, match=r"delayOffset\.json"):
             here.delayed.load()
@@ -245,7 +245,7 @@ def test_messages_that_apaches_broker_delivered_are_not_repeated(
             path.unlink()
     here = DelayedStore(store, [1000] * 17 + [2000])
     assert here.delayed.deliver(store.last_store_timestamp + 60_000) is None
-    assert sum(here.delayed.offsets().values()) == waited
+    assert sum(here.delayed.progress().values()) == waited
     assert store.max_physical_offset == end
     assert name == "g2-crash" or waited == 10
     store.close()
@@ -334,10 +334,10 @@ async def test_delayed_messages_outlive_their_log_file(tmp_path: Path) -> None:
         here.store.write_state.set_disk_full("full")
         assert await roll(here.store, [here.delayed], lambda: T0 + 1000)
         assert await roll(here.store, [here.delayed], lambda: T0 + 1000), "rolled once"
-        assert here.delayed.offsets() == {1: 1, 3: 2}
+        assert here.delayed.progress() == {1: 1, 3: 2}
         assert here.store.max_offset(TIMER_TOPIC, 0) == 2
         here.store.write_state.set_disk_full(None)
-        here.delayed.persist(here.delayed.offsets(), here.store.max_physical_offset)
+        here.delayed.file.write(here.delayed.progress(), here.store.max_physical_offset)
         force_deletion(here.store)
         assert here.delayed.deliver(T0 + 1000) == T0 + 60_010
         here.store.reput()
@@ -362,7 +362,7 @@ async def test_a_full_disk_is_emptied_past_messages_that_cannot_be_rolled(tmp_pa
         here.store.write_state.set_disk_full("full")
         shorter = DelayedStore(here.store, [1000, 5000, 6000])
         assert await roll(here.store, [shorter.delayed], lambda: T0)
-        assert shorter.delayed.offsets() == {3: 2}
+        assert shorter.delayed.progress() == {3: 2}
         assert {b"no room", b"beyond"} <= set(here.bodies())
 
 

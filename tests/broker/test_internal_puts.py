@@ -145,7 +145,7 @@ def test_a_delay_level_does_not_advance_while_its_puts_fail(
                 waits.append(retry_ms - now_ms)
                 now_ms = retry_ms
             assert waits == [1000, 2000, 4000, 8000, 16_000, *[LAST_RETRY_MS] * 3]
-            assert here.delayed.offsets() == {}
+            assert here.delayed.progress() == {}
         (error,) = errors(caplog)
         assert error == "delay level 1: put of message U for T failed and is retried: the disk is full"
         assert here.puts.failures == {"delay level 1": 8}
@@ -184,7 +184,7 @@ def test_timer_delivery_does_not_advance_while_its_puts_fail(
             assert here.deliver(T0 + 2000) == T0 + 3000
             assert here.deliver(T0 + 2500) == T0 + 3000
             assert here.deliver(T0 + 3000) == T0 + 5000
-            assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 2, 0)
+            assert here.timed.progress() == TimerCheckpoint(T0 + 999, 2, 0)
             assert here.bodies() == []
         assert here.puts.failures == {"timer message": 2}
         assert len(errors(caplog)) == 1
@@ -199,10 +199,10 @@ async def test_a_roll_keeps_the_file_while_its_puts_fail(tmp_path: Path, monkeyp
         leave(here.store, 400)
         with full(monkeypatch):
             assert not await here.roll(T0)
-            assert here.timed.checkpoint().rolled_offset == 0
+            assert here.timed.progress().rolled_offset == 0
         assert here.puts.failures == {"timer roll": 1}
         assert await here.roll(T0)
-        assert here.timed.checkpoint().rolled_offset == 1
+        assert here.timed.progress().rolled_offset == 1
         here.deliver(T0 + DAY_MS)
         assert here.bodies() == [LARGE]
 

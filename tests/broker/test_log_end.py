@@ -11,9 +11,8 @@ import pytest
 from rucola import slices
 from rucola.broker.background.scheduler import DueTask
 from rucola.broker.broker import Broker
-from rucola.broker.delivery.delay import write_delay_offsets
-from rucola.broker.delivery.timer import TimerCheckpoint, TimerMessageService
-from rucola.broker.delivery.timer import write_checkpoint as write_timer_checkpoint
+from rucola.broker.delivery.delay import delay_offset_file
+from rucola.broker.delivery.timer import TimerCheckpoint, TimerMessageService, timer_file
 from rucola.broker.log_end import log_end_of
 from rucola.broker.tables.offsets import TRANSACTION_GROUP, ConsumerOffsetTable
 from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
@@ -96,24 +95,23 @@ def test_progress_ahead_of_the_log_is_set_back_on_disk(tmp_path: Path, extra: in
         here.send(T0, 1, b"body", UNIQ_KEY="U")
         here.delayed.deliver(T0 + 1000)
         needed = here.store.max_physical_offset + extra
-        delays = here.delayed.offsets()
+        delays = here.delayed.progress()
     checkpoint = TimerCheckpoint(T0, 0, 0)
-    write_delay_offsets(config / "delayOffset.json", delays, needed)
-    write_timer_checkpoint(config / "timer.json", checkpoint, needed)
+    delay_offset_file(config).write(delays, needed)
+    timer_file(config).write(checkpoint, needed)
     offsets = ConsumerOffsetTable(config / "consumerOffset.json")
     offsets.commit("g", "T", 0, 1)
-    offsets.commit_transactions({TRANS_HALF_TOPIC: 0, TRANS_OP_HALF_TOPIC: 0}, needed)
-    offsets.merge_transactions({f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}": {0: 0}}, needed)
+    offsets.commit_transactions({TRANS_HALF_TOPIC: 1, TRANS_OP_HALF_TOPIC: 0}, needed)
     slices.run(offsets.snapshot_steps())()
     with delayed_store(tmp_path / "store") as here:
         again = ConsumerOffsetTable(config / "consumerOffset.json")
         again.load(None, here.store.max_physical_offset)
         assert again.get("g", "T", 0) == 1
         assert again.has_group(TRANSACTION_GROUP) == (extra == 0)
-        assert here.delayed.offsets() == (delays if not extra else {})
+        assert here.delayed.progress() == (delays if not extra else {})
         here.delayed.deliver(T0 + 1000)
         assert here.bodies() == [b"body"], "the index has it"
-        timed = TimerMessageService(here.store, here.puts, stores.topic_table(here.store), config / "timer.json")
+        timed = TimerMessageService(here.store, here.puts, stores.topic_table(here.store), config)
         timed.load()
     delayed, timer, consumers = (
         read_config(config / name) for name in ("delayOffset.json", "timer.json", "consumerOffset.json")
@@ -128,11 +126,11 @@ def test_progress_of_apaches_broker_is_ahead_if_it_exceeds_its_queue(tmp_path: P
     with delayed_store(tmp_path) as here:
         for body in (b"1", b"2"):
             here.send(T0, 1, body)
-        write_delay_offsets(here.offsets_file, {1: 3}, 0)
+        delay_offset_file(here.offsets_file.parent).write({1: 3}, 0)
         here.delayed.load()
         here.delayed.deliver(T0 + 1000)
         assert here.bodies() == [b"1", b"2"]
-        write_delay_offsets(here.offsets_file, {1: 2}, 0)
+        delay_offset_file(here.offsets_file.parent).write({1: 2}, 0)
         here.delayed.load()
         here.delayed.deliver(T0 + 1000)
         assert here.bodies() == [b"1", b"2"]

@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from rucola import slices
 from rucola.broker.background.scheduler import DueTask
 from rucola.broker.broker import Broker
-from rucola.broker.delivery.progress_reset import reset_progress
+from rucola.broker.delivery.delay import delay_offset_file
+from rucola.broker.delivery.kinds import reset_progress
+from rucola.broker.delivery.timer import TimerCheckpoint, timer_file
+from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
+from rucola.message.topics import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from rucola.store.config_files import read_config
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, cluster
 from support.own_deliveries import HOUR_MS, LEVELS, Clock, half_offset, has_messages, send_waiting
@@ -103,6 +109,22 @@ async def test_a_transaction_whose_end_was_cut_off_is_checked_again(tmp_path: Pa
         await here.exchange()
         await producer.send(Message("T", b"plain"))  # an idle client looks for another master every 30 s only
         await has_messages(here.running, here.first, b"half", b"plain")
+
+
+def test_a_reset_concerns_each_kind_and_nothing_else(tmp_path: Path) -> None:
+    delay_offset_file(tmp_path).write({1: 3}, 100)
+    timer_file(tmp_path).write(TimerCheckpoint(5, 4, 3), 100)
+    offsets = ConsumerOffsetTable(tmp_path / "consumerOffset.json")
+    offsets.commit("g", "T", 0, 1)
+    offsets.commit_transactions({TRANS_HALF_TOPIC: 2, TRANS_OP_HALF_TOPIC: 1}, 100)
+    slices.run(offsets.snapshot_steps())()
+    reset_progress(tmp_path)
+    found = {path.name: read_config(path) for path in tmp_path.glob("*.json")}
+    assert found == {
+        "delayOffset.json": {"offsetTable": {}},
+        "timer.json": {"deliveredMs": 0, "queueOffset": 0, "rolledOffset": 0},
+        "consumerOffset.json": {"offsetTable": {"T@g": {0: 1}}},
+    }
 
 
 def test_a_reset_creates_no_file(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) 
         here.deliver(T0)
         here.store.write_state.set_disk_full("full")
         assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 999, 1, 0)
+        assert here.timed.progress() == TimerCheckpoint(T0 + 999, 1, 0)
         here.store.write_state.set_disk_full(None)
         assert here.deliver(T0 + 2000) is None
         assert here.bodies() == [b"body"]
@@ -177,7 +177,7 @@ def test_a_late_message_with_an_earlier_due_time_is_delivered(tmp_path: Path) ->
         here.send(T0, T0 + 5000, b"late")
         here.deliver(T0 + 5000)
         here.send(T0, T0 + 1000, b"early")
-        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
+        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
         assert here.deliver(T0) == T0 + 1000
         here.deliver(T0 + 1000)
         assert here.bodies() == [b"late", b"early"]
@@ -191,7 +191,7 @@ def test_a_restart_delivers_each_remaining_message_once(tmp_path: Path) -> None:
         for number in range(40):
             here.send(T0, T0 + 1000 + 10 * (number % 20), b"%d" % number)
         here.deliver(T0 + 1095)
-        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
+        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
         written = json.loads((tmp_path / "config" / "timer.json").read_text())
         assert written == {
             "deliveredMs": T0 + 1099,
@@ -204,7 +204,7 @@ def test_a_restart_delivers_each_remaining_message_once(tmp_path: Path) -> None:
         assert len(here.bodies()) == 20
         here.deliver(T0 + 2000)
         assert sorted(map(int, here.bodies())) == list(range(40))
-        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
+        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
     with timer_store(tmp_path) as here:
         assert here.deliver(T0 + 9000) is None
         assert len(here.bodies()) == 40
@@ -214,7 +214,7 @@ def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> N
     with timer_store(tmp_path / "before") as here:
         here.send(T0, T0 + 1000, b"noted")
         here.deliver(T0 + 1000)
-        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
+        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
         here.send(T0 + 1000, T0 + 1500, b"not noted", UNIQ_KEY="1")
         here.send(T0 + 1000, T0 + 1500, b"has no key")
         here.deliver(T0 + 1500)
@@ -228,7 +228,7 @@ def test_a_crash_repeats_only_messages_without_a_unique_key(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["{nonsense", "[]", '{"deliveredMs":1,"queueOffset":2}', '{"deliveredMs":"x"}'])
 def test_an_unreadable_progress_file_is_named(tmp_path: Path, text: str) -> None:
     with timer_store(tmp_path) as here:
-        here.timed.persist(TimerCheckpoint(0, 1, 0), 0)
+        here.timed.file.write(TimerCheckpoint(0, 1, 0), 0)
         (tmp_path / "config" / "timer.json").write_text(text)
         with pytest.raises(StoreCorrupt, match=r"timer\.json"):
             here.timed.load()
@@ -243,7 +243,7 @@ async def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) 
         here.send(T0, T0 + 90 * DAY_MS, b"far", UNIQ_KEY="1")
         here.deliver(T0 + 10)
         assert await here.roll(T0 + 10)
-        assert here.timed.checkpoint().rolled_offset == 0, "the only file of the log stays"
+        assert here.timed.progress().rolled_offset == 0, "the only file of the log stays"
         fill(here, T0 + 10, 4096)
         here.send(T0, T0 + 80 * DAY_MS, b"in the next file", UNIQ_KEY="2")
         assert await here.roll(T0 + 20)
@@ -251,7 +251,7 @@ async def test_messages_that_wait_in_the_oldest_file_are_rolled(tmp_path: Path) 
         assert here.store.max_offset(TIMER_TOPIC, 0) == 4
         copy = decode(here.store.get(TIMER_TOPIC, 0, 3, 1).records[0])
         assert (copy.body, copy.properties[TIMER_ROLL_TIMES]) == (b"far", "1")
-        assert here.timed.checkpoint() == TimerCheckpoint(T0 + 80 * DAY_MS - 1, 4, 2)
+        assert here.timed.progress() == TimerCheckpoint(T0 + 80 * DAY_MS - 1, 4, 2)
         here.deliver(T0 + 90 * DAY_MS)
         assert here.bodies() == [b"soon", b"in the next file", b"far"]
         assert TIMER_ROLL_TIMES not in here.delivered()[2].properties
@@ -278,7 +278,7 @@ async def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None
         here.store.write_state.set_stalled(None)
         here.store.write_state.set_disk_full("a file that is deleted frees more than a roll takes")
         assert await here.roll(T0)
-        assert here.timed.checkpoint().rolled_offset == 1
+        assert here.timed.progress().rolled_offset == 1
 
 
 # Whatever happens.
@@ -310,13 +310,13 @@ async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, 
                     arrived = sorted(map(int, here.bodies()))
                     assert arrived == sorted(key for key, due_ms in due.items() if due_ms <= now_ms)
                 case "note":
-                    here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
+                    here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
                 case "roll":
                     assert await here.roll(now_ms)
                 case _:
                     if step == "restart":
                         here.store.reput()
-                        here.timed.persist(here.timed.checkpoint(), here.store.max_physical_offset)
+                        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
                     after = Path(directory) / str(number)
                     here.store.reput()
                     if step == "crash":

@@ -363,9 +363,9 @@ def test_progress_stops_at_the_oldest_open_transaction(tmp_path: Path) -> None:
         halves = [here.prepare(T0, b"%d" % number) for number in range(4)]
         for number in (3, 1, 0):
             here.end(halves[number], COMMIT)
-        assert here.transactions.offsets() == (2, 0)
+        assert tuple(here.transactions.progress().values()) == (2, 0)
         here.end(halves[2], COMMIT)
-        assert here.transactions.offsets() == (4, 4)
+        assert tuple(here.transactions.progress().values()) == (4, 4)
         here.note()
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0) == 4
         assert here.offsets.get(TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0) == 4
@@ -409,7 +409,7 @@ def test_transactions_that_apaches_broker_ended_stay_ended(golden: Path, tmp_pat
     questions = here.check(store.last_store_timestamp + 1_000_000)
     if noted:
         assert questions == []
-        assert here.transactions.offsets() == (20, 8)
+        assert tuple(here.transactions.progress().values()) == (20, 8)
     else:  # two were laid aside, six went on as copies; only the notes tell that of their older copies
         assert {decode(question.record).keys for question in questions} == {
             "tx-2", "tx-3", "tx-4", "tx-7", "tx-8", "tx-9",

@@ -29,7 +29,9 @@ class DelayedStore:
     def __init__(self, store: MessageStore, delays_ms: list[int]) -> None:
         self.store = store
         self.puts = InternalPuts(store)
-        self.delayed = ScheduleMessageService(store, self.puts, stores.topic_table(store), delays_ms, self.offsets_file)
+        self.delayed = ScheduleMessageService(
+            store, self.puts, stores.topic_table(store), delays_ms, self.offsets_file.parent
+        )
         self.delayed.load()
 
     @property

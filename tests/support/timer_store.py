@@ -35,7 +35,7 @@ class TimerStore:
         self.store.open(T0)
         self.puts = InternalPuts(self.store)
         self.timed = TimerMessageService(
-            self.store, self.puts, stores.topic_table(self.store), path / "config" / "timer.json", **sizes
+            self.store, self.puts, stores.topic_table(self.store), path / "config", **sizes
         )
         self.timed.load()
 

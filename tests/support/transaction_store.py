@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rucola import slices
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest
@@ -83,8 +83,7 @@ class TransactionStore:
 
     def note(self) -> None:
         """Write the progress, as a broker does."""
-        self.transactions.commit_offsets(self.transactions.offsets(), self.store.max_physical_offset)
-        slices.run(self.offsets.snapshot_steps())()
+        asyncio.run(self.transactions.persist(self.transactions.progress(), self.store.max_physical_offset))
 
     def messages(self, topic: str = "T", queue_id: int = 0, first: int = 0) -> list[MessageExt]:
         found: list[MessageExt] = []

@@ -43,7 +43,7 @@ class DelayedOperations(Generic[T]):
     ) -> None:
         self._try_complete = try_complete
         self._slice_s = slice_s
-        self._loop = loop
+        self._loop = loop or asyncio.get_running_loop()
         self._deadlines: dict[T, float] = {}
         self._by_deadline: list[tuple[float, int, T]] = []
         """A heap; a number tells equal deadlines apart. An operation that has ended remains until it comes first."""
@@ -58,7 +58,7 @@ class DelayedOperations(Generic[T]):
 
     def add(self, operation: T, timeout_s: float) -> None:
         """Wait, without a first try."""
-        deadline_s = self._running_loop().time() + timeout_s
+        deadline_s = self._loop.time() + timeout_s
         self._deadlines[operation] = deadline_s
         self._count += 1
         heap = self._by_deadline
@@ -78,15 +78,10 @@ class DelayedOperations(Generic[T]):
     def wake_all(self) -> None:
         self.wake(list(self._deadlines))
 
-    def expire(self, operations: Iterable[T]) -> None:
-        """Complete operations as if their deadline had passed, when it is their turn."""
-        self._deadlines |= dict.fromkeys(operations, -math.inf)
-        self.wake(operations)
-
     def complete(self, operation: T) -> None:
         """Complete an operation at once, as if its deadline had passed."""
         if self._deadlines.pop(operation, None) is not None:
-            self._is_completed(operation, True)
+            self._try_complete(operation, True)
 
     def stop(self) -> None:
         """Complete all operations."""
@@ -96,8 +91,7 @@ class DelayedOperations(Generic[T]):
             self._timer.cancel()
 
     def _try_some(self) -> None:
-        loop = self._running_loop()
-        until_s = loop.time() + self._slice_s
+        until_s = self._loop.time() + self._slice_s
         self._is_scheduled = True  # what is woken meanwhile has its turn below
         while self._tried:
             operation = next(self._tried[0], None)
@@ -105,35 +99,30 @@ class DelayedOperations(Generic[T]):
                 self._tried.popleft()
                 continue
             self._tried.rotate(-1)
-            now_s = loop.time()
-            deadline_s = self._deadlines.get(operation)
-            if deadline_s is not None and self._is_completed(operation, deadline_s <= now_s):
-                self._deadlines.pop(operation, None)
+            now_s = self._loop.time()
+            if (deadline_s := self._deadlines.get(operation)) is not None:
+                try:
+                    is_completed = self._try_complete(operation, deadline_s <= now_s)
+                except Exception as error:  # the others do not wait longer
+                    message = f"a delayed operation failed: {operation!r}"
+                    self._loop.call_exception_handler({"message": message, "exception": error})
+                    is_completed = True
+                if is_completed:
+                    self._deadlines.pop(operation, None)
             if now_s > until_s:
                 break
         self._is_scheduled = bool(self._tried)
         if self._is_scheduled:
-            loop.call_soon(self._try_some)
-
-    def _is_completed(self, operation: T, is_last: bool) -> bool:
-        try:
-            return self._try_complete(operation, is_last)
-        except Exception as error:  # the others do not wait longer
-            message = f"a delayed operation failed: {operation!r}"
-            self._running_loop().call_exception_handler({"message": message, "exception": error})
-            return True
+            self._loop.call_soon(self._try_some)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._running_loop().call_at(self._by_deadline[0][0], lambda: self.wake(self._expired()))
+        self._timer = self._loop.call_at(self._by_deadline[0][0], lambda: self.wake(self._expired()))
 
     def _expired(self) -> Iterator[T]:
-        heap, loop = self._by_deadline, self._running_loop()
-        while heap and (heap[0][0] <= loop.time() or heap[0][2] not in self._deadlines):
+        heap = self._by_deadline
+        while heap and (heap[0][0] <= self._loop.time() or heap[0][2] not in self._deadlines):
             yield heappop(heap)[2]
         if heap:
             self._set_timer()
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop or asyncio.get_running_loop()

@@ -16,8 +16,8 @@ congested is not retried until the peer reads, so its response needs no memory b
 
 A pull counts as one, plus one for each `UNIT_SIZE` of its filter. A connection holds at most `max_per_connection`;
 further pulls are refused. If the broker holds `max_count`, each further one is admitted for the oldest of a connection
-that does not hold less than the average, which is answered early. `MAX_FILTERS` different filters wait for one queue,
-since each message is compared with all of them; the pulls of the oldest filter are answered early.
+that does not hold less than the average, which is answered early. A message is compared with `MAX_FILTERS` filters at
+most; the pulls of further ones are retried after each message, as those without a filter.
 
 Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate differences: a held pull is answered at its
 deadline, where Apache checks every five seconds; pulls are bounded.
@@ -38,10 +38,10 @@ from rucola.broker.services.results import Waiting
 from rucola.store.consume_queue import ConsumeQueue, iter_units
 
 SLICE_S: Final = 0.0002
-UNIT_SIZE: Final = 2048
-"""Bytes of a filter for which a pull counts as one more."""
 MAX_FILTERS: Final = 512
 """Different filters of one queue. Comparing a message with all of them takes 50 µs."""
+UNIT_SIZE: Final = 2048
+"""Bytes of a filter for which a pull counts as one more."""
 _CODE_SIZE: Final = 100
 """Bytes of a tagsCode in a set."""
 _MAX_WAIT_MS: Final = 1 << 40
@@ -65,8 +65,10 @@ class HeldPull:
     size: int = 0
     weight: int = 0
     """What it counts as, since it started to wait."""
-    watched: _Watched | None = None
-    """Where it waits or waited until it was woken."""
+    filter: frozenset[int] | None = None
+    """The filter with which its queue has it."""
+    checked: int = 0
+    """After a message woke it, units before this queue offset have none of its tagsCodes."""
 
 
 Pulls = dict[HeldPull, None]
@@ -82,20 +84,11 @@ class _Holder:
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
-    """The pulls on one queue with one filter."""
-
-    pulls: Pulls = field(default_factory=dict)
-    checked: int = 0
-    """After they were woken, units before this queue offset have none of their tagsCodes."""
-
-
-@dataclass(slots=True, eq=False)
 class _HeldQueue:
     end: int
     """The queue offset before which every unit was compared with the filters."""
-    filters: dict[frozenset[int] | None, _Watched] = field(default_factory=dict)
-    """By accepted tagsCodes; None if units do not decide. None is without pulls."""
+    filters: dict[frozenset[int] | None, Pulls] = field(default_factory=dict)
+    """By accepted tagsCodes; None if units do not decide. No set is empty."""
 
 
 class PullRequestHold:
@@ -147,7 +140,7 @@ class PullRequestHold:
             return
         woken: list[HeldPull] = []
         first_offsets: dict[int, int] | None = None
-        for codes, watched in list(held.filters.items()):
+        for codes, pulls in list(held.filters.items()):
             if codes is not None:
                 if first_offsets is None:
                     first_offsets = _first_offsets(queue, begin, end)
@@ -155,9 +148,11 @@ class PullRequestHold:
                     continue
                 # New units 100, 101, 102 with tagsCodes 7, 7, 9 give {7: 100, 9: 102}. A pull that accepts 9 continues
                 # at 102; one that accepts 5 was skipped above, at the cost of one set operation for all pulls that do.
-                watched.checked = min(offset for code, offset in first_offsets.items() if code in codes)
+                checked = min(offset for code, offset in first_offsets.items() if code in codes)
+                for pull in pulls:
+                    pull.checked = checked
             del held.filters[codes]
-            woken += watched.pulls
+            woken += pulls
         if not held.filters:
             del self.held[name]
         self._operations.wake(woken)
@@ -210,34 +205,23 @@ class PullRequestHold:
         self._count(self._holders[pull.channel], pull, _weight(pull))
         queue = self.held.setdefault((pull.topic, pull.queue_id), _HeldQueue(waiting.max_offset))
         queue.end = min(queue.end, waiting.max_offset)  # less if the topic was deleted and created again
-        watched = queue.filters.get(waiting.codes)
-        if watched is None:
-            if len(queue.filters) >= MAX_FILTERS:
-                oldest = next(codes for codes in queue.filters if codes is not None)
-                evicted = queue.filters.pop(oldest)
-                evicted.checked = queue.end
-                self._operations.expire(list(evicted.pulls))
-            watched = queue.filters[waiting.codes] = _Watched()
-        watched.pulls[pull] = None
-        pull.watched = watched
+        is_known = waiting.codes in queue.filters or len(queue.filters) < MAX_FILTERS
+        pull.filter, pull.checked = waiting.codes if is_known else None, 0
+        queue.filters.setdefault(pull.filter, {})[pull] = None
 
     def _leave_queue(self, pull: HeldPull) -> int:
         """Return the queue offset before which no unit has a tagsCode of the pull."""
-        queue_offset, codes = pull.waiting.queue_offset, pull.waiting.codes
-        watched, pull.watched = pull.watched, None
-        if watched is None:
-            return queue_offset
-        checked = watched.checked
-        del watched.pulls[pull]
-        name = (pull.topic, pull.queue_id)
+        name, checked = (pull.topic, pull.queue_id), pull.checked
         queue = self.held.get(name)
-        if queue is not None and queue.filters.get(codes) is watched:  # it was not woken by a message
-            checked = queue.end if codes is not None else 0
-            if not watched.pulls:
-                del queue.filters[codes]
-                if not queue.filters:
-                    del self.held[name]
-        return max(queue_offset, checked)
+        if queue is not None and pull in (pulls := queue.filters.get(pull.filter, {})):  # it was not woken by a message
+            if pull.filter is not None:
+                checked = queue.end
+            del pulls[pull]
+            if not pulls:
+                del queue.filters[pull.filter]
+            if not queue.filters:
+                del self.held[name]
+        return max(pull.waiting.queue_offset, checked)
 
     def _count(self, holder: _Holder, pull: HeldPull, weight: int) -> None:
         holder.weight += weight - pull.weight

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from rucola.broker.assembly.startup import RoleStart, RunningParts
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
-from rucola.broker.delivery.progress_reset import reset_progress
+from rucola.broker.delivery.kinds import reset_progress
 from rucola.broker.role import NO_SWITCH, LogPosition, RoleRecord, RoleSwitch, SwitchReason, is_master
 from rucola.errors import StoreError
 from rucola.protocol.route import MASTER_ID

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 
 from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
@@ -12,18 +14,21 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
-from rucola.broker.background.scheduler import DueTask, Scheduler, in_thread
-from rucola.broker.delivery.delay import DELAY_OFFSET_FILE, PERSIST_INTERVAL_MS, ScheduleMessageService
+from rucola.broker.background.scheduler import DueTask, Scheduler
+from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.kinds import DeliveryKinds
+from rucola.broker.delivery.progress import Delivery, DueDelivery
 from rucola.broker.delivery.rolling import roll
-from rucola.broker.delivery.timer import TIMER_FILE, TimerMessageService
+from rucola.broker.delivery.timer import TimerMessageService
 from rucola.broker.delivery.transaction_check import TransactionCheckService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.interceptors import may_receive
 from rucola.broker.tables.discard import load_or_discard
 from rucola.message.delay import parse_delay_levels
-from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store.dispatch import TopicArrivals
+
+PERSIST_INTERVAL_MS = 10_000
 
 
 class DeliveryServices:
@@ -36,7 +41,6 @@ class DeliveryServices:
         storage: Storage,
         metadata: Metadata,
         connections: Connections,
-        replication: Replication,
     ) -> None:
         config, clock, directory = environment.config, environment.clock, environment.config_directory
         store, offsets = storage.store, metadata.offsets
@@ -44,40 +48,39 @@ class DeliveryServices:
         self._environment = environment
         self._clock = clock
         self._storage = storage
-        self._replication = replication
-        self.puts = InternalPuts(store, self._on_buffered)
-        self._buffered_puts = DueTask("buffered puts", self._put_buffered, clock)
-        self.delayed = ScheduleMessageService(
-            store, self.puts, metadata.topics, delays_ms, directory / DELAY_OFFSET_FILE
+        self._replication: Replication | None = None
+        self.puts = InternalPuts(store, lambda due_ms: self._buffered_puts.schedule_at(due_ms))
+        self._buffered_puts = DueTask("buffered puts", lambda: self.puts.put_buffered(clock()), clock)
+        self.kinds = DeliveryKinds(
+            ScheduleMessageService(store, self.puts, metadata.topics, delays_ms, directory),
+            TimerMessageService(store, self.puts, metadata.topics, directory),
+            TransactionalMessageService(config, store, self.puts, metadata.topics, offsets, len(delays_ms)),
         )
-        self._delayed_delivery = DueTask("delayed delivery", self._deliver_delayed, clock)
-        self._timers = TimerMessageService(store, self.puts, metadata.topics, directory / TIMER_FILE)
-        self._timer_delivery = DueTask("timer delivery", self._deliver_timers, clock)
-        self.transactions = TransactionalMessageService(
-            config, store, self.puts, metadata.topics, offsets, len(delays_ms)
-        )
+        due: tuple[DueDelivery[Any], ...] = (self.kinds.delayed, self.kinds.timers)
+        self._due = [(kind, DueTask(f"delivery of {kind.name}", partial(self._deliver, kind), clock)) for kind in due]
         self._persisting = asyncio.Lock()
         """Keeps the periodic task and retention from writing older offsets over newer ones."""
         self._transaction_check = TransactionCheckService(
-            self.transactions, store, offsets, connections.clients, connections.calls, storage.group_commit, clock,
-            may_receive(access.interceptor),
+            self.kinds.transactions, connections.clients, connections.calls, clock, may_receive(access.interceptor),
+            self._persist,
         )  # fmt: skip
 
-    def open(self, running: AsyncExitStack) -> None:
+    def open(self, running: AsyncExitStack, replication: Replication) -> None:
         """Load all progress. Raises StoreCorrupt. At the stop: end tasks, write offsets, put what is buffered."""
+        self._replication = replication
         # Registered first, so unwound last: requests may buffer puts until the server has stopped.
-        running.callback(self._close_puts)
+        running.callback(lambda: self.puts.close(self._clock()))
         running.callback(self._buffered_puts.stop)
-        is_allowed, directory = self._environment.config.discard_damaged_config, self._environment.config_directory
-        load_or_discard(directory / DELAY_OFFSET_FILE, self.delayed.load, is_allowed=is_allowed)
-        load_or_discard(directory / TIMER_FILE, self._timers.load, is_allowed=is_allowed)
+        for kind in self.kinds:
+            if kind.file is not None:
+                load_or_discard(kind.file.path, kind.load, is_allowed=self._environment.config.discard_damaged_config)
+            elif not self._environment.is_slave:
+                kind.load()
         if self._environment.is_slave:
             return
         running.push_async_callback(self._persist)
-        running.callback(self._delayed_delivery.stop)
-        running.callback(self._timer_delivery.stop)
-        self.transactions.load()
-        running.push_async_callback(self._transaction_check.commit_offsets)
+        for _, task in self._due:
+            running.callback(task.stop)
         self._storage.subscribe(self._on_arrival)
 
     def start(self, scheduler: Scheduler) -> None:
@@ -86,52 +89,33 @@ class DeliveryServices:
         scheduler.every(PERSIST_INTERVAL_MS, "persist delivery offsets", self._persist)
         interval_ms = self._environment.config.transaction_check_interval
         scheduler.every(interval_ms, "check transactions", self._transaction_check.run)
-        now_ms = self._clock()
-        self._delayed_delivery.schedule_at(now_ms)
-        self._timer_delivery.schedule_at(now_ms)
+        for _, task in self._due:
+            task.schedule_at(self._clock())
 
     async def prepare_delete(self) -> bool:
         """Roll the messages of the oldest log file, flush the copies, write the progress; False if that failed."""
         if self._environment.is_slave:
-            return self._replication.may_delete_oldest()
-        services = (self.delayed, self._timers, self.transactions)
-        return (
-            await roll(self._storage.store, services, self._clock)
-            and await self._persist()
-            and await self._transaction_check.commit_offsets()
-        )
+            return self._replication is not None and self._replication.may_delete_oldest()
+        return await roll(self._storage.store, self.kinds, self._clock) and await self._persist()
 
     def _on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
-        # In both topics the tags code of a unit is a due time.
-        if (timers := topics.get(TIMER_TOPIC)) is not None:
-            queues, due_times_ms, _ = timers
-            self._timers.on_arrival(queues[0].max_offset, due_times_ms)
-            self._timer_delivery.schedule_at(min(due_times_ms))
-        if (delayed := topics.get(SCHEDULE_TOPIC)) is not None:
-            self._delayed_delivery.schedule_at(min(delayed[1]))
+        for kind, task in self._due:
+            if (arrivals := topics.get(kind.topic)) is not None:
+                queues, due_times_ms, _ = arrivals
+                kind.on_arrival(queues[0].max_offset, due_times_ms)
+                task.schedule_at(min(due_times_ms))
 
     async def _persist(self) -> bool:
         store, timeout_ms = self._storage.store, self._environment.store_config.sync_flush_timeout
         async with self._persisting:
-            offsets, checkpoint, log_end = self.delayed.offsets(), self._timers.checkpoint(), store.max_physical_offset
+            progress: list[tuple[Delivery[Any], Any]] = [(kind, kind.progress()) for kind in self.kinds]
+            log_end = store.max_physical_offset
             is_flushed = await self._storage.group_commit.wait_flushed(log_end, timeout_ms)
             if not is_flushed or store.write_state.failure is not None:
                 return False
-            await in_thread(self.delayed.persist, offsets, log_end)
-            await in_thread(self._timers.persist, checkpoint, log_end)
+            for kind, delivered in progress:
+                await kind.persist(delivered, log_end)
             return True
 
-    def _on_buffered(self, due_ms: int) -> None:
-        self._buffered_puts.schedule_at(due_ms)
-
-    def _put_buffered(self) -> int | None:
-        return self.puts.put_buffered(self._clock())
-
-    def _close_puts(self) -> None:
-        self.puts.close(self._clock())
-
-    def _deliver_delayed(self) -> int | None:
-        return self.delayed.deliver(self._clock())
-
-    def _deliver_timers(self) -> int | None:
-        return self._timers.deliver(self._clock())
+    def _deliver(self, kind: DueDelivery[Any]) -> int | None:
+        return kind.deliver(self._clock())

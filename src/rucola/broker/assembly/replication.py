@@ -13,7 +13,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import Scheduler
-from rucola.broker.delivery.delay import DELAY_OFFSET_FILE
+from rucola.broker.delivery.kinds import DeliveryKinds
 from rucola.broker.durability import Durability
 from rucola.broker.replication import table_sync
 from rucola.broker.replication.ha_client import Follower, HAClient
@@ -97,10 +97,15 @@ class Replication(Protocol):
 
 
 def build_replication(
-    environment: BrokerEnvironment, access: Access, storage: Storage, metadata: Metadata, connections: Connections
+    environment: BrokerEnvironment,
+    access: Access,
+    storage: Storage,
+    metadata: Metadata,
+    connections: Connections,
+    deliveries: DeliveryKinds,
 ) -> Replication:
     if environment.is_slave:
-        return _SlaveSide(environment, access, storage, metadata, connections)
+        return _SlaveSide(environment, access, storage, metadata, connections, deliveries)
     return _MasterSide(environment, access, storage, connections)
 
 
@@ -179,6 +184,7 @@ class _SlaveSide:
         storage: Storage,
         metadata: Metadata,
         connections: Connections,
+        deliveries: DeliveryKinds,
     ) -> None:
         self._environment = environment
         self._credentials = metadata.credentials if access.control is not None else None
@@ -199,7 +205,7 @@ class _SlaveSide:
             metadata.groups,
             metadata.offsets,
             metadata.locks,
-            environment.config_directory / DELAY_OFFSET_FILE,
+            deliveries,
             environment.clock,
         )
         storage.subscribe(self._on_arrival)

@@ -68,8 +68,8 @@ class Serving:
             persistence=metadata.persistence,
             clients=connections.clients,
             locks=metadata.locks,
-            delayed=delivery.delayed,
-            transactions=delivery.transactions,
+            delayed=delivery.kinds.delayed,
+            transactions=delivery.kinds.transactions,
             stats=connections.stats,
             clock=environment.clock,
         )

@@ -99,11 +99,11 @@ async def start_broker(
             await claim_mastership(storage.mastership, metadata.registration, is_promotion=start.is_promotion)
     access = Access(environment)
     access.open(running)
-    replication = build_replication(environment, access, storage, metadata, connections)
+    delivery = DeliveryServices(environment, access, storage, metadata, connections)
+    replication = build_replication(environment, access, storage, metadata, connections, delivery.kinds)
     if start.in_sync is not None:
         replication.set_in_sync(start.in_sync, start.visible_end)
-    delivery = DeliveryServices(environment, access, storage, metadata, connections, replication)
-    delivery.open(running)
+    delivery.open(running, replication)
     serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
 
     # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.

@@ -29,16 +29,17 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
-from rucola.broker.log_end import is_ahead, log_end_of, with_log_end
+from rucola.broker.delivery.progress import DueDelivery, ProgressFile
 from rucola.broker.stored_message import stored_message
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from rucola.store import config_files
+from rucola.protocol.codes import RequestCode
 from rucola.store.config import PutMessageStatus
 from rucola.store.dispatch_request import MAX_TAGS_CODE
 from rucola.store.message_store import MessageStore
@@ -46,7 +47,6 @@ from rucola.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 DELAY_OFFSET_FILE = "delayOffset.json"
-PERSIST_INTERVAL_MS = 10_000
 
 
 def delay_level(pairs: Mapping[str, str]) -> int:
@@ -74,8 +74,12 @@ def redirect_by_level(topic: str, queue_id: int, pairs: dict[str, str], level_co
     return SCHEDULE_TOPIC, level - 1
 
 
-class ScheduleMessageService:
-    """Delivers due messages of all levels. All methods but `persist` must be called in the broker's event loop."""
+class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
+    """Delivers due messages of all levels."""
+
+    name = "delay levels"
+    topic = SCHEDULE_TOPIC
+    copied_with = RequestCode.GET_ALL_DELAY_OFFSET
 
     def __init__(
         self,
@@ -83,16 +87,15 @@ class ScheduleMessageService:
         puts: InternalPuts,
         topics: TopicConfigTable,
         delays_ms: Sequence[int],
-        path: Path,
+        config_directory: Path,
     ) -> None:
         self._store = store
         self._puts = puts
         self._topics = topics
         self._delays_ms = delays_ms
-        self._path = path
+        self.file: ProgressFile[Mapping[int, int]] = delay_offset_file(config_directory)
         self._offsets: dict[int, int] = {}
         """By level, the queue offset of the first undelivered message."""
-        self._written: Mapping[int, int] = {}
         self._backoffs: defaultdict[int, Backoff] = defaultdict(Backoff)
         self._check_duplicates_until_ms = 0
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
@@ -102,14 +105,10 @@ class ScheduleMessageService:
         return len(self._delays_ms)
 
     def load(self) -> None:
-        """Load the offset of each level, or start at 0 if they are ahead of the log. Raises StoreCorrupt, OSError."""
-        document = config_files.read_config(self._path)
-        stored = parse_delay_offsets(self._path, document) if document else {}
-        self._written = stored
-        exceeds = any(end > self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level, end in stored.items())
-        if is_ahead(self._path, log_end_of(document), self._store.max_physical_offset, exceeds_queue=exceeds):
-            stored = {}
-            self.persist({}, 0)
+        def exceeds_queue(offsets: Mapping[int, int]) -> bool:
+            return any(end > self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level, end in offsets.items())
+
+        stored = self.file.load(self._store.max_physical_offset, exceeds_queue)
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
         for level in sorted({*range(1, self.level_count + 1), *waiting, *stored}):
             queue = (SCHEDULE_TOPIC, level - 1)
@@ -117,17 +116,12 @@ class ScheduleMessageService:
             self._offsets[level] = max(begin, min(stored.get(level, 0), end))  # retention may have deleted the begin
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 
-    def offsets(self) -> Mapping[int, int]:
+    def progress(self) -> Mapping[int, int]:
+        """Return the queue offset of each level of which messages were delivered."""
         return {level: queue_offset for level, queue_offset in self._offsets.items() if queue_offset}
 
-    def persist(self, offsets: Mapping[int, int], log_end: int) -> None:
-        """Write offsets that have changed; the log up to `log_end` must be on disk. Callable in any thread."""
-        if offsets != self._written:
-            write_delay_offsets(self._path, offsets, log_end)
-            self._written = offsets
-
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver at most DELIVERY_BATCH due messages per level; return the time of the next call in ms, or None."""
+        # At most DELIVERY_BATCH messages per level.
         due = [self._deliver_level(level, now_ms) for level in self._offsets]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
@@ -164,7 +158,7 @@ class ScheduleMessageService:
         return now_ms + self._delays_ms[level - 1] if level <= self.level_count else MAX_TAGS_CODE
 
     def roll_some(self, file_end: int, now_ms: int) -> bool | None:
-        """Roll a batch of messages of each level into the timer topic, which keeps their due times."""
+        # Into the timer topic, which keeps their due times.
         has_more = False
         for level in self._offsets:
             begin = self._begin(level)
@@ -212,14 +206,15 @@ class ScheduleMessageService:
         return begin
 
 
-def write_delay_offsets(path: Path, offsets: Mapping[int, int], log_end: int) -> None:
-    """Write the delay offsets by level, and the end of the log that they need; durable on return. Raises OSError."""
-    config_files.write_config(path, with_log_end({"offsetTable": dict(offsets)}, log_end if offsets else 0))
+def delay_offset_file(config_directory: Path) -> ProgressFile[Mapping[int, int]]:
+    """Return the file of the offsets by level."""
+    return ProgressFile(
+        config_directory / DELAY_OFFSET_FILE, {}, lambda offsets: {"offsetTable": dict(offsets)}, _parse_offsets
+    )
 
 
-def parse_delay_offsets(source: Path | str, document: object) -> dict[int, int]:
-    """Parse the delay offsets of a file or response, by level. Raises StoreCorrupt, which names `source`."""
+def _parse_offsets(source: Path | str, document: Any) -> dict[int, int]:
     try:
-        return {int(level): int(offset) for level, offset in document["offsetTable"].items()}  # type: ignore[index]
+        return {int(level): int(offset) for level, offset in document["offsetTable"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(source, 0, f"not a table of delay offsets ({error!r})") from None

@@ -47,7 +47,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,13 +55,12 @@ import numpy.typing as npt
 from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
-from rucola.broker.log_end import is_ahead, log_end_of, with_log_end
+from rucola.broker.delivery.progress import DueDelivery, ProgressFile
 from rucola.broker.stored_message import stored_message
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from rucola.store import config_files
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
 
@@ -77,6 +76,7 @@ NEAR_CAPACITY = 1 << 13
 SEGMENT_UNITS = 1 << 14
 
 _QUEUE = (TIMER_TOPIC, 0)
+_MEMBERS: Final = ("deliveredMs", "queueOffset", "rolledOffset")
 _LATEST_MS = (1 << 63) - 1
 _is_count = re.compile("[0-9]{1,9}").fullmatch
 
@@ -159,15 +159,18 @@ class _Scan:
         return nearest
 
 
-class TimerMessageService:
-    """Delivers due timer messages of one store. All methods but `persist` must be called in the broker's event loop."""
+class TimerMessageService(DueDelivery[TimerCheckpoint]):
+    """Delivers due timer messages of one store."""
+
+    name = "timer messages"
+    topic = TIMER_TOPIC
 
     def __init__(
         self,
         store: MessageStore,
         puts: InternalPuts,
         topics: TopicConfigTable,
-        path: Path,
+        config_directory: Path,
         *,
         near_capacity: int = NEAR_CAPACITY,
         segment_units: int = SEGMENT_UNITS,
@@ -176,7 +179,7 @@ class TimerMessageService:
         self._puts = puts
         self._topics = topics
         self._backoff = Backoff()
-        self._path = path
+        self.file: ProgressFile[TimerCheckpoint] = timer_file(config_directory)
         self._near_capacity = near_capacity
         self._segment_units = segment_units
         self._near: list[_Key] = []
@@ -185,7 +188,6 @@ class TimerMessageService:
         self._far: dict[int, _FarSegment] = {}
         """Segments with far messages, by queue offset divided by `segment_units`."""
         self._scan: _Scan | None = None
-        self._written = TimerCheckpoint(0, 0, 0)
         self._delivered_ms = 0
         self._end = 0
         """End offset of the units that are in the heap or counted as far."""
@@ -195,18 +197,12 @@ class TimerMessageService:
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     def load(self) -> None:
-        """Load the checkpoint, or start at 0 if it is ahead of the log. Raises StoreCorrupt and OSError.
-
-        Units before its queue offset count as far, with unknown due times; later ones are processed as new arrivals.
-        """
-        document = config_files.read_config(self._path)
-        stored = TimerCheckpoint(0, 0, 0) if document is None else _parse_checkpoint(self._path, document)
+        # Units before its queue offset count as far, with unknown due times; later ones are processed as new arrivals.
         begin, end = self._store.min_offset(*_QUEUE), self._store.max_offset(*_QUEUE)
-        self._written = stored
-        exceeds = max(stored.queue_offset, stored.rolled_offset) > end
-        if is_ahead(self._path, log_end_of(document), self._store.max_physical_offset, exceeds_queue=exceeds):
-            stored = TimerCheckpoint(0, 0, 0)
-            self.persist(stored, 0)
+        stored = self.file.load(
+            self._store.max_physical_offset,
+            lambda stored: max(stored.queue_offset, stored.rolled_offset) > end,
+        )
         # Retention may have deleted the start of the queue.
         self._rolled_offset = max(begin, min(stored.rolled_offset, end))
         self._end = max(self._rolled_offset, min(stored.queue_offset, end))
@@ -222,7 +218,6 @@ class TimerMessageService:
         self._check_duplicates_until_ms = self._store.last_store_timestamp
 
     def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
-        """Add the newest units of the queue, whose end offset is `end`."""
         # Step 1: below the horizon into the heap, else far.
         for queue_offset, due_ms in enumerate(due_times_ms, end - len(due_times_ms)):
             key = (due_ms, queue_offset)
@@ -234,23 +229,13 @@ class TimerMessageService:
         if len(self._near) > 2 * self._near_capacity:
             self._shrink_heap()
 
-    def checkpoint(self) -> TimerCheckpoint:
+    def progress(self) -> TimerCheckpoint:
         """Return the progress: everything due before the first waiting message is delivered."""
         first = self._first()
         # A millisecond before the first that waits: others of its millisecond may be delivered already.
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
-    def persist(self, checkpoint: TimerCheckpoint, log_end: int) -> None:
-        """Write a checkpoint that has changed; the log up to `log_end` must be on disk. Callable in any thread.
-
-        Writes nothing before the first timer message: Apache's broker does not have the file.
-        """
-        if checkpoint != self._written:
-            write_checkpoint(self._path, checkpoint, log_end)
-            self._written = checkpoint
-
     def deliver(self, now_ms: int) -> int | None:
-        """Deliver at most DELIVERY_BATCH due messages; return the time of the next call in ms, or None."""
         # Step 3. During a backoff nothing is delivered, but the scan below continues.
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
@@ -402,19 +387,17 @@ class TimerMessageService:
             del self._far[segment]
 
 
-def write_checkpoint(path: Path, checkpoint: TimerCheckpoint, log_end: int) -> None:
-    """Write a checkpoint, and the end of the log that it needs; durable on return. Raises OSError."""
-    document = {
-        "deliveredMs": checkpoint.delivered_ms,
-        "queueOffset": checkpoint.queue_offset,
-        "rolledOffset": checkpoint.rolled_offset,
-    }
-    config_files.write_config(path, with_log_end(document, log_end))
+def timer_file(config_directory: Path) -> ProgressFile[TimerCheckpoint]:
+    """Return the file of the checkpoint."""
+    return ProgressFile(config_directory / TIMER_FILE, TimerCheckpoint(0, 0, 0), _document, _parse_checkpoint)
 
 
-def _parse_checkpoint(path: Path, document: object) -> TimerCheckpoint:
+def _document(checkpoint: TimerCheckpoint) -> dict[str, Any]:
+    return dict(zip(_MEMBERS, checkpoint, strict=True))
+
+
+def _parse_checkpoint(source: Path | str, document: Any) -> TimerCheckpoint:
     try:
-        names = ("deliveredMs", "queueOffset", "rolledOffset")
-        return TimerCheckpoint(*[int(document[name]) for name in names])  # type: ignore[index]
+        return TimerCheckpoint(*[int(document[name]) for name in _MEMBERS])
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreCorrupt(path, 0, f"not a checkpoint of timer messages ({error!r})") from None
+        raise StoreCorrupt(source, 0, f"not a checkpoint of timer messages ({error!r})") from None

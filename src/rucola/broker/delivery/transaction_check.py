@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from rucola.access import Caller
-from rucola.broker.background.group_commit import GroupCommit
-from rucola.broker.background.scheduler import in_thread
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientChannel, ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
-from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.outages import Outages
-from rucola.slices import in_slices
-from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +25,18 @@ class TransactionCheckService:
     def __init__(
         self,
         transactions: TransactionalMessageService,
-        store: MessageStore,
-        offsets: ConsumerOffsetTable,
         clients: ClientRegistry,
         calls: ClientCalls,
-        group_commit: GroupCommit,
         clock: Callable[[], int],
         may_receive: Callable[[Caller, str | None], bool],
+        persist: Callable[[], Awaitable[object]],
     ) -> None:
         self._transactions = transactions
-        self._store = store
-        self._offsets = offsets
         self._clients = clients
         self._calls = calls
-        self._group_commit = group_commit
         self._clock = clock
         self._may_receive = may_receive
+        self._persist = persist
         self._outages = Outages(logger)
 
     async def run(self) -> None:
@@ -55,7 +46,7 @@ class TransactionCheckService:
             self._calls.check_transaction(producer, check.header, check.record)
             if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
-        await self.commit_offsets()
+        await self._persist()
 
     def _find_producer(self, group: str, topic: str) -> ClientChannel | None:
         # Any member of the group's user may answer; the request is one-way, the answer is an END_TRANSACTION.
@@ -68,15 +59,3 @@ class TransactionCheckService:
         else:
             self._outages.succeeded(f"transaction check of group {group}")
         return producer
-
-    async def commit_offsets(self) -> bool:
-        """Flush the log, then commit the offsets of the half and op queues; return False if the flush failed."""
-        # The offsets are taken before the flush: an op message put during the flush is not covered by it.
-        committed, log_end = self._transactions.offsets(), self._store.max_physical_offset
-        timeout_ms = self._store.config.sync_flush_timeout
-        is_flushed = await self._group_commit.wait_flushed(log_end, timeout_ms)
-        if not is_flushed or self._store.write_state.failure is not None:
-            return False
-        self._transactions.commit_offsets(committed, log_end)
-        await in_thread(await in_slices(self._offsets.snapshot_steps()))
-        return True

@@ -22,7 +22,7 @@ which half messages after `half_begin` are ended.
 A committed message is delivered at least once; one that was rolled back or never ended is not delivered. Duplicates are
 possible only after a crash during a check, a restart between a check and a late end that refers to the message before
 the check, a stop while the op message of a commit cannot be put, or if a broker becomes master with offsets that lag
-(see `broker.replication.pending_progress` and `broker.delivery.progress_reset`).
+(see `broker.replication.pending_progress` and `broker.delivery.kinds`).
 
 A half message is refused if it could not be committed: if its delay cannot be parsed, or its properties leave no space
 for those that checks and the commit add. A put that fails leaves the transaction open (see
@@ -39,22 +39,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+from rucola import slices
+from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, indexed
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.progress import Delivery
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.stored_message import renewed, stored_message
-from rucola.broker.tables.offsets import TRANSACTION_GROUP, ConsumerOffsetTable, offset_key
+from rucola.broker.tables.offsets import (
+    CONSUMER_OFFSET_FILE,
+    TRANSACTION_GROUP,
+    ConsumerOffsetTable,
+    offset_key,
+    parse_consumer_offsets,
+)
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
 from rucola.message.record import encode
 from rucola.message.topics import TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from rucola.slices import in_slices
 from rucola.store.config import PutMessageStatus, PutResult
+from rucola.store.features import LMQ_OFFSET_FILE
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -68,8 +81,6 @@ _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
 _UNITS_PER_READ = 1000
 _HOUR_MS = 3_600_000
 
-PROGRESS_KEYS = tuple(offset_key(TRANSACTION_GROUP, topic) for topic, _ in (_HALF_QUEUE, _OP_QUEUE))
-
 RESERVED_PROPERTIES_SIZE = 128
 """Bytes that the properties of a half message must leave free: checks and the commit add up to 110."""
 
@@ -82,15 +93,12 @@ class TransactionCheckRequest(NamedTuple):
     record: bytes
 
 
-class TransactionOffsets(NamedTuple):
-    """Offsets in the half and op queues before which no message is needed."""
+class TransactionalMessageService(Delivery["Mapping[str, int]"]):
+    """The transactions of one store."""
 
-    half: int
-    op: int
-
-
-class TransactionalMessageService:
-    """The transactions of one store. All methods must be called in the broker's event loop."""
+    name = "transactions"
+    file = None
+    copied_with = RequestCode.GET_ALL_CONSUMER_OFFSET
 
     def __init__(
         self,
@@ -147,14 +155,25 @@ class TransactionalMessageService:
         committed = self._offsets.get(TRANSACTION_GROUP, topic, queue_id)
         return max(self._store.min_offset(topic, queue_id), min(committed, self._store.max_offset(topic, queue_id)))
 
-    def offsets(self) -> TransactionOffsets:
+    def progress(self) -> Mapping[str, int]:
+        """Return the offsets in the half and op queues, by topic, before which no message is needed."""
         # A restart needs the op message of each half message that ended after `_half_begin`. In the picture above,
         # `_ended` is {4: 3, 7: 4}: the half queue continues at 3, and the op queue at 3, too.
-        return TransactionOffsets(self._half_begin, min(self._ended.values(), default=self._op_end))
+        op = min(self._ended.values(), default=self._op_end)
+        return {TRANS_HALF_TOPIC: self._half_begin, TRANS_OP_HALF_TOPIC: op}
 
-    def commit_offsets(self, offsets: TransactionOffsets, log_end: int) -> None:
-        """Commit offsets; the log up to `log_end`, its end when they were taken, must be on disk."""
-        self._offsets.commit_transactions({TRANS_HALF_TOPIC: offsets.half, TRANS_OP_HALF_TOPIC: offsets.op}, log_end)
+    async def persist(self, progress: Mapping[str, int], log_end: int) -> None:
+        self._offsets.commit_transactions(progress, log_end)
+        await in_thread(await in_slices(self._offsets.snapshot_steps()))
+
+    def parse_copy(self, document: Any) -> Mapping[str, int] | None:
+        offsets = parse_consumer_offsets("the master's response", document)
+        progress = {
+            topic: offsets[key][0]
+            for topic, _ in (_HALF_QUEUE, _OP_QUEUE)
+            if 0 in offsets.get(key := offset_key(TRANSACTION_GROUP, topic), {})
+        }
+        return progress or None
 
     # -- prepare -------------------------------------------------------------------------------------------------------
 
@@ -471,6 +490,15 @@ class TransactionalMessageService:
             if copy >= self._half_begin or copy in open_copies:
                 open_copies[half] = copy
         self._copies = open_copies
+
+
+def reset_transactions(config_directory: Path) -> None:
+    """Remove the progress of a stopped broker. Raises OSError and StoreCorrupt."""
+    for name in (CONSUMER_OFFSET_FILE, LMQ_OFFSET_FILE):
+        offsets = ConsumerOffsetTable(config_directory / name)
+        offsets.load(None)
+        offsets.reset_transactions()
+        slices.run(offsets.snapshot_steps())()
 
 
 def _number(text: str | None, default: int = 0) -> int:

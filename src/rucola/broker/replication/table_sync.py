@@ -4,14 +4,13 @@
     topics                         GET_ALL_TOPIC_CONFIG (21)               replaced if the data version differs
     consumer groups                GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)  replaced if the data version differs
     consumer offsets               GET_ALL_CONSUMER_OFFSET (43)            merged; the master's take precedence
-    offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json,
-                                                                           once the log covers them; begin of the
-                                                                           log, before which files may be deleted
+    offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json; begin
+                                                                           of the log, before which files may be deleted
     queue locks                    GET_ALL_QUEUE_LOCKS (20006)             replaced; not from Apache's master
 
-The offsets of CID_RMQ_SYS_TRANS and of delayed delivery count the master's deliveries, and the begin of its log what it
-has put again before it deleted files. They wait until the slave has these records on disk (`pending_progress`), up to
-the end of the log that the master names with the table. Apache's master names neither begin nor end;
+Progress of what the master delivers itself (`broker.delivery.progress`) counts its deliveries, and the begin of its log
+what it has put again before it deleted files. They wait until the slave has these records on disk (`pending_progress`),
+up to the end of the log that the master names with the table. Apache's master names neither begin nor end;
 GET_BROKER_RUNTIME_INFO (28) returns both, requested after the table.
 
 The tables are requested independently: a failure is logged, and repeated by the next run. A run every half second
@@ -27,15 +26,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from rucola import fastjson
 from rucola.broker.background.registration import Registration
-from rucola.broker.background.scheduler import in_thread
-from rucola.broker.delivery.delay import parse_delay_offsets, write_delay_offsets
-from rucola.broker.delivery.transactions import PROGRESS_KEYS
+from rucola.broker.delivery.progress import Delivery
 from rucola.broker.mastership import Mastership
 from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
 from rucola.broker.role import LogPosition
@@ -61,7 +58,6 @@ from rucola.remoting.client import RemotingClient
 logger = logging.getLogger(__name__)
 
 COPY = "copy of the tables of the master"
-WRITE = "write of the offsets of delayed delivery"
 
 SYNC_INTERVAL_MS = 500
 RUNS_PER_FULL_COPY = 20
@@ -92,7 +88,7 @@ class SlaveSynchronize:
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsetTable,
         locks: QueueLockTable,
-        delay_offset_path: Path,
+        deliveries: Iterable[Delivery[Any]],
         clock: Callable[[], int],
     ) -> None:
         self._registration = registration
@@ -103,15 +99,16 @@ class SlaveSynchronize:
         self._offsets = offsets
         self._locks = locks
         self._clock = clock
-        self._delay_offset_path = delay_offset_path
         self._outages = Outages(logger)
         self._runs = 0
         self._has_versions = False
         self._offsets_version = ""
         self._locks_version = ""
-        self._delay_offsets: dict[int, int] | None = None
-        self._pending_delay_offsets: PendingProgress[dict[int, int]] = PendingProgress()
-        self._pending_transactions: PendingProgress[dict[str, dict[int, int]]] = PendingProgress()
+        self._pending = {delivery: PendingProgress[Any]() for delivery in deliveries}
+        codes = {code for delivery in self._pending if (code := delivery.copied_with) is not None}
+        self._progress_codes = codes - {RequestCode.GET_ALL_CONSUMER_OFFSET}
+        """Requests of tables that have only progress."""
+        self._applied: dict[Delivery[Any], Any] = {}
         self._pending_log_begin: PendingProgress[int] = PendingProgress()
         self.log_begin = 0
         """Begin of the master's log. What it put again before it deleted older files, this slave has on disk."""
@@ -157,12 +154,13 @@ class SlaveSynchronize:
                 topics = groups = offsets = locks = ""
             await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, self._copy_topics, topics)
             await self._copy(RequestCode.GET_ALL_CONSUMER_OFFSET, self._copy_offsets, offsets)
-            await self._copy(RequestCode.GET_ALL_DELAY_OFFSET, self._copy_delay_offsets, "")
+            for code in self._progress_codes:
+                await self._copy(code, None, "")
             await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._copy_groups, groups)
             if self._has_versions:
                 await self._copy(RequestCode.GET_ALL_QUEUE_LOCKS, self._copy_locks, locks)
 
-    async def _copy(self, code: RequestCode, apply: Callable[[_Answer], Awaitable[None]], version: str) -> None:
+    async def _copy(self, code: RequestCode, apply: Callable[[_Answer], None] | None, version: str) -> None:
         """Request a table and apply the response, unless it is empty or the master's version is `version`."""
         address = self._registration.master_address
         try:
@@ -170,7 +168,11 @@ class SlaveSynchronize:
             response = await self._client.invoke_ok(address, request)
             if response.body:
                 header = response.decode_header(TableCopyHeader)
-                await apply(_Answer(address, header, response.body, is_whole=not version))
+                answer = _Answer(address, header, response.body, is_whole=not version)
+                if apply is not None:
+                    apply(answer)
+                if answer.is_whole:
+                    await self._offer_progress(code, answer)
         except (MQError, OSError) as error:
             # If the master is unreachable, all requests fail: one subject for them.
             self._outages.failed(COPY if is_unreachable(error) else f"{code.name} from the master", error)
@@ -178,7 +180,7 @@ class SlaveSynchronize:
             self._outages.succeeded(COPY)
             self._outages.succeeded(f"{code.name} from the master")
 
-    async def _copy_topics(self, answer: _Answer) -> None:
+    def _copy_topics(self, answer: _Answer) -> None:
         self._has_versions = bool(answer.version)
         topics = decode_body(TopicConfigSerializeWrapper, answer.body)
         # Replacing the table writes a file and registers: skip it while the master has changed nothing.
@@ -186,31 +188,30 @@ class SlaveSynchronize:
             self._topics.replace(topics)
             logger.info("topics synchronized with the master, data version %s", topics.data_version)
 
-    async def _copy_groups(self, answer: _Answer) -> None:
+    def _copy_groups(self, answer: _Answer) -> None:
         groups = decode_body(SubscriptionGroupWrapper, answer.body)
         if groups.data_version != self._groups.data_version:
             self._groups.replace(groups)
             logger.info("consumer groups synchronized with the master, data version %s", groups.data_version)
 
-    async def _copy_offsets(self, answer: _Answer) -> None:
-        offsets = parse_consumer_offsets("the master's response", fastjson.loads(answer.body))
-        transactions = {key: offsets.pop(key) for key in PROGRESS_KEYS if key in offsets}
-        self._offsets.merge(offsets)
+    def _copy_offsets(self, answer: _Answer) -> None:
+        self._offsets.merge(parse_consumer_offsets("the master's response", fastjson.loads(answer.body)))
         self._offsets_version = answer.version
-        if transactions and answer.is_whole:
-            _, needed = await self._log_bounds(answer)
-            self._pending_transactions.offer(MasterProgress(transactions, answer.address, needed))
 
-    async def _copy_locks(self, answer: _Answer) -> None:
+    def _copy_locks(self, answer: _Answer) -> None:
         self._locks.replace(decode_body(QueueLocks, answer.body), self._clock())
         self._locks_version = answer.version
 
-    async def _copy_delay_offsets(self, answer: _Answer) -> None:
-        offsets = parse_delay_offsets("the master's response", fastjson.loads(answer.body))
-        log_begin, needed = await self._log_bounds(answer)
-        self._pending_log_begin.offer(MasterProgress(log_begin, answer.address, needed))
-        if offsets != self._delay_offsets:
-            self._pending_delay_offsets.offer(MasterProgress(offsets, answer.address, needed))
+    async def _offer_progress(self, code: RequestCode, answer: _Answer) -> None:
+        if code in self._progress_codes:
+            log_begin, needed = await self._log_bounds(answer)
+            self._pending_log_begin.offer(MasterProgress(log_begin, answer.address, needed))
+        for delivery, pending in self._pending.items():
+            if delivery.copied_with is code:
+                progress = delivery.parse_copy(fastjson.loads(answer.body))
+                if progress is not None and progress != self._applied.get(delivery):
+                    _, needed = await self._log_bounds(answer)
+                    pending.offer(MasterProgress(progress, answer.address, needed))
 
     async def _log_bounds(self, answer: _Answer) -> tuple[int, LogPosition]:
         """Begin and end of the master's log, read after the table of a response."""
@@ -228,15 +229,16 @@ class SlaveSynchronize:
 
     async def _apply_progress(self) -> None:
         address, own = self._registration.master_address, self._mastership.flushed_position
-        if (transactions := self._pending_transactions.take(address, own)) is not None:
-            self._offsets.merge_transactions(transactions.table, transactions.needed.end)
         if (log_begin := self._pending_log_begin.take(address, own)) is not None:
             self.log_begin = log_begin.table
-        if (delayed := self._pending_delay_offsets.take(address, own)) is not None:
+        for delivery, pending in self._pending.items():
+            if (covered := pending.take(address, own)) is None:
+                continue
+            subject = f"write of the progress of {delivery.name}"
             try:
-                await in_thread(write_delay_offsets, self._delay_offset_path, delayed.table, delayed.needed.end)
-            except OSError as error:  # the next run requests them again
-                self._outages.failed(WRITE, error)
+                await delivery.persist(covered.table, covered.needed.end)
+            except OSError as error:  # the next run requests it again
+                self._outages.failed(subject, error)
             else:
-                self._outages.succeeded(WRITE)
-                self._delay_offsets = delayed.table
+                self._outages.succeeded(subject)
+                self._applied[delivery] = covered.table

@@ -69,7 +69,7 @@ class OffsetService:
 
     def delay_offsets(self) -> Mapping[int, int]:
         """Return the progress of each delay level: queue offsets of SCHEDULE_TOPIC_XXXX by level."""
-        return self._delayed.offsets()
+        return self._delayed.progress()
 
     def log_begin(self) -> int:
         return self._store.min_physical_offset

@@ -113,7 +113,7 @@ class RuntimeInfoService:
             "earliestMessageTimeStamp": str(peek(first).store_timestamp if first is not None else -1),
         } | {
             f"scheduleMessageOffset_{level}": f"{offset},{store.max_offset(SCHEDULE_TOPIC, level - 1)}"
-            for level, offset in self._delayed.offsets().items()
+            for level, offset in self._delayed.progress().items()
         }
 
 

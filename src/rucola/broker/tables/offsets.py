@@ -143,7 +143,8 @@ class ConsumerOffsetTable:
             self._changed[key] = self._changes
 
     def merge(self, table: Mapping[str, dict[int, int]]) -> None:
-        """Replace the offsets that the table of a master contains; keep the others."""
+        """Replace the offsets that the table of a master contains, but not those of CID_RMQ_SYS_TRANS."""
+        table = {key: queues for key, queues in table.items() if _split(key)[2] != TRANSACTION_GROUP}
         if any(self._table.get(key) != queues for key, queues in table.items()):
             self._add(table)
             self._changes += 1
@@ -154,11 +155,6 @@ class ConsumerOffsetTable:
             self._log_end = log_end if any(offsets.values()) else 0
             for topic, queue_offset in offsets.items():
                 self.commit(TRANSACTION_GROUP, topic, 0, queue_offset)
-
-    def merge_transactions(self, table: Mapping[str, dict[int, int]], log_end: int) -> None:
-        """Replace the offsets of CID_RMQ_SYS_TRANS by a master's, which need the log up to `log_end`."""
-        self._log_end = log_end
-        self.merge(table)
 
     def reset_transactions(self) -> None:
         self._log_end = 0
