@@ -230,6 +230,24 @@ def test_many_retries_are_spread_over_iterations(tmp_path: Path) -> None:
     assert check(tmp_path) == []
 
 
+def test_a_pull_whose_filter_has_changed_continues_where_its_last_read_ended(tmp_path: Path) -> None:
+    """The retry reads a part of the messages that the former filter rejected; the rest has its turn next."""
+    desk, channel = Desk(tmp_path), Channel()
+    with desk.store:
+        former, wanted = (frozenset(map(tags_code, tags)) for tags in ("A", "AB"))
+        checked: list[int] = []
+
+        def retry(waiting: Waiting, from_offset: int, is_last: bool) -> Waiting | None:
+            checked.append(from_offset)
+            return Waiting(1, 4, wanted) if len(checked) == 1 else None
+
+        desk.hold.hold(HeldPull(channel, "T", 0, Waiting(0, 0, former), retry), 1000)
+        desk.put("X", "B", "B", "A")
+        assert checked == [3, 1]
+        assert len(desk.hold) == 0
+    assert check(tmp_path) == []
+
+
 def test_queues_take_turns(tmp_path: Path) -> None:
     """The one pull of a queue is not retried after the thousands of another that was woken before."""
     desk, channel = Desk(tmp_path, tick_s=0.001), Channel()

@@ -191,7 +191,7 @@ class PullRequestHold:
             if not holder.pulls:
                 del self._holders[channel]
             return True
-        pull.waiting = waiting
+        pull.waiting, pull.checked = waiting, 0
         if before.queue_offset < waiting.queue_offset < waiting.max_offset:
             # One read looks at a part of a long queue; the rest has its turn after the other pulls.
             self._operations.wake((pull,))
@@ -206,7 +206,7 @@ class PullRequestHold:
         queue = self.held.setdefault((pull.topic, pull.queue_id), _HeldQueue(waiting.max_offset))
         queue.end = min(queue.end, waiting.max_offset)  # less if the topic was deleted and created again
         is_known = waiting.codes in queue.filters or len(queue.filters) < MAX_FILTERS
-        pull.filter, pull.checked = waiting.codes if is_known else None, 0
+        pull.filter = waiting.codes if is_known else None
         queue.filters.setdefault(pull.filter, {})[pull] = None
 
     def _leave_queue(self, pull: HeldPull) -> int:
