@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.broker.delayed_operations import DelayedOperations
-from support.turns import Turns
+from simulation.turns import Turns
 
 
 @dataclass(eq=False)

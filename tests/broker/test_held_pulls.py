@@ -24,9 +24,9 @@ from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from simulation.turns import Turns
 from support.broker_peer import Peer, broker_peer
 from support.stores import config, inner
-from support.turns import Turns
 
 HELD = pull.SUBSCRIPTION | pull.SUSPEND
 

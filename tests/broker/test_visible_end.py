@@ -27,12 +27,12 @@ from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, Sea
 from rucola.store.config import BrokerRole
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from simulation.turns import Turns
 from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
 from support.proxy import Proxy
 from support.replication import send
 from support.stores import config, inner
-from support.turns import Turns
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
