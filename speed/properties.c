@@ -170,7 +170,7 @@ Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own) {
     return get_u16(own->properties.at - 2) == own->properties.size ? size : 0;
 }
 
-/* Counterpart: decode_batch of rucola.message.batch.
+/* Counterpart: decode_part of rucola.message.batch.
 
 (body of a batch, max count) -> (flags, bodies, property strings), if it is all valid | None */
 PyObject *split_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {

@@ -313,7 +313,7 @@ static int add_request(Sends *sends, const Header *header, Span body, Py_ssize_t
         (batch.at && !is_text(batch, "true") && !is_text(batch, "false")))
         return 0;
     if (is_batch) {
-        if (common.sys_flag & TRANSACTION_MASK || !adds_nothing(raw) || !(count = count_messages(sends, body)))
+        if (common.sys_flag & TRANSACTION_MASK || !adds_nothing(raw) || (count = count_messages(sends, body)) < 2)
             return 0;
     } else if (common.sys_flag & NOT_DISPATCHED || !take_properties(sends, raw, &own.properties)) {
         return 0;

@@ -99,7 +99,7 @@ edit_properties = _function("edit_properties")
 """(property strings, end, names, max size of KEYS) -> `PropertyEditor.edit`."""
 
 split_batch: Callable[[bytes, int], tuple[list[int], list[bytes], list[bytes]] | None] | None = _function("split_batch")
-"""(body, max count) -> `decode_batch`, if it is the whole batch."""
+"""(body, max count) -> `decode_part` from its start, if that is the whole batch."""
 
 encode_record: Callable[..., bytes | None] | None = _function("encode_record")
 """(topic field, queue id, flag, body, properties, sysFlag, born timestamp, born host, store timestamp, store host,

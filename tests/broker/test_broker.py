@@ -191,7 +191,24 @@ async def test_message_without_wait_is_answered_before_the_flush(
         with monkeypatch.context() as broken:
             broken.setattr(mapped_file, "sync_pages", never)
             broken.setattr(KernelFlush, "submit", lambda *_: False)
-            assert (await peer.send(properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
+            answers = await asyncio.gather(*(peer.send(properties="WAIT\x01false\x02") for _ in range(3)))
+            assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+
+
+async def test_a_batch_of_one_waits_for_the_flush_whatever_its_message_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(mapped: mmap, begin: int, end: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    async with broker_peer(tmp_path, sync_flush, check_store=False) as peer:
+        assert (await peer.send()).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(mapped_file, "sync_pages", never)
+        monkeypatch.setattr(KernelFlush, "submit", lambda *_: False)
+        body = encode_batch([Message("T", b"one", properties={"WAIT": "false"})])
+        answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(properties="", batch="true"), body)
+        assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
 
 
 # Restarts.

@@ -483,6 +483,17 @@ def test_progress_that_the_files_do_not_cover_does_not_count(
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == 5 - covered
 
 
+def test_units_in_further_queues_are_no_messages_that_an_archive_lacks(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(archiving(tmp_path, enable_multi_dispatch=True, enable_lmq=True))
+    stored = b"INNER_MULTI_DISPATCH\x01%LMQ%a"
+    while store.max_physical_offset < 2 * 4096:
+        store.put(inner(body=bytes(1000), properties=stored), 1)
+    store.reput()
+    assert store.max_offset("%LMQ%a", 0) == store.max_offset("T", 0)
+    archive_up_to(store, store.max_physical_offset)
+    assert run_round(store, 999 * HOUR_MS, hour=DAY) == 2
+
+
 @pytest.mark.parametrize("percent", [50, 80, 88, 95])
 def test_no_file_is_deleted_before_it_is_archived(open_store: OpenStore, tmp_path: Path, percent: float) -> None:
     store = open_store(archiving(tmp_path))

@@ -29,14 +29,14 @@ class PutDurations:
         self._last: Counter[int] = Counter()
         self._total_at_end = 0
 
-    def record(self, duration_ms: int) -> None:
-        """Record a put of a millisecond or more. A negative duration, after a step of the clock, is ignored."""
+    def record(self, duration_ms: int, count: int = 1) -> None:
+        """Record puts of a millisecond or more. A negative duration, after a step of the clock, is ignored."""
         if duration_ms <= 0:
             return
         self.max_ms = max(self.max_ms, duration_ms)
         if duration_ms > COARSE_FROM_MS:
             duration_ms -= duration_ms % COARSE_MS
-        self._current[duration_ms] += 1
+        self._current[duration_ms] += count
 
     def end_minute(self, put_count: int) -> None:
         fast = put_count - self._total_at_end - self._current.total()

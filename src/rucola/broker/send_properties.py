@@ -43,6 +43,9 @@ _DISPATCHED: Final = (properties.TAGS, properties.UNIQ_KEY, properties.KEYS)
 
 _READ: Final = (*_DISPATCHED, properties.WAIT)
 
+_MAX_OTHERS: Final = 32
+"""Further properties of a usual message."""
+
 _NAMES: Final = "\x02".join([*_READ, *sorted(_UNUSUAL)]).encode()
 """For the accelerator: the properties to read in order, then those that need more than editing."""
 
@@ -75,6 +78,8 @@ class PropertyEditor:
             if split is None or "" in split[0] or "" in split[0].values():
                 break
             pairs, segments = split
+            if len(pairs.keys() - _READ) > _MAX_OTHERS:
+                break
             keys = pairs.get(properties.KEYS)
             if keys is not None and len(keys) > max_keys_size:
                 break

@@ -46,16 +46,17 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
 
 def decode_batch(body: Buffer) -> tuple[list[int], list[bytes], list[bytes]]:
     """Return parallel lists of flags, bodies and property strings. Raises InvalidMessage, which names the position."""
-    data = bytes(body)
-    if speed.split_batch is not None and (columns := speed.split_batch(data, len(data))) is not None:
-        return columns
-    flags, bodies, strings, _ = decode_part(data, 0, len(data))
+    flags, bodies, strings, _ = decode_part(bytes(body), 0, len(body))
     return flags, bodies, strings
 
 
 def decode_part(data: bytes, position: int, max_count: int) -> tuple[list[int], list[bytes], list[bytes], int]:
     """Decode up to `max_count` messages from `position`, as `decode_batch`; also return the position after them."""
     end = len(data)
+    if not position and speed.split_batch is not None:
+        columns = speed.split_batch(data, max_count)
+        if columns is not None:
+            return *columns, end
     flags, bodies, strings = [], [], []
     for _ in range(max_count):
         if position >= end:

@@ -334,6 +334,14 @@ class MessageStore:
                 self._is_full = False
                 if begin != physical_offset:
                     records, physical_offsets, sizes = encode_many(batch, queue_offsets, begin, now_ms, host)
+            # `map` creates the requests without a Python-level loop.
+            requests = list(
+                map(
+                    DispatchRequest,
+                    batch.topics, batch.queue_ids, queue_offsets, physical_offsets, sizes, repeat(now_ms),
+                    batch.sys_flags, batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
+                )
+            )  # fmt: skip
             commit_log.append(records)
         except InvalidMessage as error:
             return PutBatchResult(self._illegal(batch.topics[0], batch.queue_ids[0], batch.properties, error))
@@ -342,14 +350,10 @@ class MessageStore:
         # From here on the put has succeeded.
         self._put_timestamp = now_ms
         next_offsets.update(ends)
-        if not self._pending and self._on_pending is not None:
+        was_pending = bool(self._pending)
+        self._pending += requests
+        if not was_pending and self._on_pending is not None:
             self._on_pending()
-        # `map` creates the requests without a Python-level loop.
-        self._pending += map(
-            DispatchRequest,
-            batch.topics, batch.queue_ids, queue_offsets, physical_offsets, sizes, repeat(now_ms), batch.sys_flags,
-            batch.tags_codes, batch.unique_keys, batch.keys, batch.properties,
-        )  # fmt: skip
         return PutBatchResult(PUT_OK, physical_offsets, queue_offsets, size)
 
     def _illegal(self, topic: str, queue_id: int, strings: Sequence[bytes], error: InvalidMessage) -> PutMessageStatus:

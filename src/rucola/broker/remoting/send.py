@@ -27,7 +27,7 @@ from rucola.broker.services.results import Published, StoredSends
 from rucola.broker.state import BrokerState
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
-from rucola.message.batch import decode_batch
+from rucola.message.batch import decode_part
 from rucola.message.host import encode_host
 from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.message.properties import is_true
@@ -73,7 +73,8 @@ def columns_of(
 ) -> tuple[list[int | None], list[int], SentMessages]:
     """Return the first sends, up to one that is unusual, as columns: the counterpart of `speed.read_sends`.
 
-    These are their opaques (None for a one-way send), numbers of messages, and all messages.
+    These are their opaques (None for a one-way send), numbers of messages, and all messages: UNSLICED_MESSAGES, or a
+    few more. A batch of one message is unusual: its WAIT would be taken for that of a send.
     """
     opaques, counts = list[int | None](), list[int]()
     topics, queue_ids, flags, sys_flags, born_timestamps, reconsume_times, strings, bodies = sent = SentMessages(
@@ -82,20 +83,21 @@ def columns_of(
     for _, command, header in sends:
         is_batch = _is_batch(command, header)
         if (
-            command.serialize_type is not JSON
+            len(bodies) >= UNSLICED_MESSAGES
+            or command.serialize_type is not JSON
             or len(command.body) > max_body_size
             or header.sys_flag & (sysflag.TRANSACTION_MASK if is_batch else sysflag.TRANSACTION_PREPARED)
         ):
             break
         try:
             if is_batch:
-                batch = decode_batch(command.body)
-                count = len(batch[0])
-                if header.properties not in _ADDING_NOTHING or not 0 < count <= max_messages:
+                batch_flags, batch_bodies, batch_strings, end = decode_part(command.body, 0, max_messages)
+                count = len(batch_flags)
+                if header.properties not in _ADDING_NOTHING or count < 2 or end < len(command.body):
                     break
-                flags += batch[0]
-                bodies += batch[1]
-                strings += batch[2]
+                flags += batch_flags
+                bodies += batch_bodies
+                strings += batch_strings
             else:
                 count = 1
                 strings.append(header.properties.encode())
@@ -250,7 +252,7 @@ class SendAdapter:
         if stored is None:
             return b"", 0
         count = len(stored.counts)
-        if True in stored.waiting:
+        if stored.waiting:
             later = [opaque if waits else None for opaque, waits in zip(opaques, stored.waiting, strict=False)]
             self._answer_when_durable(connection, later, stored)
             opaques = [None if waits else opaque for opaque, waits in zip(opaques, stored.waiting, strict=False)]
@@ -266,7 +268,7 @@ class SendAdapter:
                     answer = self._answers.not_durable(_request(opaque), published, missing)
                     connection.send_at_iteration_end(answer.encode())
 
-        self._publish.when_durable(stored.end, done)
+        self._publish.when_durable(stored.end, done, stored.waiting.count(True))
 
     def _failures(self, connection: Connection, opaques: list[int | None], error: Exception) -> Iterator[bytes]:
         for opaque in opaques:

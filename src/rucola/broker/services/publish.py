@@ -209,15 +209,10 @@ class PublishService:
         max_keys_size = self._config.max_keys_per_message  # longer KEYS can be too many
         stored, tags_codes, unique_keys, keys, waits = self._properties.edit(sent.properties, max_keys_size)
         usual = len(stored)
-        for topic, queue_id in set(zip(sent.topics, sent.queue_ids)):  # noqa: B905 - of equal length
-            config = self._topic(topic)
-            if (
-                config is None
-                or not 0 <= queue_id < config.write_queue_nums
-                or config.topic_filter_type == MULTI_TAG
-                or topic[0] == _SYSTEM_PREFIX
-            ):
-                usual = min(usual, list(zip(sent.topics, sent.queue_ids, strict=True)).index((topic, queue_id)))
+        unusual = set(filter(self._is_unusual_queue, set(zip(sent.topics, sent.queue_ids, strict=True))))
+        if unusual:
+            queues = enumerate(zip(sent.topics, sent.queue_ids, strict=True))
+            usual = min(usual, next(number for number, queue in queues if queue in unusual))
         if usual < len(sent.topics):
             counts = counts[: bisect_right(list(accumulate(counts)), usual)]
             if not (usual := sum(counts)):
@@ -245,12 +240,20 @@ class PublishService:
             return None
         physical_offsets = result.physical_offsets
         end = physical_offsets[0] + result.size
-        waiting: Sequence[bool] = ()
-        if self.waits:
-            waiting = _waiting(counts, waits)
-        elif (duration_ms := self._clock() - now_ms) > 0:
-            self._stats.put_durations.record(duration_ms)
+        waiting = _waiting(counts, waits) if self.waits else ()
+        if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
+            self._stats.put_durations.record(duration_ms, len(counts))
         return StoredSends(counts, sent.queue_ids, result.queue_offsets, physical_offsets, end, waiting)
+
+    def _is_unusual_queue(self, queue: tuple[str, int]) -> bool:
+        name, queue_id = queue
+        topic = self._topic(name)
+        return (
+            topic is None
+            or not 0 <= queue_id < topic.write_queue_nums
+            or topic.topic_filter_type == MULTI_TAG
+            or name[0] == _SYSTEM_PREFIX
+        )
 
     # Single messages.
 
@@ -454,12 +457,15 @@ class PublishService:
 
     # Durability and refusals.
 
-    def when_durable(self, end: int, done: Callable[[Missing | None], None]) -> None:
-        """Call `done` with None once all before `end` is durable, or with the status and text of the failure."""
+    def when_durable(self, end: int, done: Callable[[Missing | None], None], count: int = 1) -> None:
+        """Call `done` with None once all before `end` is durable, or with the status and text of the failure.
+
+        `count` is the number of sends that wait.
+        """
         began_ms = self._clock()
 
         def record(missing: Missing | None) -> None:
-            self._stats.put_durations.record(self._clock() - began_ms)
+            self._stats.put_durations.record(self._clock() - began_ms, count)
             done(missing)
 
         self._durability.when_durable(end, record)
@@ -488,10 +494,11 @@ def _sys_flag(header: SendHeader, pairs: Mapping[str, str]) -> int:
     return header.sys_flag
 
 
-def _waiting(counts: list[int], waits: list[str | None]) -> list[bool]:
-    """Return for each send whether its response waits; WAIT of the messages in a batch has no meaning."""
+def _waiting(counts: list[int], waits: list[str | None]) -> Sequence[bool]:
+    """Return for each send whether its response waits, or nothing if none does; in a batch WAIT has no meaning."""
     firsts = accumulate(counts[:-1], initial=0)
-    return [count > 1 or waits[first] != "false" for count, first in zip(counts, firsts, strict=True)]
+    waiting = [count > 1 or waits[first] != "false" for count, first in zip(counts, firsts, strict=True)]
+    return waiting if True in waiting else ()
 
 
 def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:
