@@ -19,7 +19,9 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import TopicConfig
 from rucola.remoting.client import RemotingClient
+from rucola.remoting.connection import Connection
 from support.access import ADMIN, guarded_cluster
+from support.cluster import Tally
 from support.remoting_peers import RawPeer, running_server
 
 KEYS = Credentials("operator", "secret of the operator", signature_version=2)
@@ -110,6 +112,43 @@ async def test_a_captured_request_is_of_no_use(tmp_path: Path) -> None:
             await other_thief.close()
         for peer in (victim, thief, elsewhere):
             await peer.close()
+
+
+async def test_a_request_signed_for_no_challenge_is_refused(tmp_path: Path) -> None:
+    """Whoever has it could send it on every connection to every server."""
+    async with guarded_cluster(tmp_path) as cluster:
+        broker = await cluster.start_broker()
+        unchallenged = Challenge()
+        requests = [frame(code, unchallenged) for code in (CONFIG, RequestCode.GET_BROKER_RUNTIME_INFO, CHALLENGE)]
+        for _ in range(2):
+            thief = await RawPeer.at(broker.config.listen_port)
+            await thief.send(b"".join(requests))
+            answers = await thief.commands(3)
+            assert [answer.code for answer in answers] == [
+                ResponseCode.NO_PERMISSION,
+                ResponseCode.NO_PERMISSION,
+                ResponseCode.SUCCESS,
+            ]
+            await thief.close()
+
+
+@pytest.mark.parametrize("challenge", [None, "", "0123456789abcdef0123456789abcde"])
+async def test_a_client_signs_nothing_for_a_challenge_that_can_be_guessed(challenge: str | None) -> None:
+    received: Tally[RemotingCommand] = Tally()
+
+    def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        received.add(command)
+        response = command.response(ResponseCode.SUCCESS)
+        response.ext = {} if challenge is None else {"challenge": challenge}
+        return response
+
+    async with running_server({CHALLENGE: answer, CONFIG: answer}) as server:
+        client = RemotingClient(credentials=KEYS)
+        for _ in range(2):
+            with pytest.raises(RemotingConnectError):
+                await client.invoke(f"127.0.0.1:{server.port}", RemotingCommand.request(CONFIG))
+        assert [command.code for command in received.items] == [CHALLENGE] * 2
+        await client.close()
 
 
 async def test_clients_and_brokers_sign_with_version_2(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rucola.acl.challenge import Challenge
+from rucola.acl.challenge import MIN_LENGTH, Challenge
 from rucola.acl.credentials import Credentials
 from rucola.errors import BrokerError, RemotingConnectError
-from rucola.protocol.access import GetChallengeResponseHeader
 from rucola.protocol.codes import RequestCode, ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
@@ -169,7 +168,13 @@ async def _ask_for_challenge(connection: Connection, address: str) -> None:
             )
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, address)
-        connection.challenge = Challenge(answer.decode_header(GetChallengeResponseHeader).challenge)
+        challenge = answer.ext_fields.get("challenge", "")
+        if len(challenge) < MIN_LENGTH:  # otherwise requests could be signed for other connections, too
+            raise RemotingConnectError(
+                f"cannot connect to {address}: its challenge has {len(challenge)} characters, and {MIN_LENGTH} are "
+                "needed; this is no server of Rucola's, so check the address and use TLS"
+            )
+        connection.challenge = Challenge(challenge)
     except BaseException:
         connection.abort()
         raise
