@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
 from rucola.protocol.queue import MessageQueue
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
+from rucola.store.tools.check import check
 from support.broker_peer import broker_peer
 from support.cluster import Tally
 from support.consumers import other_locks
+from support.faults import refusing
 from support.replication import caught_up, pair, send
 from support.waiting import until
 
@@ -191,6 +194,24 @@ def test_only_changes_of_holders_are_written(tmp_path: Path) -> None:
     assert writes == 3
     slices.run(locks.expire_steps(2 * LOCK_LIFE_MS + 3))
     assert writes == 4
+
+
+async def test_no_lock_is_granted_while_its_holder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config" / "queueLocks.json"
+    request = encode_body(LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[Q0]))
+    async with broker_peer(tmp_path) as peer:
+        with refusing(monkeypatch, "fsync", errno.ENOSPC):
+            codes = [(await peer.ask(RequestCode.LOCK_BATCH_MQ, body=request)).code for _ in range(3)]
+        assert codes == [ResponseCode.SYSTEM_ERROR] * 3
+        assert not file.exists()
+        held = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=request)
+        assert decode_body(LockBatchResponseBody, held.body).lock_ok_mq_set == [Q0]
+        restarted = QueueLockTable(file, lambda: None)
+        restarted.load(0)
+        assert restarted.lock("g", "b", [Q0], 0) == []
+    assert check(tmp_path) == []
 
 
 async def test_a_promoted_slave_knows_the_holders(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import threading
@@ -14,11 +15,13 @@ import pytest
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
 from support.broker_peer import Peer, broker_peer
+from support.faults import refusing
 
 
 class Table:
@@ -79,6 +82,27 @@ async def test_waiters_of_a_failed_table_write_get_the_error(tmp_path: Path) -> 
     writing.schedule(sound.snapshot_writer)
     await writing.wait_persisted()
     assert broken.file.read() == sound.file.read() == {"number": 0}, "a failed write is retried"
+
+
+async def test_a_response_after_a_failed_write_waits_for_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, writing = [Table(tmp_path / "1.json"), Table(tmp_path / "2.json")], TablePersistence()
+    response = RemotingCommand.request(0).response(ResponseCode.SUCCESS)
+
+    async def reply() -> RemotingCommand:
+        replied = writing.reply_when_persisted(response)
+        return replied if isinstance(replied, RemotingCommand) else await replied
+
+    with refusing(monkeypatch, "fsync", errno.ENOSPC):
+        for table in tables:
+            writing.schedule(table.snapshot_writer)
+        for wait in (reply, writing.wait_persisted, reply):
+            with pytest.raises(OSError, match="No space left"):
+                await wait()
+    assert await reply() is response
+    assert [table.file.read() for table in tables] == [{"number": 0}] * 2
+    assert writing.reply_when_persisted(response) is response, "no task if nothing is left"
 
 
 @pytest.mark.parametrize("what", ["a topic", "a topic goes", "a first message", "a group", "a group goes"])

@@ -1,6 +1,7 @@
 """Table persistence: writes changed tables to their files, in a thread.
 
-Changes during a write are coalesced into the next one.
+Changes during a write are coalesced into the next one. A table whose write failed is written again when the next change
+is scheduled or waited for.
 """
 
 from __future__ import annotations
@@ -28,21 +29,17 @@ class TablePersistence:
 
     def schedule(self, table: SnapshotWriter) -> None:
         self._changed.add(table)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write())
-            self._writing.add_done_callback(self._written)
+        self._running_write()
 
     async def wait_persisted(self) -> None:
         """Wait until every change up to now is on disk. Raises OSError if a write failed."""
-        writing = self._writing
-        if writing is not None and not writing.done():
+        if (writing := self._running_write()) is not None:
             await asyncio.wait([writing])  # a cancelled caller does not cancel the write
             writing.result()
 
     def reply_when_persisted(self, response: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """Return the response, or an awaitable of it while a write is running."""
-        # Without a running write the response needs no task, which is the common case for heartbeats.
-        return response if self._writing is None or self._writing.done() else self._reply_later(response)
+        """Return the response, or an awaitable of it unless every change is on disk."""
+        return response if self._running_write() is None else self._reply_later(response)  # most need no task
 
     async def _reply_later(self, response: RemotingCommand) -> RemotingCommand:
         await self.wait_persisted()
@@ -54,13 +51,22 @@ class TablePersistence:
             self.schedule(table)
         await self.wait_persisted()
 
+    def _running_write(self) -> asyncio.Task[None] | None:
+        """Return the running write, begun if a failed one left changes; None if every change is on disk."""
+        if self._writing is None or self._writing.done():
+            if not self._changed:
+                return None
+            self._writing = asyncio.ensure_future(self._write())
+            self._writing.add_done_callback(self._written)
+        return self._writing
+
     async def _write(self) -> None:
         while self._changed:
             # Removed before the snapshot: a change during the write schedules the table again.
             table = self._changed.pop()
             try:
                 await asyncio.to_thread(table())
-            except OSError:
+            except BaseException:
                 self._changed.add(table)
                 raise
 
