@@ -21,6 +21,7 @@ from support.access import ADMIN, GuardedCluster, guarded_cluster
 from support.broker_peer import send_header
 from support.cluster import Tally
 from support.requester import REPLY_PROPERTIES, REPLY_TOPIC
+from support.waiting import until
 
 NAMES = ("victim1", "rival12", "mallory")
 ACCOUNTS = """
@@ -97,10 +98,11 @@ async def test_a_half_message_is_sent_to_the_first_user_who_may_send_to_its_topi
         assert mallory.received.items == []
 
 
-async def test_a_reply_is_sent_to_the_user_whose_client_had_the_id_first(cluster: GuardedCluster) -> None:
-    async with clients(cluster) as (victim, rival, mallory):
-        await victim.beat()
-        await mallory.beat()
+async def test_no_reply_reaches_another_user_with_the_same_client_id(cluster: GuardedCluster) -> None:
+    async with (
+        clients(cluster) as (victim, rival, mallory),
+        AdminClient(cluster.namesrv, credentials=ADMIN) as admin,
+    ):
         replier = RemotingClient(credentials=ADMIN)
 
         async def reply() -> int:
@@ -109,19 +111,33 @@ async def test_a_reply_is_sent_to_the_user_whose_client_had_the_id_first(cluster
             request = RemotingCommand.request(RequestCode.SEND_REPLY_MESSAGE_V2, header, b"salary")
             return (await replier.invoke(victim.broker.address, request, 20_000)).code
 
+        async def is_alone() -> bool:
+            return len((await admin.groups.producers(victim.broker.address))["p"]) == 1
+
+        await victim.beat()
         assert await reply() == ResponseCode.SUCCESS
         assert victim.received.items == [(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, b"salary")]
-        await mallory.ask(RequestCode.UNREGISTER_CLIENT, LEAVE)
+        # Who of the two sent the request is not known.
         await mallory.beat()
+        assert await reply() == ResponseCode.SYSTEM_ERROR
+        # The victim's connection breaks, and it may still wait for replies.
+        await victim.remoting.close()
+        await until(is_alone)
+        await mallory.beat()
+        assert await reply() == ResponseCode.SYSTEM_ERROR
+        victim.remoting.open()
+        await victim.beat()
+        assert await reply() == ResponseCode.SYSTEM_ERROR
+        assert (len(victim.received.items), mallory.received.items) == (1, [])
+        await mallory.ask(RequestCode.UNREGISTER_CLIENT, LEAVE)
         assert await reply() == ResponseCode.SUCCESS
-        assert mallory.received.items == []
+        assert (len(victim.received.items), mallory.received.items) == (2, [])
         # The id is free when its client has left, and an account that is deleted receives nothing more.
         await victim.ask(RequestCode.UNREGISTER_CLIENT, LEAVE)
         await rival.beat()
         assert await reply() == ResponseCode.SUCCESS
         assert len(rival.received.items) == 1
-        async with AdminClient(cluster.namesrv, credentials=ADMIN) as admin:
-            await admin.access.delete_account(rival.broker.address, "rival12")
+        await admin.access.delete_account(rival.broker.address, "rival12")
         assert await reply() == ResponseCode.SYSTEM_ERROR
         assert (len(rival.received.items), mallory.received.items) == (1, [])
         await replier.close()

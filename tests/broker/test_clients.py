@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rucola import slices
 from rucola.access import Caller
-from rucola.broker.client_registry import EXPIRY_MS, ClientRegistry
+from rucola.acl.principal import Principal
+from rucola.broker.client_registry import EXPIRY_MS, ClientChannel, ClientRegistry
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -158,6 +161,7 @@ class Channel:
 
     peer = "127.0.0.1:1"
     is_open = True
+    is_congested = False
 
     def close(self) -> None:
         raise AssertionError("no member expires")
@@ -292,6 +296,75 @@ def test_an_id_is_known_while_its_client_is_in_a_producer_group() -> None:
     clients.closed(channel)
     assert [clients.producer(one) for one in ("one", "two", "three")] == [None] * 3
     assert clients.producers == {}
+
+
+def test_an_id_that_two_users_announced_is_free_when_all_but_one_have_expired() -> None:
+    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    channels = [Channel() for _ in range(3)]
+
+    def beat(channel: Channel, user: str, now_ms: int) -> None:
+        heartbeat = HeartbeatData(client_id="id", producer_data_set=[ProducerData(group_name="p")])
+        clients.heartbeat(channel, Caller("10.0.0.1:1", user=Principal(user)), heartbeat, "JAVA", 409, now_ms)
+
+    def holder() -> ClientChannel | None:
+        return (clients.producer("id") or (None,))[0]
+
+    alice, eve, again = channels
+    beat(alice, "alice", 0)
+    clients.closed(alice)
+    beat(eve, "eve", 100_000)
+    assert holder() is None, "replies to requests of alice may still come"
+    slices.run(clients.expire_steps(EXPIRY_MS))
+    assert holder() is None
+    slices.run(clients.expire_steps(EXPIRY_MS + 1))
+    assert holder() is eve
+    beat(again, "alice", EXPIRY_MS + 2)
+    assert holder() is None
+    clients.unregister(eve, "p", None)
+    assert holder() is again
+    for channel in (again, eve):
+        clients.closed(channel)
+    slices.run(clients.expire_steps(2 * EXPIRY_MS + 3))
+    assert (clients.producers, clients._producers_by_id) == ({}, {})
+
+
+CALLERS = [Caller("10.0.0.1:1", user) for user in (None, Principal("alice"), Principal("eve"))]
+STEPS = st.tuples(
+    st.sampled_from(["beat", "unregister", "close", "expire"]),
+    st.integers(0, 3),  # which channel
+    st.sampled_from(CALLERS),
+    st.sampled_from(["one", "two"]),
+    st.sampled_from([["p"], ["q"], ["p", "q"]]),
+)
+
+
+@given(st.lists(STEPS, max_size=25))
+def test_an_id_is_that_of_its_connected_clients_user_or_nobodys(
+    steps: list[tuple[str, int, Caller, str, list[str]]],
+) -> None:
+    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    channels = [Channel() for _ in range(4)]
+    for now_ms, (step, number, caller, client_id, groups) in enumerate(steps):
+        channel = channels[number]
+        if step == "beat":
+            producers = [ProducerData(group_name=group) for group in groups]
+            heartbeat = HeartbeatData(client_id=client_id, producer_data_set=producers)
+            clients.heartbeat(channel, caller, heartbeat, "JAVA", 409, now_ms)
+            assert (clients.producer(client_id) or (channel,))[0] is channel, "the latest of a user"
+        elif step == "unregister":
+            clients.unregister(channel, groups[0], None)
+        elif step == "close":
+            clients.closed(channel)
+        else:
+            slices.run(clients.expire_steps(now_ms))  # too early
+        for one in ("one", "two"):
+            if (found := clients.producer(one)) is not None:
+                members = [group[found[0]] for group in clients.producers.values() if found[0] in group]
+                assert (one, found[1]) in [(member.client_id, member.caller) for member in members]
+    for channel in channels:
+        clients.closed(channel)
+    slices.run(clients.expire_steps(len(steps) + EXPIRY_MS + 1))
+    assert (clients.producers, clients._turns, clients._producers_by_id) == ({}, {}, {})
 
 
 async def test_a_client_is_answered_before_it_is_notified_that_it_joined(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ group is followed by a pause in which changes are coalesced: otherwise n members
 
 With access control, requests to one user's producers reach no other user. Anyone may be in a producer group (all Java
 clients are in CLIENT_INNER_PRODUCER), but its connected user that registered first takes precedence (`next_producer`).
-A client id belongs to the user that registered it first, for as long as its connection is in a producer group.
+A client id belongs to the user that announces it, and if the connection is lost, until `EXPIRY_MS` after the last
+heartbeat, since the client may still wait for replies. The id of several users is nobody's: a reply does not tell whose
+request it answers.
 Connections with the same client id are one client only if they are of the same user.
 
 If heartbeats arrive over two connections with one client id in turn, they are two clients: each gets the same queues
@@ -169,7 +171,8 @@ class ClientRegistry:
         self.producers: dict[str, dict[ClientChannel, Member]] = {}
         self._turns: dict[str, dict[str, dict[ClientChannel, None]]] = {}
         """By group, then user in order of registration: channels in rotation."""
-        self._producers_by_id: dict[str, tuple[ClientChannel, Member]] = {}
+        self._producers_by_id: dict[str, dict[str, tuple[ClientChannel | None, Member]]] = {}
+        """By client id, then user; without a channel from the loss of its connection until it expires."""
         self._groups_of: dict[ClientChannel, tuple[set[str], set[str]]] = {}
         self._notifying: deque[tuple[ConsumerGroup, Iterator[ClientChannel]]] = deque()
         """Groups with the members still to be notified, in rotation."""
@@ -214,7 +217,7 @@ class ClientRegistry:
     def closed(self, channel: ClientChannel) -> None:
         producers, consumers = self._groups_of.get(channel, (set(), set()))
         for group in list(producers):
-            self._leave_producers(channel, group)
+            self._leave_producers(channel, group, is_lost=True)
         for group in list(consumers):
             self._leave_consumers(channel, group)
 
@@ -225,6 +228,11 @@ class ClientRegistry:
             members += [self.consumers[group].members[channel] for group in consumers]
             if any(now_ms - member.last_heartbeat_ms > EXPIRY_MS for member in members):
                 channel.close()
+            yield
+        for client_id, holders in list(self._producers_by_id.items()):
+            for user, (lost, member) in list(holders.items()):
+                if lost is None and now_ms - member.last_heartbeat_ms > EXPIRY_MS:
+                    self._release(client_id, user)
             yield
 
     def subscribed_groups(self, topic: str) -> list[str]:
@@ -246,9 +254,10 @@ class ClientRegistry:
         return None
 
     def producer(self, client_id: str) -> tuple[ClientChannel, Caller] | None:
-        """Return the producer to which this client id belongs, or None."""
-        found = self._producers_by_id.get(client_id)
-        return None if found is None else (found[0], found[1].caller)
+        """Return the producer to which this client id belongs; None if it is nobody's or that of several users."""
+        holders = list(self._producers_by_id.get(client_id, {}).values())
+        channel, member = holders[0] if len(holders) == 1 else (None, None)
+        return None if channel is None or member is None else (channel, member.caller)
 
     def notify_client(self, group_name: str, client_id: str) -> None:
         """Make one client of a consumer group rebalance, if it is a member."""
@@ -264,9 +273,7 @@ class ClientRegistry:
         self._groups_of.setdefault(channel, (set(), set()))[0].add(group)
         self.producers.setdefault(group, {})[channel] = member
         self._turns.setdefault(group, {}).setdefault(member.user, {}).setdefault(channel)
-        holder = self._producers_by_id.get(member.client_id)
-        if holder is None or holder[1].user == member.user:
-            self._producers_by_id[member.client_id] = channel, member
+        self._producers_by_id.setdefault(member.client_id, {})[member.user] = channel, member
 
     def _join(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
         group = self.consumers.get(consumer.group_name)
@@ -284,7 +291,7 @@ class ClientRegistry:
         if group.subscribe(consumer.subscriptions) or is_new:
             self._notify(group)
 
-    def _leave_producers(self, channel: ClientChannel, group: str) -> None:
+    def _leave_producers(self, channel: ClientChannel, group: str, is_lost: bool = False) -> None:
         members = self.producers.get(group, {})
         member = members.pop(channel, None)
         if member is None:
@@ -292,15 +299,25 @@ class ClientRegistry:
         self._forget(channel, 0, group)
         # A client that connected again has its new channel there, and one in several groups keeps its id.
         others, _ = self._groups_of.get(channel, (set[str](), set[str]()))
-        is_left = all(self.producers[other][channel].client_id != member.client_id for other in others)
-        if is_left and self._producers_by_id.get(member.client_id, (None,))[0] is channel:
-            del self._producers_by_id[member.client_id]
+        is_left = not any(self.producers[other][channel].is_same_client(member) for other in others)
+        holders = self._producers_by_id.get(member.client_id, {})
+        if is_left and holders.get(member.user, (None,))[0] is channel:
+            if is_lost and member.user:
+                holders[member.user] = None, member
+            else:
+                self._release(member.client_id, member.user)
         users = self._turns[group]
         del users[member.user][channel]
         if not users[member.user]:
             del users[member.user]
         if not members:
             del self.producers[group], self._turns[group]
+
+    def _release(self, client_id: str, user: str) -> None:
+        holders = self._producers_by_id[client_id]
+        del holders[user]
+        if not holders:
+            del self._producers_by_id[client_id]
 
     def _leave_consumers(self, channel: ClientChannel, name: str) -> None:
         group = self.consumers.get(name)
