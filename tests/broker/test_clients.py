@@ -367,6 +367,29 @@ def test_an_id_is_that_of_its_connected_clients_user_or_nobodys(
     assert (clients.producers, clients._turns, clients._producers_by_id) == ({}, {}, {})
 
 
+def test_the_producers_of_one_user_that_do_not_read_do_not_hide_those_of_others() -> None:
+    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    channels = {}
+    for user in ("denied", "first", "first", "second", "denied too", "third"):
+        channel = Channel()
+        channels.setdefault(user, []).append(channel)
+        heartbeat = HeartbeatData(client_id=user, producer_data_set=[ProducerData(group_name="p")])
+        clients.heartbeat(channel, Caller("10.0.0.1:1", user=Principal(user)), heartbeat, "JAVA", 409, 0)
+
+    def chosen() -> object:
+        return clients.next_producer("p", lambda caller: caller.user is not None and "denied" not in caller.user.name)
+
+    assert {chosen() for _ in range(2)} == {*channels["first"]}
+    channels["first"][0].is_congested = True
+    assert {chosen() for _ in range(2)} == {channels["first"][1]}
+    channels["first"][1].is_open = False
+    assert [chosen(), chosen()] == channels["second"] * 2
+    channels["second"][0].is_congested = True
+    assert [chosen()] == channels["third"]
+    channels["third"][0].is_congested = True
+    assert chosen() is None
+
+
 async def test_a_client_is_answered_before_it_is_notified_that_it_joined(tmp_path: Path) -> None:
     """On the socket: Apache's client rebalances at a notification, also while its first heartbeat is in flight."""
     received: list[RemotingCommand] = []

@@ -239,7 +239,7 @@ class ClientRegistry:
         return [group.name for group in self.consumers.values() if topic in group.subscriptions]
 
     def next_producer(self, group: str, admits: Callable[[Caller], bool]) -> ClientChannel | None:
-        """Return the next producer of the group, of the first user that `admits` accepts; None if none reads."""
+        """Return the next producer of the group that reads, of the first user with one that `admits` accepts."""
         members = self.producers.get(group, {})
         for channels in self._turns.get(group, {}).values():
             for _ in range(min(len(channels), _MAX_TRIED)):
@@ -249,8 +249,6 @@ class ClientRegistry:
                     break
                 if channel.is_open and not channel.is_congested:
                     return channel
-            else:
-                return None  # they are this user's, but none reads now
         return None
 
     def producer(self, client_id: str) -> tuple[ClientChannel, Caller] | None:
