@@ -182,6 +182,51 @@ def test_a_discarded_transaction_is_resumed_once(tmp_path: Path) -> None:
         assert here.transactions.resume(1 << 40, T0) is not None
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("discarded_by", ["checks", "age"])
+def test_a_late_end_of_the_first_message_reaches_its_discarded_copy(
+    tmp_path: Path, discarded_by: str, resumed: bool
+) -> None:
+    with transaction_store(tmp_path, check_max=2) as here:
+        half = here.prepare(T0, b"body", UNIQ_KEY="U")
+        here.check(T0 + 60_000)
+        if discarded_by == "checks":
+            here.check(T0 + 120_000)
+            here.check(T0 + 180_000)
+        else:
+            here.check(T0 + 60_000 + here.store.config.file_reserved_time * 3_600_000, is_connected=False)
+        (discarded,) = here.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+        if resumed:
+            assert here.transactions.resume(discarded.physical_offset, T0 + 180_000) is None
+        for _ in range(2):
+            assert here.end(half, COMMIT) is None
+            assert here.bodies() == [b"body"]
+            here.check(T0 + 240_000, is_connected=False)
+        assert here.end(half, COMMIT) is None
+        assert here.check(T0 + 1_000_000) == []
+        assert here.bodies() == [b"body"]
+
+
+@pytest.mark.parametrize("delay", [{}, {"DELAY": "2"}])
+def test_a_discarded_transaction_that_was_committed_late_is_not_resumed(tmp_path: Path, delay: dict[str, str]) -> None:
+    with transaction_store(tmp_path, check_max=1) as here:
+        here.prepare(T0, b"body", UNIQ_KEY="U", **delay)
+        here.prepare(T0, b"another with this key", UNIQ_KEY="U")
+        late, _ = here.check(T0 + 60_000)
+        assert here.check(T0 + 120_000) == []
+        discarded, other = here.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+        assert here.end(late, COMMIT) is None
+        here.note()
+    with transaction_store(tmp_path, check_max=1) as here:
+        refused = here.transactions.resume(discarded.physical_offset, T0 + 180_000)
+        assert refused is not None
+        assert discarded.msg_id in refused
+        assert here.check(T0 + 180_000) == []
+        assert here.transactions.resume(other.physical_offset, T0 + 180_000) is None
+        assert [checked_body(question) for question in here.check(T0 + 240_000)] == [b"another with this key"]
+        assert here.bodies(*((SCHEDULE_TOPIC, 1) if delay else ("T", 0))) == [b"body"]
+
+
 @pytest.mark.parametrize("seconds", ["99999999999999999999", "-1", "soon", str(1 << 63)])
 def test_an_immunity_time_that_is_no_time_leaves_the_timeout_of_the_broker(tmp_path: Path, seconds: str) -> None:
     with transaction_store(tmp_path) as here:

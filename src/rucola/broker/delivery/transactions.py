@@ -31,8 +31,8 @@ for those that checks and the commit add. A put that fails leaves the transactio
 Corresponds to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
 RocketMQ 4.9.8. Deliberate differences: an end that is repeated, or refers to the message before a check, counts once;
 copies without a check do not count as one, where Apache discards what was open while a group had no producer for
-transactionCheckMax intervals; only discarded messages can be resumed, and each once; a transactional message with a
-delay is delayed after its commit, where Apache loses it.
+transactionCheckMax intervals; only discarded messages can be resumed, each once, and not after a late commit; a
+transactional message with a delay is delayed after its commit, where Apache loses it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,13 @@ from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
 from rucola.message.record import encode
-from rucola.message.topics import TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from rucola.message.topics import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.slices import in_slices
@@ -439,8 +445,10 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
             return (
                 f"message {half.msg_id} is in {half.topic}; only messages in {TRANS_CHECK_MAX_TIME_TOPIC} are resumed"
             )
-        if self._is_resumed(half):
-            return f"message {half.msg_id} was resumed before"
+        later = self._later(half)
+        if later is not None:
+            what = "resumed" if later.topic == TRANS_HALF_TOPIC else "committed"
+            return f"message {half.msg_id} was {what} before: it is in {later.topic} at {later.physical_offset}"
         half.topic, half.queue_id = _HALF_QUEUE
         half.properties[properties.TRANSACTION_CHECK_TIMES] = "0"
         half.properties.pop(properties.TRAN_PREPARED_QUEUE_OFFSET, None)
@@ -453,10 +461,14 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
                 del self._discarded[first]
         return None
 
-    def _is_resumed(self, discarded: MessageExt) -> bool:
-        key = discarded.unique_key
-        candidates = indexed(self._store, TRANS_HALF_TOPIC, key, discarded.physical_offset)
-        return any(half.unique_key == key for half in candidates)
+    def _later(self, discarded: MessageExt) -> MessageExt | None:
+        """Return the message that a discarded one was resumed or committed as, according to the index."""
+        own = discarded.properties.get(properties.REAL_TOPIC, "")
+        for topic in (TRANS_HALF_TOPIC, own, SCHEDULE_TOPIC, TIMER_TOPIC):
+            for found in indexed(self._store, topic, discarded.unique_key, discarded.physical_offset):
+                if _identity(found) == _identity(discarded):
+                    return found
+        return None
 
     def _immunity_ms(self, pairs: Mapping[str, str]) -> int | None:
         """CHECK_IMMUNITY_TIME_IN_SECONDS, fileReservedTime at most; None unless it has 64 bits, as in Apache."""
@@ -487,7 +499,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         self._ended = {half: op for half, op in self._ended.items() if half >= self._half_begin}
         open_copies: dict[int, int] = {}
         for half, copy in sorted(self._copies.items(), reverse=True):  # descending: a copy comes after its original
-            if copy >= self._half_begin or copy in open_copies:
+            if copy >= self._half_begin or copy in open_copies or copy in self._discarded:
                 open_copies[half] = copy
         self._copies = open_copies
 
@@ -499,6 +511,10 @@ def reset_transactions(config_directory: Path) -> None:
         offsets.load(None)
         offsets.reset_transactions()
         slices.run(offsets.snapshot_steps())()
+
+
+def _identity(message: MessageExt) -> tuple[object, ...]:
+    return message.unique_key, message.born_timestamp, message.body_crc
 
 
 def _number(text: str | None, default: int = 0) -> int:
