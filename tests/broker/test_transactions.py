@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rucola.broker.delivery import transactions
 from rucola.broker.delivery.rolling import roll
-from rucola.broker.delivery.transactions import TRANSACTION_GROUP
+from rucola.broker.delivery.transactions import TRANSACTION_GROUP, TransactionCheckRequest
 from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import (
@@ -27,7 +32,7 @@ from rucola.protocol.heartbeat import HeartbeatData, ProducerData
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
-from rucola.store.config import PutMessageStatus
+from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
@@ -180,6 +185,149 @@ def test_a_discarded_transaction_is_resumed_once(tmp_path: Path) -> None:
         assert here.check(T0 + 1_000_000) == []
         assert here.transactions.resume(half.physical_offset, T0) is not None, "it is in the half topic"
         assert here.transactions.resume(1 << 40, T0) is not None
+
+
+def connected(here: TransactionStore, now_ms: int, *groups: str) -> list[TransactionCheckRequest]:
+    """Check while these groups have producers."""
+    checks = here.transactions.check(now_ms, lambda group, topic: group if group in groups else None)
+    return [question for _, question in checks]
+
+
+def test_halves_without_a_producer_keep_their_places_and_block_nobody(tmp_path: Path) -> None:
+    minutes = iter(range(1, 1000))
+    with transaction_store(tmp_path, check_max=3) as here:
+        absent = [here.prepare(T0, b"absent %d" % number, UNIQ_KEY=f"A{number}") for number in range(2)]
+        here.prepare(T0, b"silent", UNIQ_KEY="S", PGROUP="q")
+        for times in range(1, 4):
+            (question,) = connected(here, T0 + next(minutes) * 60_000, "q")
+            assert (question.group, checked_body(question)) == ("q", b"silent")
+            assert decode(question.record).properties[properties.TRANSACTION_CHECK_TIMES] == str(times)
+        for _ in range(100):
+            now_ms = T0 + next(minutes) * 60_000
+            busy = here.prepare(now_ms - TIMEOUT_MS, b"busy", UNIQ_KEY="B", PGROUP="q")
+            (question,) = connected(here, now_ms, "q")
+            assert question.header.tran_state_table_offset == busy.queue_offset
+            assert here.end(question, COMMIT, producer_group="q") is None
+            assert here.end(question, COMMIT, producer_group="q") is None
+        assert len(here.messages(TRANS_HALF_TOPIC)) == 2 + 1 + 100, "no copies"
+        assert here.end(absent[1], COMMIT) is None
+        here.note()
+    with transaction_store(tmp_path, check_max=3) as here:
+        questions = connected(here, T0 + next(minutes) * 60_000, "p", "q")
+        assert [checked_body(question) for question in questions] == [b"absent 0", b"silent"]
+        for _ in range(2):
+            assert here.end(absent[0], COMMIT) is None
+        while here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) != [b"silent"]:
+            connected(here, T0 + next(minutes) * 60_000, "p", "q")
+        assert sorted(here.bodies()) == [b"absent 0", b"absent 1", *[b"busy"] * 100]
+        assert connected(here, T0 + next(minutes) * 60_000, "p", "q") == []
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("prepare"), st.sampled_from(["p", "q", "immune"])),
+            st.tuples(st.just("end"), st.integers(0, 30), st.sampled_from([COMMIT, ROLLBACK])),
+            st.tuples(st.just("check"), st.sets(st.sampled_from(["p", "q"])), st.sampled_from([1, 60, 600])),
+            st.tuples(st.just("restart")),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=25)
+def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]) -> None:
+    with TemporaryDirectory() as root, ExitStack() as stack:
+        here = stack.enter_context(transaction_store(Path(root), check_max=2))
+        open_places: dict[str, tuple[str, PutResult | TransactionCheckRequest]] = {}
+        committed: list[bytes] = []
+        now_ms, count = T0, 0
+
+        def checked(groups: set[str]) -> None:
+            for question in connected(here, now_ms, *groups):
+                assert question.header.transaction_id in open_places, "ended"
+                open_places[question.header.transaction_id] = (question.group, question)
+
+        def end(key: str, outcome: int) -> None:
+            group, place = open_places.pop(key)
+            assert here.end(place, outcome, now_ms, producer_group=group) is None
+            committed.extend([key.encode()] * (outcome == COMMIT))
+
+        for name, *values in [*steps, ("check", {"p", "q"}, 600), ("restart",)]:
+            if name == "prepare":
+                count += 1
+                patience = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "300"} if values[0] == "immune" else {}
+                group = "p" if patience else values[0]
+                half = here.prepare(now_ms, b"%d" % count, UNIQ_KEY=str(count), PGROUP=group, **patience)
+                open_places[str(count)] = (group, half)
+            elif name == "end" and open_places:
+                end(list(open_places)[values[0] % len(open_places)], values[1])
+            elif name == "check":
+                now_ms += values[1] * 60_000
+                checked(values[0])
+            elif name == "restart":
+                here.note()
+                stack.close()
+                here = stack.enter_context(transaction_store(Path(root), check_max=2))
+        for key in list(open_places):
+            end(key, COMMIT)
+        now_ms += 86_400_000
+        checked({"p", "q"})
+        assert sorted(here.bodies()) == sorted(committed)
+
+
+def test_a_check_in_its_place_counts_when_the_message_is_copied(tmp_path: Path) -> None:
+    with transaction_store(tmp_path, check_max=2) as here:
+        here.prepare(T0, b"absent", UNIQ_KEY="A")
+        half = here.prepare(T0, b"body", UNIQ_KEY="U", PGROUP="q")
+        (first,) = connected(here, T0 + 60_000, "q")
+        _, second = connected(here, T0 + 120_000, "p", "q")
+        assert decode(second.record).properties[properties.TRANSACTION_CHECK_TIMES] == "2"
+        connected(here, T0 + 180_000, "p", "q")
+        assert here.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"body"]
+        for late in (first, half, second):
+            assert here.end(late, COMMIT, producer_group="q") is None
+        assert here.bodies() == [b"body"]
+
+
+def test_a_half_without_a_producer_is_copied_a_few_times_in_file_reserved_time(tmp_path: Path) -> None:
+    with transaction_store(tmp_path) as here:
+        half = here.prepare(T0, b"body", UNIQ_KEY="U")
+        reserved_ms = here.store.config.file_reserved_time * 3_600_000
+        for quarter_hour in range(1, reserved_ms // 900_000):
+            assert here.check(T0 + quarter_hour * 900_000, is_connected=False) == []
+        assert len(here.messages(TRANS_HALF_TOPIC)) <= 9
+        assert here.end(half, COMMIT) is None
+        assert here.bodies() == [b"body"]
+
+
+def test_a_copy_whose_first_message_was_ended_after_a_restart_stays_ended_after_one_that_waits(tmp_path: Path) -> None:
+    with transaction_store(tmp_path) as here:
+        here.prepare(T0, b"absent", UNIQ_KEY="A")
+        half = here.prepare(T0, b"body", UNIQ_KEY="U")
+        assert here.check(T0 + 36_000_000, is_connected=False) == []
+        assert len(here.messages(TRANS_HALF_TOPIC)) == 4
+        here.note()
+    with transaction_store(tmp_path) as here:
+        assert here.end(half, ROLLBACK) is None
+        for _ in range(2):
+            assert here.check(T0 + 36_060_000, is_connected=False) == []
+        assert [checked_body(question) for question in here.check(T0 + 36_120_000)] == [b"absent"]
+
+
+def test_a_half_without_a_producer_is_copied_after_many_ended_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "ENDED_MAX", 20)
+    with transaction_store(tmp_path) as here:
+        here.prepare(T0, b"absent", UNIQ_KEY="A")
+        for minute in range(1, 101):
+            assert here.end(here.prepare(T0, b"ended"), ROLLBACK) is None
+            here.check(T0 + minute * 60_000, is_connected=False)
+            begin, end = here.transactions.progress()[TRANS_HALF_TOPIC], here.store.max_offset(TRANS_HALF_TOPIC, 0)
+            assert end - begin <= 22
+        assert here.bodies(TRANS_HALF_TOPIC).count(b"absent") == 5
+        (question,) = here.check(T0 + 102 * 60_000)
+        assert checked_body(question) == b"absent"
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -357,7 +505,7 @@ def test_a_message_may_ask_for_its_own_time(tmp_path: Path) -> None:
             assert b"patient" not in [checked_body(question) for question in here.check(T0 + minute * 60_000)]
         (question,) = here.check(T0 + 600_000)
         assert checked_body(question) == b"patient"
-        assert decode(question.record).properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+        assert sorted(here.bodies(TRANS_CHECK_MAX_TIME_TOPIC)) == [b"hasty", b"unclear"]
 
 
 def test_a_message_with_its_own_time_is_ended_by_its_first_place(tmp_path: Path) -> None:

@@ -11,10 +11,14 @@ of the half message as body. A half message without an op message is open.
 
 A half message that is open for longer than transactionTimeOut is copied to the end of its queue, with
 TRANSACTION_CHECK_TIMES incremented, and a producer of its group receives a check request. After transactionCheckMax
-checks it moves to TRANS_CHECK_MAX_TIME_TOPIC, from where `resume` opens it again. It is copied without a check, with
-the queue offset of the first in TRAN_PREPARED_QUEUE_OFFSET, before its log file is deleted (see
-`broker.delivery.rolling`), while no producer of the group is connected, and until CHECK_IMMUNITY_TIME_IN_SECONDS has
-passed, which replaces the timeout for one message. After fileReservedTime without a producer it moves, too.
+checks it moves to TRANS_CHECK_MAX_TIME_TOPIC, from where `resume` opens it again. After fileReservedTime without a
+producer it moves, too.
+
+It waits in its place while no producer of the group is connected, and until CHECK_IMMUNITY_TIME_IN_SECONDS has passed,
+which replaces the timeout for one message. `half_begin` waits with it, so those after it are not copied either: they
+are checked in their places, with the checks counted in memory, and discarded when they come first. One that waits is
+copied without a check, with the queue offset of the first in TRAN_PREPARED_QUEUE_OFFSET, eight times in
+fileReservedTime, after many ended ones, and before its log file is deleted (see `broker.delivery.rolling`).
 
 The progress in both queues is stored as consumer offsets of CID_RMQ_SYS_TRANS. After a restart, later op messages show
 which half messages after `half_begin` are ended.
@@ -30,13 +34,14 @@ for those that checks and the commit add. A put that fails leaves the transactio
 
 Corresponds to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` and `EndTransactionProcessor` of Apache
 RocketMQ 4.9.8. Deliberate differences: an end that is repeated, or refers to the message before a check, counts once;
-copies without a check do not count as one, where Apache discards what was open while a group had no producer for
-transactionCheckMax intervals; only discarded messages can be resumed, each once, and not after a late commit; a
-transactional message with a delay is delayed after its commit, where Apache loses it.
+a half message without a producer waits, where Apache copies it at each check and discards it after transactionCheckMax
+checks; only discarded messages can be resumed, each once, and not after a late commit; a transactional message with a
+delay is delayed after its commit, where Apache loses it.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -87,8 +92,22 @@ _OP_QUEUE = (TRANS_OP_HALF_TOPIC, 0)
 _UNITS_PER_READ = 1000
 _HOUR_MS = 3_600_000
 
+_WAITING_COPIES = 8
+"""Copies of a half message that nobody can be asked about, in fileReservedTime."""
+
+ENDED_MAX = 10_000
+"""Ended half messages after an open one, beyond which the open one is copied so that they can be passed."""
+
 RESERVED_PROPERTIES_SIZE = 128
 """Bytes that the properties of a half message must leave free: checks and the commit add up to 110."""
+
+
+class _Visit(enum.Enum):
+    """What a check did with a half message."""
+
+    STOP = "the check ends here"
+    STAYS = "it keeps its place"
+    MOVED = "it was copied or discarded"
 
 
 class TransactionCheckRequest(NamedTuple):
@@ -135,6 +154,8 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         """Committed half messages whose op message could not be put yet."""
         self._copies: dict[int, int] = {}
         """Half messages that were replaced by a copy, with the queue offset of the copy."""
+        self._checked: dict[int, int] = {}
+        """Half messages that were checked in their place, with TRANSACTION_CHECK_TIMES."""
         self._discarded: dict[int, int] = {}
         """Half messages in TRANS_CHECK_MAX_TIME_TOPIC, with the physical offset there; a late end still applies."""
 
@@ -314,59 +335,88 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         if not self._put_missing_ops(now_ms):
             return
         end = self._store.max_offset(*_HALF_QUEUE)  # copies of this check come later, and wait for the next
-        self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
+        offset = self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
+        self._checked = {half: times for half, times in self._checked.items() if half >= offset}
         while True:
             self._advance_half_begin()
-            offset = self._half_begin
+            offset = max(offset, self._half_begin)
             if offset >= end:
                 break
             if offset in self._committed_without_op:
                 return
-            half = self._half_at(offset)
-            request = None
-            if half is not None and not self._is_ended_by_first(half):
-                is_handled, request = self._check_one(half, now_ms, find_producer)
-                if not is_handled:
-                    return
-            self._half_begin = offset + 1  # before the yield: the producer's end may arrive during it
+            half = self._half_at(offset) if offset not in self._ended else None
+            visit, request = _Visit.MOVED, None
+            if half is not None:
+                visit, request = self._check_one(half, now_ms, find_producer)
+            if visit is _Visit.STOP:
+                return
+            if visit is _Visit.MOVED and offset == self._half_begin:
+                self._half_begin += 1  # before the yield: the producer's end may arrive during it
+            offset += 1
             if request is not None:
                 yield request
         self._forget_ended()
 
     def _check_one(
         self, half: MessageExt, now_ms: int, find_producer: Callable[[str, str], P | None]
-    ) -> tuple[bool, tuple[P, TransactionCheckRequest] | None]:
-        """Return whether the check may continue, and the request to send. The first case that applies decides:
+    ) -> tuple[_Visit, tuple[P, TransactionCheckRequest] | None]:
+        """Return what was done with a half message, and the request to send. The first case that applies decides:
 
+        its original was ended before a restart                   put its op message
         transactionCheckMax checks were made                      move it to TRANS_CHECK_MAX_TIME_TOPIC
-        its own immunity time has not passed                      copy it without a check
+        its own immunity time has not passed                      let it wait
         no immunity time, and younger than transactionTimeOut     stop here
         no producer is connected, for fileReservedTime now        move it to TRANS_CHECK_MAX_TIME_TOPIC
-        no producer is connected                                  copy it without a check
+        no producer is connected                                  let it wait
         otherwise                                                 copy it, and ask a producer of its group
+
+        After one that waits, messages keep their places: they are asked about there, and discarded later.
         """
+        if self._is_ended_by_first(half):
+            return self._moved(self._put_op(half.queue_offset, now_ms).status is PutMessageStatus.PUT_OK)
         pairs = half.properties
+        is_first = half.queue_offset == self._half_begin
         checked = _number(pairs.get(properties.TRANSACTION_CHECK_TIMES))
         if checked >= self._check_max:
-            return self._discard(half, now_ms), None
+            return self._moved(self._discard(half, now_ms)) if is_first else (_Visit.STAYS, None)
         age_ms = now_ms - half.born_timestamp
         immune_ms = self._immunity_ms(pairs)
         if immune_ms is not None and age_ms < immune_ms:
-            return self._copy_unchecked(half, now_ms), None
+            return self._wait(half, now_ms)
         if immune_ms is None and 0 <= age_ms < self._timeout_ms:
-            return False, None
+            return _Visit.STOP, None
         producer = find_producer(pairs.get(properties.PGROUP, ""), pairs.get(properties.REAL_TOPIC, ""))
         if producer is None:
             # The clock of the producer may be wrong: the broker's must agree, by the first copy without a check.
             first = _number(pairs.get(properties.TRAN_PREPARED_QUEUE_OFFSET), half.queue_offset)
             since_ms = max(half.born_timestamp, self._store.store_time(*_HALF_QUEUE, first))
-            is_expired = now_ms - since_ms >= self._reserved_ms
-            return self._discard(half, now_ms) if is_expired else self._copy_unchecked(half, now_ms), None
+            if is_first and now_ms - since_ms >= self._reserved_ms:
+                return self._moved(self._discard(half, now_ms))
+            return self._wait(half, now_ms)
         pairs[properties.TRANSACTION_CHECK_TIMES] = str(checked + 1)
+        if not is_first:
+            try:
+                request = self._check_request(half, half.queue_offset, half.physical_offset)
+            except InvalidMessage:  # no space for the property: discarded when it is the first
+                return _Visit.STAYS, None
+            self._checked[half.queue_offset] = checked + 1
+            return _Visit.STAYS, (producer, request)
         copied = self._copy(half, now_ms)
         if copied is None or copied.status is not PutMessageStatus.PUT_OK:
-            return copied is not None, None
-        return True, (producer, self._check_request(half, copied))
+            return self._moved(copied is not None)
+        return _Visit.MOVED, (producer, self._check_request(half, copied.queue_offset, copied.physical_offset))
+
+    def _wait(self, half: MessageExt, now_ms: int) -> tuple[_Visit, None]:
+        """Leave a half message in its place, or copy it so that what comes after it can be passed."""
+        stored_ms = now_ms - half.store_timestamp
+        is_due = stored_ms >= self._reserved_ms // _WAITING_COPIES or len(self._ended) > ENDED_MAX
+        if is_due and half.queue_offset == self._half_begin:
+            return self._moved(self._copy_unchecked(half, now_ms))
+        return _Visit.STAYS, None
+
+    @staticmethod
+    def _moved(succeeded: bool) -> tuple[_Visit, None]:
+        return _Visit.MOVED if succeeded else _Visit.STOP, None
 
     def _copy_unchecked(self, half: MessageExt, now_ms: int, *, is_roll: bool = False) -> bool:
         half.properties.setdefault(properties.TRAN_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
@@ -396,10 +446,13 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
     def _half_at(self, queue_offset: int) -> MessageExt | None:
         units = self._store.units(*_HALF_QUEUE, queue_offset, 1)
         try:
-            return stored_message(self._store, units[0][0] if units else -1)
+            half = stored_message(self._store, units[0][0] if units else -1)
         except InvalidMessage as error:
             logger.error("the half message at offset %d of %s is skipped: %s", queue_offset, TRANS_HALF_TOPIC, error)
             return None
+        if queue_offset in self._checked:
+            half.properties[properties.TRANSACTION_CHECK_TIMES] = str(self._checked[queue_offset])
+        return half
 
     def _is_ended_by_first(self, half: MessageExt) -> bool:
         """Whether the original of this copy was ended before a restart."""
@@ -475,17 +528,17 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         seconds = _number(pairs.get(properties.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
         return None if seconds == -1 or abs(seconds) >= 1 << 63 else min(seconds * 1000, self._reserved_ms)
 
-    def _check_request(self, half: MessageExt, copied: PutResult) -> TransactionCheckRequest:
+    def _check_request(self, half: MessageExt, queue_offset: int, physical_offset: int) -> TransactionCheckRequest:
         pairs = half.properties
         half.topic = pairs.get(properties.REAL_TOPIC, half.topic)
         half.queue_id = _number(pairs.get(properties.REAL_QID))
-        position = (copied.queue_offset, copied.physical_offset, half.store_timestamp, self._store_host)
-        half.physical_offset = copied.physical_offset
+        position = (queue_offset, physical_offset, half.store_timestamp, self._store_host)
+        half.physical_offset = physical_offset
         return TransactionCheckRequest(
             pairs.get(properties.PGROUP, ""),
             CheckTransactionStateRequestHeader(
-                tran_state_table_offset=copied.queue_offset,
-                commit_log_offset=copied.physical_offset,
+                tran_state_table_offset=queue_offset,
+                commit_log_offset=physical_offset,
                 msg_id=half.unique_key,
                 transaction_id=half.unique_key,
                 offset_msg_id=half.offset_msg_id,
