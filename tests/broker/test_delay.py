@@ -229,6 +229,16 @@ def test_an_invalid_offset_file_is_named(tmp_path: Path) -> None:
             here.delayed.load()
 
 
+def test_an_empty_offset_file_counts_as_none(tmp_path: Path) -> None:
+    with delayed_store(tmp_path) as here:
+        here.send(T0, 2, b"five")
+        here.offsets_file.parent.mkdir(exist_ok=True)
+        here.offsets_file.write_text("{}")
+    with delayed_store(tmp_path) as here:
+        here.delayed.deliver(T0 + 5000)
+        assert here.bodies() == [b"five"]
+
+
 @pytest.mark.parametrize("name", ["g1-clean", "g2-crash"])
 @pytest.mark.parametrize("noted", [True, False])
 def test_messages_that_apaches_broker_delivered_are_not_repeated(
