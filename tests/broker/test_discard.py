@@ -74,6 +74,25 @@ async def test_the_damaged_offsets_of_before_enable_lmq_are_named_and_discarded(
     assert file.with_name("consumerOffset.json.damaged").exists()
 
 
+@pytest.mark.parametrize("older", ["{", '{"offsetTable":{"T@g":{0:2}}}'])
+async def test_damaged_offsets_are_not_replaced_by_those_of_before_enable_lmq(tmp_path: Path, older: str) -> None:
+    await prepare(tmp_path)
+    for name, content in (("consumerOffset", older), ("lmqConsumerOffset", "{")):
+        file = tmp_path / "config" / f"{name}.json"
+        file.write_text(content)
+        file.with_name(f"{name}.json.bak").unlink(missing_ok=True)
+    lmq = {"enable_lmq": True}
+    with pytest.raises(StoreCorrupt) as refused:
+        async with broker_peer(tmp_path, store=lmq):
+            pass
+    assert refused.value.path == str(file)
+    for is_allowed in (True, False):  # also at the next start, although no offset was committed
+        async with broker_peer(tmp_path, store=lmq, discard_damaged_config=is_allowed) as peer:
+            assert await offset_of(peer, "g") == 0, "without an offset, the begin of the queue"
+    assert file.with_name("lmqConsumerOffset.json.damaged").read_text() == "{"
+    assert (tmp_path / "config" / "consumerOffset.json").read_text() == older
+
+
 async def test_sound_consumer_offsets_survive_a_damaged_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await prepare(tmp_path)
     file = tmp_path / "config" / "consumerOffset.json"

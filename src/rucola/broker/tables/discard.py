@@ -1,7 +1,7 @@
 """Damaged config files: a start without them, if the operator allows that (discardDamagedConfig).
 
 A file that cannot be read, like its .bak, prevents the start. With discardDamagedConfig=true it is renamed to
-`<name>.damaged` and starts empty, except for sound consumer offsets. An error in the log names what is lost.
+`<name>.damaged` and replaced by an empty one, or by its sound consumer offsets. An error in the log names what is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOSSES: Final = {
 def load_or_discard(
     path: Path, load: Callable[[], None], *, is_allowed: bool, salvage: Callable[[Any], Any] | None = None
 ) -> None:
-    """Call `load`; if the file is damaged and `is_allowed`, rename it and call `load` again with what `salvage` keeps.
+    """Call `load`; if the file is damaged and `is_allowed`, keep only what `salvage` returns and call `load` again.
 
     Raises StoreCorrupt with a remedy, and OSError.
     """
@@ -47,8 +47,8 @@ def load_or_discard(
         sound = _salvaged(path, salvage)
         set_aside = _set_aside(path)
         logger.error("%s: %s; set aside as %s. Lost: %s", path, why, ", ".join(map(str, set_aside)), loss)
-        if sound is not None:
-            write_config(path, sound)
+        # Written even if nothing is left: a missing lmqConsumerOffset.json would be read from consumerOffset.json.
+        write_config(path, sound or {})
         load()
 
 
