@@ -12,7 +12,7 @@ import pytest
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
-from rucola.client import MessageExt, PushConsumer
+from rucola.client import Message, MessageExt, Producer, PushConsumer
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.topic import TopicConfig
 from rucola.store.config import StoreConfig
@@ -112,6 +112,42 @@ def test_queues_are_taken_over_when_machines_lose_their_power(tmp_path: Path) ->
             loop.close()
     for number in range(BROKERS):
         assert check(tmp_path / f"broker-{number}") == []
+
+
+async def lose_broker(loop: SimulatedLoop, path: Path) -> None:
+    """Restart a broker on another address, long after its members lost it: others may have locked their queues."""
+    namesrv_server = Namesrv(HOST, 0)
+    await namesrv_server.start()
+    namesrv = f"{HOST}:{namesrv_server.port}"
+    broker = await start_broker(path, namesrv, 0)
+    member = await start_member(namesrv, 0, orderly=True)
+
+    def is_locked() -> bool:
+        return any(info.locked for info in member.operations.process_queues().values())
+
+    await seconds_until(is_locked, 5)
+    await broker.stop()
+    await asyncio.sleep(2 * TRUST_S)
+    (path / "broker-0/config/queueLocks.json").unlink()
+    broker = await start_broker(path, namesrv, 0)
+    await seconds_until(lambda: bool(member.instance.remoting.open_connection(broker.address)), ROUTE_INTERVAL_S + 1)
+    async with Producer("p", namesrv) as producer:
+        await producer.send(Message("T", b"its delivery needs the lock"))
+    assert await seconds_until(is_locked, TRUST_S + ROUTE_INTERVAL_S) >= TRUST_S - 1
+    await member.close()
+    await broker.stop()
+    await namesrv_server.stop()
+
+
+@pytest.mark.slow
+def test_no_queue_is_taken_whose_lock_expired_before_its_broker_restarted(tmp_path: Path) -> None:
+    loop = SimulatedLoop()
+    with simulated_time(loop):
+        try:
+            loop.run_until_complete(lose_broker(loop, tmp_path))
+        finally:
+            loop.close()
+    assert check(tmp_path / "broker-0") == []
 
 
 async def lose_locks(loop: SimulatedLoop, path: Path) -> None:

@@ -11,8 +11,8 @@ A lock guarantees that one member of the group consumes its queue. It passes the
 
 When the connection to a broker's master is replaced, the master may be a new process without any locks, as Apache's
 are. The first member to reconnect is alone in its group and is allocated all queues, while Apache's members deliver on
-from theirs. So for `LOCK_LIFE_MS` only locks that this member had are requested; then all other members have locked
-their queues again, or have stopped.
+from theirs. So for `LOCK_LIFE_MS` only locks are requested that were confirmed to this member in the `LOCK_LIFE_MS`
+before; then all other members have locked their queues again, or have stopped.
 
 Corresponds to the locking in `RebalanceImpl` and `ProcessQueue` of Apache RocketMQ 4.9.8. Deliberate differences: there
 a lock is trusted after its connection closed, and all allocated queues are requested at once.
@@ -136,7 +136,7 @@ class QueueLocks:
         for queue in queues:
             if queue not in granted:
                 self._wanted.discard(queue)
-                if self._held.pop(queue, None) is not None:
+                if self._held.pop(queue, None) is not None and queue in allowed:
                     logger.warning("group %s: the lock of %s was lost to another member", self._group, queue)
             elif queue in self._wanted:  # it may have been released in the meantime
                 self._held[queue] = (requested_ms, connection)
@@ -147,11 +147,17 @@ class QueueLocks:
         if master is None:
             master = self._masters[broker_name] = _Master(connection)
         elif master.connection is not connection:
-            kept = frozenset(queue for queue in self._held if queue.broker_name == broker_name)
-            master = self._masters[broker_name] = _Master(connection, monotonic_ms() + LOCK_LIFE_MS, kept)
+            now_ms = monotonic_ms()
+            trusted_from_ms = now_ms - LOCK_LIFE_MS
+            kept = frozenset(
+                queue
+                for queue, (requested_ms, _) in self._held.items()
+                if queue.broker_name == broker_name and requested_ms > trusted_from_ms
+            )
+            master = self._masters[broker_name] = _Master(connection, now_ms + LOCK_LIFE_MS, kept)
             logger.info(
                 "group %s: the connection to broker %s was replaced: for %d s, only locks of the %d queues that were "
-                "locked before are requested there",
+                "locked until then are requested there",
                 self._group, broker_name, LOCK_LIFE_MS // 1000, len(kept),
             )  # fmt: skip
         return master
