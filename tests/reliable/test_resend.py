@@ -9,6 +9,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from rucola.reliable import operations
 from rucola.reliable.alerts import SHOWN, Alert, Alerts, Sink, digest, email_sink, webhook_sink
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, SentStub, decide
+from rucola.reliable.relay import Relay
 from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support import waiting
 from support.certificates import Certificates
+from support.cluster import cluster
 from support.databases import OutboxDatabase
 from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statuses, stubs, until
 from support.servers import run
@@ -54,6 +57,12 @@ POLICY = Policy(max_sends=3)
         (SentStub(1, False, 0, None), GroupState(0, None), Decision.WAIT),
         (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(8, 9), is_retried=True), Decision.WAIT),
         (SentStub(3, True, 0, None), GroupState(None, None, is_retried=True), Decision.WAIT),
+        # A search for its copies failed.
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(8, 9), is_retried=None), Decision.WAIT),
+        (SentStub(1, False, 0, AT_7), GroupState(None, GroupProgress(8, 9), dead_letters=None), Decision.WAIT),
+        (SentStub(3, True, 0, None), GroupState(None, None, is_retried=None), Decision.WAIT),
+        (SentStub(1, False, 24 * HOUR_MS, None), GroupState(None, None, is_retried=None), Decision.STUCK),
+        (SentStub(1, False, 0, AT_7), GroupState(6 * HOUR_MS, None, dead_letters=None), Decision.STUCK),
         (SentStub(1, False, 24 * HOUR_MS, None), GroupState(None, None, is_retried=True), Decision.STUCK),
         (SentStub(1, False, 0, None), GroupState(None, None, dead_letters=1, is_retried=True), Decision.DEAD),
         (SentStub(3, False, 0, AT_7), GroupState(None, GroupProgress(8, 9)), Decision.MANUAL),
@@ -215,6 +224,36 @@ async def test_message_that_a_group_has_returned_without_a_receipt_is_not_lost(
         (delayed, "SENT", 1, None),
         (retried, "SENT", 1, None),
     ]
+
+
+@pytest.mark.parametrize("names", ["b", "ab"])
+async def test_message_is_not_lost_while_a_broker_does_not_tell_whether_it_has_its_retry(
+    sqlite_db: OutboxDatabase, tmp_path: Path, names: str
+) -> None:
+    """Broker b has the message and its retry, and no index to find it by."""
+    returned = asyncio.Event()
+
+    async def fails(message: MessageExt) -> None:
+        returned.set()
+        raise ReconsumeLater(18)
+
+    async with cluster(tmp_path) as running:
+        stores: dict[str, dict[str, Any]] = {name: {"message_index_enable": name != "b"} for name in names}
+        brokers = {name: await running.start_broker(name, store=store) for name, store in stores.items()}
+        await running.create_topic(brokers["b"], "T", 1)
+        add(sqlite_db, "T", [b"x"], groups=["g"])
+        policy = Policy(confirm_timeout_ms=3_600_000, poll_ms=10)
+        async with Relay(sqlite_db.engine(), running.namesrv, tables=sqlite_db.tables, policy=policy) as relaying:
+            consumer = PushConsumer("g", running.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+            consumer.subscribe("T")
+            consumer.listen(fails)
+            async with consumer:
+                await returned.wait()
+            change(sqlite_db, due_at=1)
+            relaying.wake()
+            await until(lambda: (stubs(sqlite_db)[0].due_at or 0) > 1)
+    (stub,) = stubs(sqlite_db)
+    assert (stub.status, stub.sends, stub.error) == ("SENT", 1, None)
 
 
 async def test_received_but_never_confirmed_is_stuck(

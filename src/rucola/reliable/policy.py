@@ -12,8 +12,8 @@ MANUAL, STUCK and DEAD raise an alert. A confirmation settles a stub from each o
 operator's command, unless the stub is CONFIRMED: a confirmation wins. An operator reopens a stub by a resend (NEW) or,
 if it is DEAD, by a redrive of its dead letter (SENT): its count of sends and all its ages then restart.
 
-A sent stub is lost for a group if the group has no receipt of it, has not returned it to the broker for a retry, and
-one of these holds:
+A sent stub is lost for a group if the group has no receipt of it, has not returned it to the broker for a retry (as
+far as all brokers answer that), and one of these holds:
 
 1. Its position is unknown.
 2. The group has committed an offset beyond its position and not beyond the end of the queue.
@@ -113,13 +113,14 @@ class GroupState(NamedTuple):
     """State of one awaited group.
 
     `received_ms_ago` is None without a receipt, `progress` if the position is unknown or the broker unreachable.
-    `is_retried`: the broker has copies that the group returned, even if its database could not store receipts.
+    `is_retried`: the broker has copies that the group returned, even if its database could not store receipts. It and
+    the count of dead letters are None if a broker did not answer the search for them.
     """
 
     received_ms_ago: int | None
     progress: GroupProgress | None
-    dead_letters: int = 0
-    is_retried: bool = False
+    dead_letters: int | None = 0
+    is_retried: bool | None = False
 
 
 class SentStub(NamedTuple):
@@ -147,7 +148,7 @@ class Decision(Enum):
 
 def decide(stub: SentStub, groups: Mapping[str, GroupState], policy: Policy) -> tuple[Decision, str]:
     """Return the decision about a sent stub that awaits `groups`, and its reason."""
-    if sum(state.dead_letters for state in groups.values()) > stub.dead_letters:
+    if count_dead_letters(groups) > stub.dead_letters:
         names = ", ".join(group for group, state in groups.items() if state.dead_letters)
         return Decision.DEAD, f"in the dead letter queue of group {names}"
     for group, state in groups.items():
@@ -182,10 +183,12 @@ def is_lost(position: Position | None, state: GroupState) -> bool:
     """Return whether the queue can no longer deliver the message to this group."""
     if state.received_ms_ago is not None or state.is_retried:
         return False
+    if state.is_retried is None or state.dead_letters is None:
+        return False  # a copy may wait at the broker that did not answer: leave the decision to the next check
     if position is None:
         return True
     if state.progress is None:
-        return False  # the broker did not answer: leave the decision to the next check
+        return False  # likewise
     # For example, position 41 and end 50: committed 42 passed it without a receipt, so it is lost; 41 has not reached
     # it; 60 is beyond the end, and so no offset of this queue.
     committed, max_offset = state.progress
@@ -195,6 +198,11 @@ def is_lost(position: Position | None, state: GroupState) -> bool:
     # messages stored since, until a worker corrects them or the queue grows beyond them. Otherwise each check would
     # resend.
     return committed is not None and position.queue_offset < committed <= max_offset
+
+
+def count_dead_letters(groups: Mapping[str, GroupState]) -> int:
+    """Return how many dead letters of these groups are known."""
+    return sum(state.dead_letters or 0 for state in groups.values())
 
 
 def may_be_dead(position: Position | None, state: GroupState) -> bool:

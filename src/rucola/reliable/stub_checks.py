@@ -23,6 +23,7 @@ from rucola.reliable.policy import (
     Policy,
     Position,
     SentStub,
+    count_dead_letters,
     decide,
     is_lost,
     may_be_dead,
@@ -79,7 +80,7 @@ class Checker:
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
                 case _:
-                    letters = sum(state.dead_letters for state in groups.values()) or None
+                    letters = count_dead_letters(groups) or None
                     # Due at once, so that the next round raises the alert.
                     return Outcome(row.seq, SENT, decision.value, wait_ms=0, error=why, dead_letters=letters)
 
@@ -105,26 +106,32 @@ class Checker:
         self._outages.succeeded(f"query of the offsets of group {group}")
         return progress
 
-    async def _dead_letters(self, group: str, message_id: str) -> int:
-        """Count the copies in the group's dead letter queue; 0 if the query fails."""
-        return len(await self._copies(dlq_topic(group), message_id, f"search of the dead letters of group {group}"))
+    async def _dead_letters(self, group: str, message_id: str) -> int | None:
+        """Count the copies in the group's dead letter queue; None if the query fails."""
+        found = await self._copies(dlq_topic(group), message_id, f"search of the dead letters of group {group}")
+        return None if found is None else len(found)
 
-    async def _is_retried(self, group: str, message_id: str) -> bool:
+    async def _is_retried(self, group: str, message_id: str) -> bool | None:
         topic, what = retry_topic(group), f"search of the retries of group {group}"
-        if await self._copies(topic, message_id, what):
+        retried = await self._copies(topic, message_id, what)
+        if retried:
             return True
         delayed = await self._copies(SCHEDULE_TOPIC, message_id, what)
-        return any(copy.properties.get(properties.REAL_TOPIC) == topic for copy in delayed)
+        if any(copy.properties.get(properties.REAL_TOPIC) == topic for copy in delayed or ()):
+            return True
+        return None if retried is None or delayed is None else False
 
-    async def _copies(self, topic: str, message_id: str, what: str) -> Sequence[MessageExt]:
-        """Return the copies of a message in a topic; none if the query fails, which is logged as `what`."""
+    async def _copies(self, topic: str, message_id: str, what: str) -> Sequence[MessageExt] | None:
+        """Return the copies of a message in a topic; None if any broker fails, which is logged as `what`."""
         try:
             found = await self._admin.messages.query_by_unique_key(topic, message_id)
+            if found.failures:
+                raise next(iter(found.failures.values()))
         except TopicNotFound:
             return ()
         except MQError as error:
             self._outages.failed(what, error)
-            return ()
+            return None
         self._outages.succeeded(what)
         return found.messages
 
