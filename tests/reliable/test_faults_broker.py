@@ -196,6 +196,45 @@ def test_broker_that_is_away_for_five_minutes_is_alerted(sqlite_db: OutboxDataba
     assert "wait in the outbox" in alert.text()
 
 
+def test_queue_that_left_the_route_is_alerted_while_messages_of_its_keys_wait(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic has fewer queues than when the first messages of two keys were sent, which nobody has settled."""
+    topic, told = shared_rocketmq.unique("T"), RecordingSink()
+    shared_rocketmq.create_topic(topic, 1)
+    loop = AdvanceableLoop()
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if f"queue {topic}@" in record.getMessage()]
+
+    async def main() -> None:
+        for key in "ab":
+            add(sqlite_db, topic, [b"stuck"], groups=[GROUP], shard_key=key)
+        change(sqlite_db, status="STUCK", broker="broker-a", queue_id=1, queue_offset=0, due_at=None)
+        async with relay(sqlite_db, shared_rocketmq, alerts=Alerts([told], interval_ms=3_600_000)) as running:
+            for key in "ab":
+                add(sqlite_db, topic, [b"later"], groups=[GROUP], shard_key=key)
+            running.wake()
+            await until(lambda: all(stub.error for stub in stubs(sqlite_db)[2:]))
+            first_due = [stub.due_at for stub in stubs(sqlite_db)[2:]]
+            await until(lambda: all(s.due_at > d for s, d in zip(stubs(sqlite_db)[2:], first_due, strict=True)))
+            assert told.alerts == []
+            loop.ahead_s += AWAY_ALERT_S
+            await until(lambda: bool(told.alerts))
+            assert statuses(sqlite_db) == {"STUCK": 2, "NEW": 2}
+            assert len(lines()) == 2  # its begin, and a summary after five minutes
+            shared_rocketmq.create_topic(topic, 2)
+            await until(lambda: statuses(sqlite_db) == {"STUCK": 2, "SENT": 2})
+            assert [(s.sends, s.broker, s.queue_id) for s in stubs(sqlite_db)[2:]] == 2 * [(1, "broker-a", 1)]
+            assert len(lines()) == 3  # its end
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner, caplog.at_level(logging.INFO, "rucola.reliable"):
+        runner.run(main())
+    (alert,) = told.alerts
+    assert alert.kind == BROKER_AWAY
+    assert f"{topic}@broker-a:1" in alert.detail
+
+
 async def test_message_that_no_group_consumes_for_a_day_is_stuck(
     sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ
 ) -> None:

@@ -462,7 +462,9 @@ def test_queue_of_a_key_is_that_of_its_newest_unconfirmed_message(db: OutboxData
     assert queues() == {}
     place(b"sent", SENT, 4)
     assert queues() == {("T", "k"): MessageQueue("T", "b", 4)}
-    for queue_id, status in enumerate(("STUCK", "DEAD", "MANUAL"), 5):
+    place(b"has lost its place", "DEAD", 5)
+    assert queues() == {("T", "k"): MessageQueue("T", "b", 4)}
+    for queue_id, status in enumerate(("STUCK", "MANUAL"), 6):
         place(b"later", status, queue_id)
         assert queues() == {("T", "k"): MessageQueue("T", "b", queue_id)}
 

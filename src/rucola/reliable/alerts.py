@@ -33,7 +33,7 @@ _WHAT_HELPS: Final = {
     "MANUAL": "They are not sent again automatically. Inspect one with `show`, then `resend` or `void` it.",
     "STUCK": "A group has not confirmed them. Check that it is running; `resend` delivers them again.",
     "DEAD": "Fix the consumer, then run `rucola admin redriveDlq -g GROUP --database URL` to deliver them again.",
-    BROKER_AWAY: "Messages wait in the outbox and are sent when a broker is reachable again.",
+    BROKER_AWAY: "Messages wait in the outbox and are sent when the broker is reachable again.",
 }
 
 

@@ -11,7 +11,8 @@ Requests are packed, and refused ones repeated message by message, as in `rucola
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence, Set
+import logging
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row
@@ -19,19 +20,37 @@ from sqlalchemy import Row
 from rucola.client import MessageQueue, Producer, SendResult, select_by_hash
 from rucola.client.producer.ordered_sender import MAX_COUNT, OrderedSender
 from rucola.errors import BrokerError, InvalidMessage, MQError, SendFailed, TopicNotFound
+from rucola.outages import Outages
 from rucola.reliable.outbox import message_of
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import CONFIRMED, MANUAL, SENT
 from rucola.reliable.stub_claims import KeyQueues, Outcome
 
+logger = logging.getLogger(__name__)
+
 CONCURRENCY = 16
 ERROR_LENGTH = 1000
 QUEUE_AWAY_RETRIES = 4
 """A stub without its queue waits as after this many failures; by default 8 s."""
+QUEUE_AWAY = (
+    "it is not in the route, and keys have unconfirmed messages in it, for which their later messages wait: bring it "
+    "back, or `confirm`, `void` or `resend` them"
+)
+
+
+class QueueAway(NamedTuple):
+    """A queue for which stubs wait, `since` a loop time, because it is not in the route."""
+
+    since: float
+    error: str
 
 
 class BatchResult(NamedTuple):
-    """Outcomes of a batch. `is_away`: no broker was reached, see `error`; `is_unrouted`: no topic had a route."""
+    """Outcomes of a batch.
+
+    `is_away`: no broker was reached, see `error`; `is_unrouted`: no topic had a route. `queue_away` is the queue of
+    these stubs that has been away for longest.
+    """
 
     outcomes: list[Outcome]
     unsent_keys: Set[str]
@@ -39,12 +58,15 @@ class BatchResult(NamedTuple):
     is_away: bool
     is_unrouted: bool
     error: str
+    queue_away: QueueAway | None
 
 
 class BatchSender:
     def __init__(self, producer: Producer, policy: Policy) -> None:
         self._producer = producer
         self._policy = policy
+        self._outages = Outages(logger)
+        self._away: dict[MessageQueue, QueueAway] = {}
 
     async def send(
         self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str], key_queues: KeyQueues
@@ -58,7 +80,9 @@ class BatchSender:
         run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
         used: dict[tuple[str, str], MessageQueue] = {}
+        away: set[QueueAway] = set()
         queues = {topic: await self._queues_of(topic) for topic in {row.topic for row in rows if row.shard_key}}
+        self._note_returned(queues)
         for row in rows:
             queue = None
             if row.shard_key is not None:
@@ -69,7 +93,9 @@ class BatchSender:
                 key = row.topic, row.shard_key
                 queue = key_queues.get(key) or select_by_hash(row.shard_key)(of_topic)
                 if queue not in of_topic:
-                    run.without_queue(row, queue)
+                    found = self._note_away(queue)
+                    away.add(found)
+                    run.without_queue(row, found)
                     self._producer.instance.refresh_route_soon(row.topic)
                     continue
                 used[key] = queue
@@ -81,13 +107,27 @@ class BatchSender:
                     group.create_task(run.in_order(stream[begin : begin + step], queue))
         is_silent = run.answered == 0
         is_away, is_unrouted = is_silent and run.unreached > 0, is_silent and run.unrouted > 0
-        return BatchResult(run.outcomes, run.unsent_keys, used, is_away, is_unrouted, run.error)
+        return BatchResult(
+            run.outcomes, run.unsent_keys, used, is_away, is_unrouted, run.error, min(away, default=None)
+        )
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue] | MQError:
         try:
             return await self._producer.queues(topic)
         except MQError as error:
             return error
+
+    def _note_away(self, queue: MessageQueue) -> QueueAway:
+        self._outages.failed(f"queue {queue}", QUEUE_AWAY)
+        found = QueueAway(asyncio.get_running_loop().time(), f"queue {queue}: {QUEUE_AWAY}"[:ERROR_LENGTH])
+        return self._away.setdefault(queue, found)
+
+    def _note_returned(self, queues: Mapping[str, Sequence[MessageQueue] | MQError]) -> None:
+        for queue in list(self._away):
+            of_topic = queues.get(queue.topic, ())
+            if not isinstance(of_topic, MQError) and queue in of_topic:
+                del self._away[queue]
+                self._outages.succeeded(f"queue {queue}")
 
 
 class _BatchRun:
@@ -158,13 +198,14 @@ class _BatchRun:
         wait_ms = 1 if is_hopeless else self._policy.retry_wait_ms(row.sends)
         self.outcomes.append(Outcome(row.seq, row.status, status, wait_ms=wait_ms, error=self.error))
 
-    def without_queue(self, row: Row[Any], queue: MessageQueue) -> None:
+    def without_queue(self, row: Row[Any], away: QueueAway) -> None:
         """Leave a stub and the later ones of its key unsent until its queue is in the route again."""
         self._stopped_keys.add(row.shard_key)
         self.unsent_keys.add(row.shard_key)
-        error = f"queue {queue} has unconfirmed messages of its key and is not in the route"
         wait_ms = self._policy.retry_wait_ms(QUEUE_AWAY_RETRIES)
-        self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=error, is_unsent=True))
+        self.outcomes.append(
+            Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=away.error, is_unsent=True)
+        )
 
     def _unsent(self, row: Row[Any], *, is_due: bool) -> None:
         """Leave a stub to a later batch, due at once or together with the failed stub before it."""

@@ -315,6 +315,8 @@ class Relay:
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
             is_away = sending.is_away or (sending.is_unrouted and not await self._addresses())
             await self._note_reachability(is_away, sending.error)
+            if sending.queue_away is not None:
+                await self._alert_away(*sending.queue_away)
         # 3. Raise alerts, at most one per kind and interval; the others stay due.
         if batch.to_alert:
             outcomes += await self._alert(batch.to_alert)
@@ -362,6 +364,11 @@ class Relay:
             self._away_since = now
             self._away_error = error
 
+    async def _alert_away(self, since: float, error: str) -> None:
+        is_long = asyncio.get_running_loop().time() - since >= AWAY_ALERT_S
+        if is_long and self._alerts.wait_ms(BROKER_AWAY) == 0:
+            await self._alerts.raise_alert(Alert(BROKER_AWAY, 0, (), error))
+
     async def _addresses(self) -> set[str]:
         """Return all brokers' addresses. The name servers list one that died for two more minutes."""
         try:
@@ -374,9 +381,7 @@ class Relay:
     async def _probe_broker(self) -> bool:
         """Return whether a broker accepts a connection, using up no send attempts. Alerts after five minutes."""
         assert self._away_since is not None
-        now = asyncio.get_running_loop().time()
-        if now - self._away_since >= AWAY_ALERT_S and self._alerts.wait_ms(BROKER_AWAY) == 0:
-            await self._alerts.raise_alert(Alert(BROKER_AWAY, 0, (), self._away_error))
+        await self._alert_away(self._away_since, self._away_error)
         instance = self._producer.instance
         try:
             async with asyncio.timeout(5):

@@ -37,7 +37,7 @@ from sqlalchemy import (
 
 from rucola.client import MessageQueue
 from rucola.reliable.database import idle_limit
-from rucola.reliable.schema import ALERTING, CONFIRMED, MANUAL, NEW, SENT, Tables, now_ms
+from rucola.reliable.schema import ALERTING, CONFIRMED, MANUAL, NEW, SENT, STUCK, Tables, now_ms
 
 T = TypeVar("T")
 
@@ -173,7 +173,10 @@ def claim_for_resend(
 
 
 def key_queues(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> KeyQueues:
-    """Return the queue of the newest stored and unconfirmed message of each key in `rows`."""
+    """Return the queue of the newest stored and unconfirmed message of each key in `rows`, except DEAD ones.
+
+    A dead letter has lost its place among the messages of its key.
+    """
     seqs = {(row.topic, row.shard_key): row.seq for row in rows if row.shard_key is not None}
     if not seqs:
         return {}
@@ -186,7 +189,7 @@ def key_queues(connection: Connection, tables: Tables, rows: Sequence[Row[Any]])
         return found.order_by(stored.c.seq.desc()).limit(1).scalar_subquery()
 
     # As in `_blocked`, the index ends each search at its first row.
-    columns = map(newest, (SENT, *ALERTING))
+    columns = map(newest, (SENT, MANUAL, STUCK))
     found = connection.execute(select(*columns).where(one_of(connection, stub.c.seq, seqs.values())))
     stored = [max(filter(None, of_key)) for of_key in found if any(of_key)]
     if not stored:
