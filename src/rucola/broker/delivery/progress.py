@@ -39,7 +39,7 @@ class ProgressFile(Generic[P]):
     def load(self, log_end: int, exceeds_queue: Callable[[P], bool]) -> P:
         """Return the progress, which is reset if it is ahead of the log. Raises StoreCorrupt and OSError."""
         document = config_files.read_config(self.path)
-        stored = self._written = self.parse(self.path, document) if document else self._start
+        stored = self._written = self.parse(self.path, document) if document not in (None, {}) else self._start
         if is_ahead(self.path, log_end_of(document), log_end, exceeds_queue=exceeds_queue(stored)):
             stored = self._start
             self.write(stored, 0)
