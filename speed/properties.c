@@ -5,7 +5,24 @@
 #define MAX_SEGMENTS 32
 #define EDITED_COLUMNS 5
 
-int take_names(PyObject *object, Names *names) {
+/* The names that matter, as one bytes object: joined by 0x02, the read ones first, then those that need
+more than editing. */
+#define READ_NAMES 4 /* TAGS, UNIQ_KEY, KEYS, WAIT */
+#define MAX_EDITED_NAMES 16
+enum { TAGS, UNIQ_KEY, KEYS, WAIT };
+
+typedef struct {
+    int count;
+    Span item[MAX_EDITED_NAMES];
+} Names;
+
+/* A property string in its stored form, and the values of the names that are read. */
+typedef struct {
+    Span stored;
+    Span values[READ_NAMES];
+} Edited;
+
+static int take_names(PyObject *object, Names *names) {
     Span joined;
     if (!take_bytes(object, &joined))
         return 0;
@@ -31,7 +48,11 @@ static inline int number_of(const Names *names, Span name) {
     return -1;
 }
 
-int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited) {
+/* Write the stored form of `string` to `out`, which has room for string.size + end.size bytes, and find its values.
+
+Return 0 for a string that is not of the usual form: a segment without 0x01, with an empty name or value, with a name
+twice, or with a name that needs more than editing. `end` begins with 0x02. */
+static int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited) {
     Span others[MAX_SEGMENTS];
     int other_count = 0;
     uint8_t *at = out;
@@ -82,7 +103,8 @@ int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited
 
 static PyObject *bytes_of(Span span) { return PyBytes_FromStringAndSize((const char *)span.at, span.size); }
 
-PyObject *text_or_none(Span value) {
+/* Return a new str, or None; NULL if the value is no UTF-8. */
+static PyObject *text_or_none(Span value) {
     if (!value.at)
         Py_RETURN_NONE;
     return PyUnicode_DecodeUTF8((const char *)value.at, value.size, NULL);

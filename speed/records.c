@@ -9,11 +9,27 @@
 #define BORN_HOST_V6 0x10
 #define STORE_HOST_V6 0x20
 
+/* A record but for its `Own`. `topic` is the topic field with its size, `origin` the packed fields from sysFlag to
+preparedTransactionOffset, see `write_origin`. */
+typedef struct {
+    Span topic, origin;
+    int32_t queue_id;
+} Shared;
+
+typedef struct {
+    Span born_host, store_host;
+    int64_t born_timestamp, store_timestamp, prepared_offset;
+    int32_t sys_flag, reconsume_times;
+} Origin;
+
+#define MAX_ORIGIN 72 /* bytes from sysFlag to preparedTransactionOffset, with IPv6 hosts */
+
 static int take_own(PyObject *flag, PyObject *body, PyObject *properties, Own *own) {
     return take_i32(flag, &own->flag) && take_bytes(body, &own->body) && take_bytes(properties, &own->properties);
 }
 
-int64_t encoded_size(const Shared *shared, const Own *own) {
+/* Return the size of a record, or 0 if one of its fields does not fit. */
+static int64_t encoded_size(const Shared *shared, const Own *own) {
     int64_t size = BEFORE_ORIGIN + shared->origin.size + 4 + shared->topic.size + 2 + own->properties.size;
     if (own->properties.size > MAX_PROPERTIES_SIZE || own->body.size > INT32_MAX - size)
         return 0;
@@ -25,8 +41,9 @@ static uint8_t *write_span(uint8_t *at, Span span) {
     return at + span.size;
 }
 
-uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, int64_t queue_offset,
-                      int64_t physical_offset) {
+/* Write a record of `encoded_size` bytes and return its end. */
+static uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, int64_t queue_offset,
+                             int64_t physical_offset) {
     put_u32(at, (uint32_t)encoded_size(shared, own));
     put_u32(at + 4, MESSAGE_MAGIC);
     put_u32(at + 8, crc32_of(own->body.at, (size_t)own->body.size) & 0x7FFFFFFF);
@@ -42,7 +59,8 @@ uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, int64_t
     return write_span(at + 2, own->properties);
 }
 
-Py_ssize_t write_origin(uint8_t *origin, const Origin *of) {
+/* Write the origin and return its size; 0 if a host has neither 8 nor 20 bytes. */
+static Py_ssize_t write_origin(uint8_t *origin, const Origin *of) {
     uint8_t *at = origin;
     int32_t sys_flag = of->sys_flag & ~HOSTS_V6;
     if ((of->born_host.size != 8 && of->born_host.size != 20) || (of->store_host.size != 8 && of->store_host.size != 20))

@@ -75,65 +75,14 @@ uint32_t crc32_of(const uint8_t *data, size_t size);
 int is_utf8(const uint8_t *data, Py_ssize_t size);
 uint32_t java_hash(uint32_t hash, const uint8_t *utf8, Py_ssize_t size);
 
-/* records.c: what several records have in common. `topic` is the topic field with its size, `origin` the packed
-fields from sysFlag to preparedTransactionOffset, see `write_origin`. */
-typedef struct {
-    Span topic, origin;
-    int32_t queue_id;
-} Shared;
-
-/* What they have not. */
+/* What a message has of its own, in a batch and as a record. */
 typedef struct {
     Span body, properties;
     int32_t flag;
 } Own;
 
-typedef struct {
-    Span born_host, store_host;
-    int64_t born_timestamp, store_timestamp, prepared_offset;
-    int32_t sys_flag, reconsume_times;
-} Origin;
-
-#define MAX_ORIGIN 72 /* bytes from sysFlag to preparedTransactionOffset, with IPv6 hosts */
-
-/* Write the origin and return its size; 0 if a host has neither 8 nor 20 bytes. */
-Py_ssize_t write_origin(uint8_t *origin, const Origin *of);
-
-/* Return the size of a record, or 0 if one of its fields does not fit. */
-int64_t encoded_size(const Shared *shared, const Own *own);
-
-/* Write a record of `encoded_size` bytes and return its end. */
-uint8_t *write_record(uint8_t *at, const Shared *shared, const Own *own, int64_t queue_offset, int64_t physical_offset);
-
-/* properties.c: the names that matter, as one bytes object: joined by 0x02, the read ones first, then those that need
-more than editing. */
-#define READ_NAMES 4 /* TAGS, UNIQ_KEY, KEYS, WAIT */
-#define MAX_EDITED_NAMES 16
-enum { TAGS, UNIQ_KEY, KEYS, WAIT };
-
-typedef struct {
-    int count;
-    Span item[MAX_EDITED_NAMES];
-} Names;
-
-/* A property string in its stored form, and the values of the names that are read. */
-typedef struct {
-    Span stored;
-    Span values[READ_NAMES];
-} Edited;
-
-int take_names(PyObject *object, Names *names);
-
-/* Write the stored form of `string` to `out`, which has room for string.size + end.size bytes, and find its values.
-
-Return 0 for a string that is not of the usual form: a segment without 0x01, with an empty name or value, with a name
-twice, or with a name that needs more than editing. `end` begins with 0x02. */
-int edit(Span string, Span end, const Names *names, uint8_t *out, Edited *edited);
-
-/* Return a new str, or None; NULL if the value is no UTF-8. */
-PyObject *text_or_none(Span value);
-
-/* Check the sizes of the message at the begin of `left` bytes of a batch, and find its parts; return its size, or 0. */
+/* properties.c: check the sizes of the message at the begin of `left` bytes of a batch, and find its parts; return its
+size, or 0. */
 Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own);
 
 /* The functions of the module. */

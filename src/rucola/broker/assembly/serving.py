@@ -85,7 +85,9 @@ class Serving:
             registration.wait_registered,
             environment.config_file,
         )
-        endpoints = broker_endpoints(self.services, self.state, connections.calls, connections.hold, late.fetch)
+        sends = SendAdapter(self.services.publish, self.state)
+        pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
+        endpoints = broker_endpoints(self.services, self.state, connections.calls, sends, pulls)
         promise = environment.coordination.promise if environment.coordination is not None else no_promise
         endpoints += *PromiseAdapter(promise).endpoints(), CHALLENGE_ENDPOINT
         role_refusal = _role_refusal(environment, registration, storage)
@@ -93,13 +95,11 @@ class Serving:
             environment.interceptors, access.interceptor, role_refusal, self._flow_control, permission
         )
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
-        sends = SendAdapter(self.services.publish, self.state)
         processors = processor_table(sends.run_endpoints(), chain, gate=access.gate)
         runs = dict.fromkeys(processors, partial(sends.serve, processors))
         # With access control each request has to be decoded: its signature covers all fields.
         reads: tuple[ReadServer, ...] = ()
         if access.gate is None:
-            pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
             reads = (
                 partial(sends.read, checks_of(chain, Action.PUBLISH)),
                 partial(pulls.read, checks_of(chain, Action.FETCH)),

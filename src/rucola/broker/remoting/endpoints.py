@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rucola.access import Check
-from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.access import AccessAdapter
 from rucola.broker.remoting.cleanup import CleanupAdapter
 from rucola.broker.remoting.connections import ConnectionAdapter
@@ -31,16 +29,16 @@ def broker_endpoints(
     services: BrokerServices,
     state: BrokerState,
     calls: RemotingClientCalls,
-    hold: PullRequestHold,
-    check_fetch: Check,
+    sends: SendAdapter,
+    pulls: PullAdapter,
 ) -> list[Endpoint]:
-    """Return all endpoints. Held pulls wait in `hold`, and pass `check_fetch` again at each retry."""
+    """Return all endpoints, those of the given adapters included."""
     adapters = (
-        SendAdapter(services.publish, state),
+        sends,
         ReplyAdapter(services.reply, state.config),
         RetryAdapter(services.retry, state.persistence),
         TransactionAdapter(services.transactions),
-        PullAdapter(services.fetch, hold, check_fetch),
+        pulls,
         QueryAdapter(services.query),
         OffsetAdapter(services.offsets),
         HeartbeatAdapter(services.clients),

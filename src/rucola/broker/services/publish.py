@@ -241,8 +241,7 @@ class PublishService:
         physical_offsets = result.physical_offsets
         end = physical_offsets[0] + result.size
         waiting = _waiting(counts, waits) if self.waits else ()
-        if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
-            self._stats.put_durations.record(duration_ms, len(counts))
+        self._record_put(now_ms, len(counts))
         return StoredSends(counts, sent.queue_ids, result.queue_offsets, physical_offsets, end, waiting)
 
     def _is_unusual_queue(self, queue: tuple[str, int]) -> bool:
@@ -275,8 +274,7 @@ class PublishService:
         result = self._store.put(message, now_ms)
         if result.status is not PUT_OK:
             raise self._not_stored(result.status)
-        if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
-            self._stats.put_durations.record(duration_ms)
+        self._record_put(now_ms)
         end = result.physical_offset + result.size
         must_wait = self.waits and wait != "false"
         return Published(queue_id, result.queue_offset, result.physical_offset, end, must_wait)
@@ -448,14 +446,17 @@ class PublishService:
         )
         if result.status is not PUT_OK:
             raise self._not_stored(result.status)
-        if not self.waits and (duration_ms := self._clock() - now_ms) > 0:
-            self._stats.put_durations.record(duration_ms)
+        self._record_put(now_ms)
         first = result.physical_offsets[0]
         must_wait = self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
         end = first + result.size
         return Published(queue_id, result.queue_offsets[0], first, end, must_wait, result.physical_offsets)
 
     # Durability and refusals.
+
+    def _record_put(self, began_ms: int, count: int = 1) -> None:
+        if not self.waits:  # otherwise `when_durable` does
+            self._stats.put_durations.record(self._clock() - began_ms, count)
 
     def when_durable(self, end: int, done: Callable[[Missing | None], None], count: int = 1) -> None:
         """Call `done` with None once all before `end` is durable, or with the status and text of the failure.
