@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from struct import pack
 
 import frames
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.subscription import SubscriptionData
 from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2

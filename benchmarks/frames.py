@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from rucola.domain.topic import PERM_READ, PERM_WRITE
 from rucola.message import Message, properties
 from rucola.message.batch import encode_batch
 from rucola.message.ids import unique_id
@@ -18,7 +19,7 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
-from rucola.protocol.topic import PERM_READ, PERM_WRITE, CreateTopicRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader
 
 BODY_SIZE = 1024
 BATCH_COUNT = 32

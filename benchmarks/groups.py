@@ -31,9 +31,9 @@ from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.client import MessageExt, PushConsumer
+from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.topic import TopicConfig
 from rucola.store.config import StoreConfig
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))

@@ -39,8 +39,8 @@ from pathlib import Path
 
 from rucola.admin import AdminClient
 from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer
+from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
-from rucola.protocol.topic import TopicConfig
 from rucola.store.tools.check import check
 from servers import Server, standalone
 

@@ -38,23 +38,23 @@ GROUND = {
 }
 MAY_IMPORT = {
     "message": set[str](),
-    "protocol": {"message"},
-    "acl": {"message", "protocol"},
+    "domain": {"message"},
+    "protocol": {"message", "domain"},
+    "acl": {"message", "domain", "protocol"},
     "store": {"message"},
     "remoting": {"protocol", "acl"},
-    "namesrv": {"message", "protocol", "acl", "remoting"},
+    "namesrv": {"message", "domain", "protocol", "acl", "remoting"},
     "coordination": set(),
-    "broker": {"message", "protocol", "acl", "store", "remoting", "coordination"},
-    "client": {"message", "protocol", "acl", "remoting"},
-    "admin": {"message", "protocol", "acl", "remoting", "client"},
+    "broker": {"message", "domain", "protocol", "acl", "store", "remoting", "coordination"},
+    "client": {"message", "domain", "protocol", "acl", "remoting"},
+    "admin": {"message", "domain", "protocol", "acl", "remoting", "client"},
     "spark": {"message", "acl", "store", "client", "reliable"},
-    "reliable": {"message", "protocol", "client", "admin"},
-    "testing": {"message", "protocol", "acl", "namesrv", "broker", "client", "admin"},
+    "reliable": {"message", "domain", "client", "admin"},
+    "testing": {"message", "domain", "acl", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
     "cluster": {"protocol"},
     "cli": {
         "acl",
-        "protocol",
         "cluster",
         "admin",
         "client",
@@ -82,6 +82,7 @@ RECONCILE = {
 # Pure packages: driven by their callers, without an event loop, socket or clock of their own.
 MAY_NOT_KNOW = {
     "message": {"asyncio", "socket", "ssl", "threading"},
+    "domain": {"asyncio", "socket", "ssl", "threading", "time"},
     "protocol": {"asyncio", "socket", "ssl", "threading", "time"},
     "store": {"asyncio", "socket", "ssl", "time"},
 }

@@ -16,6 +16,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.replication.ha_authentication import HELLO, prove
 from rucola.client import BrokerError, Message, Producer, PullConsumer, PushConsumer, SendFailed, TransactionProducer
 from rucola.client.producer.transaction import LocalTransactionState
+from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError, MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -24,7 +25,6 @@ from rucola.protocol.pull import SUBSCRIPTION, SUSPEND
 from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.protocol.replication import encode_report
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
-from rucola.protocol.topic import TopicConfig
 from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection

@@ -13,11 +13,11 @@ from rucola.acl.credentials import Credentials, credentials_of_file, default_cre
 from rucola.acl.signature import Signer
 from rucola.admin import AdminClient
 from rucola.client import Message, Producer, PullConsumer
+from rucola.domain.topic import TopicConfig
 from rucola.errors import BrokerError, ConfigError, RemotingConnectError
 from rucola.protocol.access import GetChallengeResponseHeader
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.topic import TopicConfig
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from support.access import ADMIN, guarded_cluster

@@ -11,10 +11,11 @@ import pytest
 from rucola.acl.credentials import Credentials
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
+from rucola.domain.client import HeartbeatData, ProducerData
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.heartbeat import HeartbeatData, ProducerData, UnregisterClientRequestHeader
+from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from support.access import ADMIN, GuardedCluster, guarded_cluster

@@ -12,6 +12,7 @@ import pytest
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.client import BrokerError, Message, Producer
+from rucola.domain.topic import TopicConfig
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.promise import AskPromiseRequestHeader
@@ -21,7 +22,6 @@ from rucola.protocol.roles import (
     PromoteBrokerRequestHeader,
     SwitchOverRequestHeader,
 )
-from rucola.protocol.topic import TopicConfig
 from rucola.remoting.client import RemotingClient
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check

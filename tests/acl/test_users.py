@@ -18,13 +18,14 @@ from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.client import BrokerError, Message, Producer, PullConsumer
+from rucola.domain.topic import TopicConfig
+from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rucola.errors import ConfigError
-from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo, UserRequestHeader
+from rucola.protocol.access import UserRequestHeader
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import ConsumeMessageDirectlyRequestHeader
-from rucola.protocol.topic import TopicConfig
 from rucola.remoting.client import RemotingClient
 from support.access import signed
 from support.cluster import Cluster

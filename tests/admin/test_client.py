@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient, TopicConfig
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message.host import encode_host
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.queue import MessageQueue
 from support.cluster import HOST
 from support.prepared_stores import NOW_MS, cluster_of_stores, fill_store
 

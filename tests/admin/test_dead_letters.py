@@ -13,13 +13,12 @@ import pytest
 from rucola.admin import REDRIVE_GROUP, AdminClient, RedriveResult, RedriveStatus, dlq_topic, retry_topic
 from rucola.broker.broker import Broker
 from rucola.client import Producer
+from rucola.domain.queue import LockedQueues, MessageQueue
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message, MessageExt
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.lock import LockBatchRequestBody
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from support.cluster import Cluster, cluster
 
@@ -243,7 +242,7 @@ async def test_two_redrives_of_a_group_exclude_each_other(tmp_path: Path) -> Non
 async def test_redrive_respects_the_lock_of_another_tool(tmp_path: Path) -> None:
     async with cluster_with_dead_letters(tmp_path) as scene:
         queue = MessageQueue(dlq_topic("g"), "broker-a", 0)
-        body = LockBatchRequestBody(client_id="another", consumer_group=REDRIVE_GROUP, mq_set=[queue])
+        body = LockedQueues(client_id="another", consumer_group=REDRIVE_GROUP, mq_set=[queue])
         lock = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
         await scene.running.remoting.invoke_ok(scene.broker.address, lock)
         letter, *_ = await scene.letters()

@@ -25,12 +25,14 @@ from rucola.client import (
     PushConsumer,
     ReconsumeLater,
 )
+from rucola.domain.client import ConsumerConnection
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import ConsumeStats, OffsetWrapper
 from rucola.errors import BrokerError, ConfigError
 from rucola.message import Message
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.connections import ConsumerConnection
 from rucola.protocol.group import (
     QueryCorrectionOffsetBody,
     QueryCorrectionOffsetRequestHeader,
@@ -39,8 +41,7 @@ from rucola.protocol.group import (
     encode_offset_table,
 )
 from rucola.protocol.offset import OffsetResponseHeader
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import ConsumeStats, OffsetWrapper, encode_consume_stats
+from rucola.protocol.topic import encode_consume_stats
 from rucola.remoting.connection import Connection, Processor, Reply
 from support.cluster import Cluster, Tally, cluster
 

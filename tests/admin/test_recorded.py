@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient, KeyQueryResult
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Processor
 from support.cluster import cluster
 from support.recorded_frames import Exchange, decode, exchanges

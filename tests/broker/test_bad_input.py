@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message.record import decode_many
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.pull import PullMessageResponseHeader
-from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig
+from rucola.protocol.topic import CreateTopicRequestHeader
 from support.broker_peer import Peer, broker_peer, pull_header
 
 KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]

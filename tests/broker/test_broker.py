@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rucola.domain.topic import PERM_WRITE
 from rucola.errors import RemotingError, StoreLocked
 from rucola.message import Message
 from rucola.message.batch import encode_batch
@@ -23,7 +24,7 @@ from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsu
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader
-from rucola.protocol.topic import PERM_WRITE, CreateTopicRequestHeader, TopicRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store import mapped_file

@@ -17,12 +17,12 @@ from rucola.access import Caller
 from rucola.acl.principal import Principal
 from rucola.broker.client_registry import EXPIRY_MS, ClientChannel, ClientRegistry
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
+from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_RESPONSE, RemotingCommand
 from rucola.protocol.frame import FrameDecoder
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData
-from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer

@@ -15,6 +15,8 @@ from rucola.broker.bloom import bloom_filter_positions
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.subscription import SubscriptionData, subscription
 from rucola.errors import StoreCorrupt
 from rucola.message.record import decode_many
 from rucola.protocol import pull
@@ -22,7 +24,6 @@ from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import CheckClientRequestBody
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, subscription
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from support.broker_peer import Peer, broker_peer

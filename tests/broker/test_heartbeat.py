@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rucola.domain.client import ConsumerConnection, ConsumerData, HeartbeatData
+from rucola.domain.group import SubscriptionGroupWrapper
+from rucola.domain.subscription import SubscriptionData, subscription
 from rucola.message.record import decode_many
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.connections import ConsumerConnection, GetConsumerConnectionListRequestHeader
-from rucola.protocol.heartbeat import (
-    ConsumerData,
-    HeartbeatData,
-    SubscriptionData,
-    UnregisterClientRequestHeader,
-    subscription,
-)
-from rucola.protocol.topic import SubscriptionGroupWrapper
+from rucola.protocol.connections import GetConsumerConnectionListRequestHeader
+from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from support.broker_peer import broker_peer
 
 

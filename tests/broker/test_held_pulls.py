@@ -13,13 +13,14 @@ from rucola.access import Refused
 from rucola.broker import pull_request_hold
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.results import Waiting
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.subscription import SubscriptionData
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore

@@ -10,6 +10,10 @@ import pytest
 
 from rucola import fastjson
 from rucola.broker.services import client_inspection
+from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
+from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.queue import LockedQueues, MessageQueue
+from rucola.domain.subscription import SubscriptionData
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.message.record import decode_many
@@ -22,19 +26,11 @@ from rucola.protocol.group import (
     DeleteSubscriptionGroupRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
 )
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
+from rucola.protocol.lock import LockBatchResponseBody
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.send import SendMessageRequestHeaderV2
-from rucola.protocol.topic import (
-    CreateTopicRequestHeader,
-    GetConsumeStatsRequestHeader,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    TopicRequestHeader,
-)
+from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
 from rucola.remoting.metrics_config import MetricsExporterType
 from support.broker_peer import broker_peer, send_back, send_header
 from support.metrics import sample_value, scrape
@@ -355,7 +351,7 @@ async def test_offsets_are_bounded(tmp_path: Path) -> None:
 
 def locks_of(group: str, client_id: str, queue_ids: range, topic: str = "T") -> bytes:
     queues = [MessageQueue(topic, "broker-a", queue_id) for queue_id in queue_ids]
-    return encode_body(LockBatchRequestBody(client_id=client_id, consumer_group=group, mq_set=queues))
+    return encode_body(LockedQueues(client_id=client_id, consumer_group=group, mq_set=queues))
 
 
 async def test_locks_are_bounded(tmp_path: Path) -> None:

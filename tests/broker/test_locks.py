@@ -6,16 +6,17 @@ import errno
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rucola import fastjson, slices
 from rucola.broker.tables.queue_locks import CLIENT_TRUST_MS, LOCK_LIFE_MS, QueueLockTable
-from rucola.protocol.body import Body, decode_body, encode_body
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.queue import LockedQueues, MessageQueue
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
-from rucola.protocol.queue import MessageQueue
+from rucola.protocol.lock import LockBatchResponseBody
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.store.tools.check import check
@@ -116,7 +117,7 @@ async def test_the_client_that_was_refused_a_lock_is_notified_of_its_release(tmp
         notified: dict[str, Tally[str]] = {}
         clients: dict[str, RemotingClient] = {}
 
-        async def ask(client_id: str, code: RequestCode, body: Body) -> RemotingCommand:
+        async def ask(client_id: str, code: RequestCode, body: msgspec.Struct) -> RemotingCommand:
             return await clients[client_id].invoke_ok(
                 peer.broker.address, RemotingCommand.request(code, body=encode_body(body))
             )
@@ -132,7 +133,7 @@ async def test_the_client_that_was_refused_a_lock_is_notified_of_its_release(tmp
             await ask(client_id, RequestCode.HEART_BEAT, members)
 
         async def held(client_id: str) -> list[MessageQueue]:
-            request = LockBatchRequestBody(client_id=client_id, consumer_group="g", mq_set=[Q0, Q1])
+            request = LockedQueues(client_id=client_id, consumer_group="g", mq_set=[Q0, Q1])
             answer = await ask(client_id, RequestCode.LOCK_BATCH_MQ, request)
             return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set
 
@@ -141,7 +142,7 @@ async def test_the_client_that_was_refused_a_lock_is_notified_of_its_release(tmp
         for number, told in enumerate(notified.values()):
             await told.reach(3 - number)  # of members that joined
         assert (await held("a"), await held("b")) == ([Q0, Q1], [])
-        release = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[Q0, Q1])
+        release = LockedQueues(client_id="a", consumer_group="g", mq_set=[Q0, Q1])
         await ask("a", RequestCode.UNLOCK_BATCH_MQ, release)
         assert await notified["b"].reach(3) == ["g"] * 3
         assert await held("b") == [Q0, Q1]
@@ -200,7 +201,7 @@ async def test_no_lock_is_granted_while_its_holder_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config" / "queueLocks.json"
-    request = encode_body(LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[Q0]))
+    request = encode_body(LockedQueues(client_id="a", consumer_group="g", mq_set=[Q0]))
     async with broker_peer(tmp_path) as peer:
         with refusing(monkeypatch, "fsync", errno.ENOSPC):
             codes = [(await peer.ask(RequestCode.LOCK_BATCH_MQ, body=request)).code for _ in range(3)]

@@ -16,11 +16,12 @@ import pytest
 from rucola.broker.assembly import storage
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.subscription import SubscriptionData
 from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from simulation.memory_loop import GroupCommitWithoutThread

@@ -17,10 +17,10 @@ from rucola.broker.replication import table_sync
 from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
 from rucola.broker.role import LogPosition
 from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, cluster
 from support.own_deliveries import HOUR_MS, LEVELS, Clock, half_offset, has_messages, send_waiting

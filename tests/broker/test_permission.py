@@ -11,7 +11,8 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.interceptors import Permission, SlaveRefusal
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.protocol.topic import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.topic import PERM_READ, PERM_WRITE, TopicConfig
 
 CALLER = Caller("127.0.0.1:4711")
 ALL = PERM_READ | PERM_WRITE

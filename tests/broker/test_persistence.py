@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from rucola.broker.tables.persistence import TablePersistence
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
-from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
 from support.broker_peer import Peer, broker_peer

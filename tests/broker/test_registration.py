@@ -8,6 +8,7 @@ import pytest
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
@@ -22,7 +23,7 @@ from rucola.protocol.route import (
     decode_registration,
     encode_registration,
 )
-from rucola.protocol.topic import CreateTopicRequestHeader, DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from rucola.client import ConsumeFromWhere, Message, Producer, PushConsumer
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.message import MessageExt
 from rucola.message.record import decode_many
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.topic import CreateTopicRequestHeader, SubscriptionGroupConfig, TopicConfigSerializeWrapper
+from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.store.config_files import config_path, read_config, write_config
 from support.broker_peer import (
     Peer,

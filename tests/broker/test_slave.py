@@ -13,6 +13,8 @@ from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
 from rucola.broker.replication import table_sync
 from rucola.client import Producer, PullConsumer
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message
 from rucola.message.record import decode_many
@@ -27,7 +29,6 @@ from rucola.protocol.offset import (
 )
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
-from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfigSerializeWrapper
 from support.cluster import HOST, Cluster, cluster
 from support.replication import caught_up, pair, send
 from support.waiting import until

@@ -8,7 +8,7 @@ import pytest
 
 from rucola import slices
 from rucola.broker.stats import BrokerStats
-from rucola.protocol.broker_stats import (
+from rucola.domain.statistics import (
     BROKER_GET_NUMS,
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,

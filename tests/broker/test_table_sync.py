@@ -14,13 +14,14 @@ from rucola.broker.broker import Broker
 from rucola.broker.replication import table_sync
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.client import Producer
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message import Message
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
-from rucola.protocol.topic import SubscriptionGroupConfig, TableCopyHeader, TableVersionHeader
+from rucola.protocol.topic import TableCopyHeader, TableVersionHeader
 from rucola.remoting.connection import Connection, Processor
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.message import sysflag
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.route import TopicList
-from rucola.protocol.topic import CreateTopicRequestHeader, TopicConfigSerializeWrapper, TopicRequestHeader
+from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, send_header

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rucola.broker.delivery import transactions
 from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.transactions import TRANSACTION_GROUP, TransactionCheckRequest
+from rucola.domain.client import HeartbeatData, ProducerData
 from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import (
@@ -28,7 +29,6 @@ from rucola.message.topics import (
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import HeartbeatData, ProducerData
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection

@@ -11,11 +11,11 @@ import pytest
 
 from rucola.broker.assembly.listeners import Listeners
 from rucola.broker.config import BrokerConfig
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.errors import RemotingError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.topic import TopicConfigSerializeWrapper
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.read_hooks import ReadHooks
 from support.broker_peer import broker_peer, heartbeat, pull_header, send_header

@@ -15,24 +15,17 @@ import pytest
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.domain.client import ConsumerConnection, ConsumerData, HeartbeatData, ProducerData
+from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import SubscriptionData, subscription
 from rucola.message import properties
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.connections import ConsumerConnection
 from rucola.protocol.group import decode_consume_stats_list
-from rucola.protocol.heartbeat import (
-    ConsumerData,
-    GetConsumerListByGroupResponseBody,
-    HeartbeatData,
-    ProducerData,
-    SubscriptionData,
-    UnregisterClientRequestHeader,
-    subscription,
-)
+from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody, UnregisterClientRequestHeader
 from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, UpdateConsumerOffsetRequestHeader
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.send import SendMessageRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, decode_consume_stats, decode_topic_stats
 from rucola.remoting.client import RemotingClient

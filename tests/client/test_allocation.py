@@ -17,8 +17,8 @@ from rucola.client.consumer.allocation import (
     consistent_hash,
     machine_room_nearby,
 )
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
-from rucola.protocol.queue import MessageQueue
 
 ROOMS = ["a", "a", "b", "b"]
 queues = st.builds(

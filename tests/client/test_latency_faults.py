@@ -10,10 +10,10 @@ from rucola.client import Producer
 from rucola.client.producer import latency_faults
 from rucola.client.producer.latency_faults import BrokerFaults
 from rucola.client.producer.queue_rotation import QueueRotation
+from rucola.domain.queue import MessageQueue
 from rucola.message import Message
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Connection, Reply
 from support.cluster import cluster
 

@@ -12,8 +12,8 @@ from rucola import fastjson
 from rucola.client import ClientInstance, MessageExt, MessageModel, PullLimits
 from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.offset_store import LocalOffsetStore
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
-from rucola.protocol.queue import MessageQueue
 from support.cluster import Tally
 from support.consumers import cluster_with_topic, consumer_of, send, take
 

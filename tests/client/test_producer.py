@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from rucola.domain.client import HeartbeatData
 from rucola.errors import (
     BrokerError,
     ConfigError,
@@ -29,7 +30,7 @@ from rucola.message.ids import parse_offset_msg_id
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import HeartbeatData, UnregisterClientRequestHeader
+from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from rucola.remoting.connection import Connection, Processor, Reply
 from support.cluster import Cluster, Tally, cluster
 from support.queue_clients import queue_clients

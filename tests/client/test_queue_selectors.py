@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rucola.client import Producer, PullConsumer, select_by_hash, select_by_id, select_by_machine_room, select_by_random
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, InvalidMessage
 from rucola.message import Message
-from rucola.protocol.queue import MessageQueue
 from support.cluster import cluster
 
 # What Java chooses of 1, 3, 4, 7 and 16 queues: Math.abs(key.hashCode() % count).

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.domain.queue import MessageQueue
 from rucola.message import MessageExt, MessageInner
 from rucola.message.record import decode, encode
-from rucola.protocol.queue import MessageQueue
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 1])
 STORED = decode(encode(MessageInner("T", 0, b"body", b"", 0, 0, 0, HOST), 0, 0, 0, HOST))

@@ -10,6 +10,7 @@ import pytest
 
 from rucola.client import ClientInstance, Message, MessageExt, Producer
 from rucola.client.request_reply import PendingReplies, reply_message
+from rucola.domain.client import HeartbeatData
 from rucola.errors import InvalidMessage, RemotingTimeout, SendFailed
 from rucola.message import MessageInner, properties
 from rucola.message.compression import CompressionType, compress
@@ -17,7 +18,6 @@ from rucola.message.record import decode, encode
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import HeartbeatData
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from rucola.remoting.connection import Answer, Connection, Reply

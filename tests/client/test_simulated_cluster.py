@@ -13,8 +13,8 @@ from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.client import Message, MessageExt, Producer, PushConsumer
+from rucola.domain.topic import TopicConfig
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.topic import TopicConfig
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from simulation.network import SimulatedLoop, on_machine, simulated_time

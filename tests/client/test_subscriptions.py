@@ -8,8 +8,8 @@ import pytest
 
 from rucola.client import ClientInstance, Message, Producer, PushConsumer
 from rucola.client.consumer.subscription_consistency import SubscriptionCheck
+from rucola.domain.subscription import subscription
 from rucola.errors import InvalidExpression
-from rucola.protocol.heartbeat import subscription
 from support.cluster import cluster
 from support.consumers import FIRST, cluster_with_topic, consumer_of, take
 from support.waiting import until

@@ -9,10 +9,10 @@ import pytest
 
 from rucola.client import Message, Producer, PullConsumer
 from rucola.client.instance import ROUTE_INTERVAL_MS
+from rucola.domain.queue import MessageQueue
 from rucola.errors import RemotingError
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.queue import MessageQueue
 from support.cluster import Cluster, cluster
 from support.waiting import until
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from rucola.admin import AdminClient
 from rucola.cli.main import main
+from rucola.domain.role import ElectionStatus, HaStatus
 from rucola.errors import MQError
-from rucola.protocol.roles import ElectionStatus, HaStatus
 from rucola.store.tools.check import check
 from support.elected_group import ElectedGroup
 from support.etcd import EtcdServer

@@ -14,9 +14,9 @@ from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
 from rucola.client import Producer, SendStatus
+from rucola.domain.topic import TopicConfig
 from rucola.message import Message
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.topic import TopicConfig
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check

@@ -10,13 +10,14 @@ from rucola.broker.config import BrokerConfig
 from rucola.client import route
 from rucola.client.consumer.pull_consumer import MAX_PULLED_SIZE
 from rucola.client.producer.transaction import MAX_CHECKS
+from rucola.domain.topic import MAX_NAME_LENGTH
 from rucola.fastjson import MAX_DEPTH, MAX_TOLERANT_SIZE
 from rucola.message import sql92
 from rucola.message.compression import RATIO_VARIABLE, SIZE_VARIABLE, ExpansionLimits
 from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol import header_limits
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
-from rucola.protocol.route import MAX_NAME_LENGTH, MAX_REGISTRATION_SIZE, MAX_TOPIC_SIZE
+from rucola.protocol.route import MAX_REGISTRATION_SIZE, MAX_TOPIC_SIZE
 from rucola.remoting import server_requests
 from rucola.remoting.connection_memory import FRAME_CHECK_INTERVAL_S, MIN_FRAME_RATE
 from rucola.store.config import StoreConfig

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rucola import settings
+from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
@@ -37,7 +38,6 @@ from rucola.protocol.route import (
     TopicRouteData,
     encode_registration,
 )
-from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.deadline import Deadline
 from support.recorded_frames import Exchange, decode, exchanges, shape

@@ -8,25 +8,26 @@ import zlib
 from collections.abc import Generator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola import fastjson, slices
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import subscription
+from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper, perm_text
 from rucola.errors import InvalidMessage, RemoteProtocolError
 from rucola.message.hashing import string_hash
 from rucola.message.record import body_crc
 from rucola.protocol import route as route_module
-from rucola.protocol.body import Body, decode_body, decode_object, encode_body
+from rucola.protocol.body import decode_body, decode_object, encode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.heartbeat import (
-    ConsumerData,
-    GetConsumerListByGroupResponseBody,
-    HeartbeatData,
-    subscription,
-)
+from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody
 from rucola.protocol.kv import KVTable
-from rucola.protocol.queue import MessageQueue, from_key, to_key
+from rucola.protocol.queue import from_key, to_key
 from rucola.protocol.route import (
     ClusterInfo,
     RegisterBrokerBody,
@@ -37,26 +38,15 @@ from rucola.protocol.route import (
     encode_registration,
     registration_steps,
 )
-from rucola.protocol.topic import (
-    DataVersion,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    decode_consume_stats,
-    decode_topic_stats,
-    encode_consume_stats,
-    encode_topic_stats,
-    perm_text,
-)
+from rucola.protocol.topic import decode_consume_stats, decode_topic_stats, encode_consume_stats, encode_topic_stats
 from support.recorded_frames import decode, exchanges
 
-REQUEST_BODIES: dict[RequestCode, type[Body]] = {
+REQUEST_BODIES: dict[RequestCode, type[msgspec.Struct]] = {
     RequestCode.HEART_BEAT: HeartbeatData,
     RequestCode.REGISTER_BROKER: RegisterBrokerBody,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: SubscriptionGroupConfig,
 }
-ANSWER_BODIES: dict[RequestCode, type[Body]] = {
+ANSWER_BODIES: dict[RequestCode, type[msgspec.Struct]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: TopicRouteData,
     RequestCode.GET_BROKER_CLUSTER_INFO: ClusterInfo,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: TopicList,

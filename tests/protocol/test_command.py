@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rucola.domain.version import VERSION
 from rucola.errors import RemoteProtocolError
 from rucola.message.properties import is_true
 from rucola.protocol import command as command_module
@@ -18,7 +19,6 @@ from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode, name_
 from rucola.protocol.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
-    VERSION,
     Header,
     RemotingCommand,
     SerializeType,

@@ -15,30 +15,29 @@ from pathlib import Path
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
 from rucola.client.consumer.allocation import average
+from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
+from rucola.domain.group import LATEST
+from rucola.domain.queue import LockedQueues, MessageQueue
+from rucola.domain.subscription import subscription
 from rucola.message import MessageExt, properties, sysflag
 from rucola.message.record import decode, decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.group import LATEST, ResetOffsetRequestHeader, decode_offset_table
+from rucola.protocol.group import ResetOffsetRequestHeader, decode_offset_table
 from rucola.protocol.heartbeat import (
-    ConsumerData,
     GetConsumerListByGroupRequestHeader,
     GetConsumerListByGroupResponseBody,
-    HeartbeatData,
-    ProducerData,
     UnregisterClientRequestHeader,
-    subscription,
 )
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
+from rucola.protocol.lock import LockBatchResponseBody
 from rucola.protocol.offset import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
@@ -330,7 +329,7 @@ class ScenarioRunner:
 
     def _lock_request(self, client: str, code: RequestCode, queues: tuple[str, ...]) -> RemotingCommand:
         wanted = [MessageQueue(topic, "broker-a", int(number)) for topic, number in (q.rsplit(":", 1) for q in queues)]
-        body = LockBatchRequestBody(client_id=client, consumer_group=self._client(client).group, mq_set=wanted)
+        body = LockedQueues(client_id=client, consumer_group=self._client(client).group, mq_set=wanted)
         return self._ask(client, code, body=encode_body(body))
 
     def _send_answer(self, client: str, topic: str, queue: int, body: str, pairs: dict[str, str]) -> RemotingCommand:

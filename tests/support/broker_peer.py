@@ -10,13 +10,14 @@ from typing import Any
 
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.subscription import SubscriptionData
 from rucola.message import MessageExt
 from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader

@@ -19,7 +19,7 @@ from typing import Any
 
 from rucola.acl.credentials import Credentials
 from rucola.admin import AdminClient
-from rucola.protocol.topic import TopicConfig
+from rucola.domain.topic import TopicConfig
 
 PROGRAMS = Path(__file__).parents[1] / "e2e"
 QUEUES = 4

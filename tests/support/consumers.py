@@ -10,13 +10,15 @@ from typing import Any
 
 from rucola.broker.broker import Broker
 from rucola.client import ConsumeFromWhere, MessageQueue, Producer, PullConsumer, PushConsumer
+from rucola.domain.client import HeartbeatData
+from rucola.domain.queue import LockedQueues
 from rucola.message import Message, MessageInner, properties
 from rucola.message.record import encode
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody, HeartbeatData, UnregisterClientRequestHeader
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
+from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody, UnregisterClientRequestHeader
+from rucola.protocol.lock import LockBatchResponseBody
 from rucola.protocol.offset import OffsetResponseHeader, UpdateConsumerOffsetRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
@@ -150,7 +152,7 @@ def record_of(queue_offset: int, body: bytes, topic: str = "T", reconsume_times:
 async def other_locks(running: Cluster, address: str, client_id: str, code: RequestCode) -> list[MessageQueue]:
     """Somebody else locks, or unlocks, the four queues of T for group c; those that it has then."""
     queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(4)]
-    body = LockBatchRequestBody(client_id=client_id, consumer_group="c", mq_set=queues)
+    body = LockedQueues(client_id=client_id, consumer_group="c", mq_set=queues)
     answer = await running.remoting.invoke_ok(address, RemotingCommand.request(code, body=encode_body(body)))
     return decode_body(LockBatchResponseBody, answer.body).lock_ok_mq_set if code == RequestCode.LOCK_BATCH_MQ else []
 
@@ -167,7 +169,7 @@ class LockingBroker(ScriptedBroker):
         self.processors |= {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
     def lock(self, connection: Connection, command: RemotingCommand) -> Reply:
-        wanted = decode_body(LockBatchRequestBody, command.body).mq_set
+        wanted = decode_body(LockedQueues, command.body).mq_set
         self.asked.add(wanted)
         self.connections.append(connection)
         body = encode_body(LockBatchResponseBody(lock_ok_mq_set=wanted if self.gives else []))

@@ -9,22 +9,24 @@ from typing import Any
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.queue import LockedQueues, MessageQueue
+from rucola.domain.subscription import SubscriptionData
+from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.access import (
-    AclInfo,
     AclRequestHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
     DeleteAclRequestHeader,
     ListAclsRequestHeader,
     ListUsersRequestHeader,
-    PolicyEntryInfo,
-    PolicyInfo,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
-    UserInfo,
     UserRequestHeader,
 )
 from rucola.protocol.body import MAX_JSON_BODY_SIZE, encode_body
@@ -47,16 +49,8 @@ from rucola.protocol.group import (
     QueryCorrectionOffsetRequestHeader,
     ResetOffsetRequestHeader,
 )
-from rucola.protocol.heartbeat import (
-    ConsumerData,
-    GetConsumerListByGroupRequestHeader,
-    HeartbeatData,
-    ProducerData,
-    SubscriptionData,
-    UnregisterClientRequestHeader,
-)
+from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from rucola.protocol.kv import GetKVListByNamespaceRequestHeader, KVConfigRequestHeader, PutKVConfigRequestHeader
-from rucola.protocol.lock import LockBatchRequestBody
 from rucola.protocol.offset import (
     QueryConsumerOffsetRequestHeader,
     QueueRequestHeader,
@@ -66,7 +60,6 @@ from rucola.protocol.offset import (
 from rucola.protocol.promise import AskPromiseRequestHeader
 from rucola.protocol.pull import SUBSCRIPTION, PullMessageRequestHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryMessageRequestHeader, ViewMessageRequestHeader
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.roles import (
     DemoteBrokerRequestHeader,
@@ -85,15 +78,7 @@ from rucola.protocol.route import (
     encode_registration,
 )
 from rucola.protocol.send import SendMessageRequestHeaderV2
-from rucola.protocol.topic import (
-    CreateTopicRequestHeader,
-    DataVersion,
-    GetConsumeStatsRequestHeader,
-    SubscriptionGroupConfig,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicRequestHeader,
-)
+from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from rucola.store.config import StoreConfig
 from simulation.step_loop import StepClient, StepLoop
@@ -220,7 +205,7 @@ def locks(code: int) -> RemotingCommand:
     while size < MAX_JSON_BODY_SIZE - 100:
         queues.append(MessageQueue("t", "b", len(queues)))
         size += len(f'{{"topic":"t","brokerName":"b","queueId":{len(queues)}}},')
-    body = encode_body(LockBatchRequestBody(client_id="c", consumer_group="g", mq_set=queues))
+    body = encode_body(LockedQueues(client_id="c", consumer_group="g", mq_set=queues))
     return RemotingCommand.request(code, body=body)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rucola.admin import AdminClient, TopicConfig
 from rucola.broker.broker import Broker
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.protocol.body import encode_body
-from rucola.protocol.topic import TopicConfigSerializeWrapper
 from rucola.store.config import StoreConfig
 from rucola.store.message_store import MessageStore
 from support.cluster import SMALL_FILES, Cluster, cluster

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rucola.domain.client import HeartbeatData, ProducerData
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import HeartbeatData, ProducerData
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from support.broker_peer import Peer, send_header

@@ -33,9 +33,9 @@ from rucola.acl.policies import (
     parse_entry,
     parse_pattern,
 )
+from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rucola.errors import ConfigError, MQError, RemoteProtocolError
 from rucola.files import replace_file
-from rucola.protocol.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rucola.protocol.body import Body, decode_body, encode_body
 
 INIT_USER_VARIABLE: Final = "ROCKETMQ_INIT_AUTHENTICATION_USER"

@@ -14,14 +14,16 @@ from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.admin.redrive import REDRIVE_GROUP, AfterRedrive, RedriveResult, RedriveStatus
 from rucola.admin.traces import MessageTraceView, TracedDelivery
 from rucola.admin.traffic import GroupTraffic, TopicTraffic, Traffic
+from rucola.domain.client import ConsumerConnection
+from rucola.domain.group import LATEST, SubscriptionGroupConfig
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import ConsumeStats, OffsetWrapper
+from rucola.domain.topic import TopicConfig
 from rucola.message import MessageExt
 from rucola.message.topics import TRACE_TOPIC, dlq_topic, retry_topic
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import version_text
-from rucola.protocol.connections import ConsumerConnection, ConsumerRunningInfo
-from rucola.protocol.group import LATEST
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import ConsumeStats, OffsetWrapper, SubscriptionGroupConfig, TopicConfig
+from rucola.protocol.connections import ConsumerRunningInfo
 
 __all__ = [
     "LATEST",

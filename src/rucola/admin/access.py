@@ -11,8 +11,8 @@ import msgspec
 
 from rucola import fastjson
 from rucola.admin.requests import AdminRequests
+from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rucola.protocol.access import (
-    AclInfo,
     AclRequestHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
@@ -20,10 +20,7 @@ from rucola.protocol.access import (
     GetBrokerAclConfigResponseHeader,
     ListAclsRequestHeader,
     ListUsersRequestHeader,
-    PolicyEntryInfo,
-    PolicyInfo,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
-    UserInfo,
     UserRequestHeader,
 )
 from rucola.protocol.body import decode_body, encode_body, to_body

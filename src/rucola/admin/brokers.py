@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rucola import settings
 from rucola.admin.requests import AdminRequests
+from rucola.domain.statistics import BrokerStatsData, ConsumeStatsList
 from rucola.protocol.body import decode_body
-from rucola.protocol.broker_stats import BrokerStatsData, ViewBrokerStatsDataRequestHeader
+from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.group import ConsumeStatsList, GetConsumeStatsInBrokerRequestHeader, decode_consume_stats_list
+from rucola.protocol.group import GetConsumeStatsInBrokerRequestHeader, decode_consume_stats_list
 from rucola.protocol.kv import KVTable
 
 

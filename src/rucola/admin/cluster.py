@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rucola.admin.requests import AdminRequests, masters_of
+from rucola.domain.role import MASTER_ID
 from rucola.errors import ConfigError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.route import MASTER_ID, ClusterInfo
+from rucola.protocol.route import ClusterInfo
 
 
 class ClusterAdmin:

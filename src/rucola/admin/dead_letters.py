@@ -28,13 +28,13 @@ from rucola.admin.topics import TopicAdmin
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.producer.producer import Producer
 from rucola.client.results import Results
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import MessageExt, properties
 from rucola.message.topics import DLQ_PREFIX, dlq_topic
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.protocol.offset import EarliestStoreTimeResponseHeader, QueueRequestHeader
-from rucola.protocol.queue import MessageQueue
 
 CONCURRENT_COPY_SEARCHES = 64
 

@@ -27,11 +27,11 @@ from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.requests import AdminRequests, masters_of
 from rucola.admin.topics import TopicAdmin
+from rucola.domain.diagnosis import Diagnosis, Finding
 from rucola.errors import BrokerError
 from rucola.message.topics import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic, retry_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.diagnosis import Diagnosis, Finding
 from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader
 
 

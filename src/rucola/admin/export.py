@@ -17,15 +17,16 @@ from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.requests import AdminRequests, gather_fail_fast
 from rucola.admin.topics import TopicAdmin
+from rucola.domain.group import SYSTEM_GROUPS, SubscriptionGroupConfig
+from rucola.domain.statistics import TOPIC_PUT_NUMS
+from rucola.domain.topic import TopicConfig
+from rucola.domain.version import VERSION_TEXT
 from rucola.errors import BrokerError, MQError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from rucola.protocol.body import decode_body
-from rucola.protocol.broker_stats import TOPIC_PUT_NUMS
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import VERSION_TEXT, version_text
-from rucola.protocol.group import SYSTEM_GROUPS
+from rucola.protocol.command import version_text
 from rucola.protocol.route import TopicList
-from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfig
 
 CONFIG_KEYS = (
     "autoCreateSubscriptionGroup", "autoCreateTopicEnable", "brokerClusterName", "brokerId", "brokerName", "brokerRole",

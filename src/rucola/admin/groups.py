@@ -10,36 +10,28 @@ from collections.abc import Iterable
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.requests import AdminRequests, addresses_of, gather_fail_fast, queue_of_item
 from rucola.admin.topics import TopicAdmin
+from rucola.domain.client import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
+from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import ConsumeStats, QueueTimeSpan
 from rucola.errors import BrokerError, ConfigError, TopicNotFound
 from rucola.message.topics import RETRY_PREFIX, check_group, retry_topic
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.connections import (
-    ConsumerConnection,
     ConsumerRunningInfo,
     GetConsumerConnectionListRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetProducerConnectionListRequestHeader,
-    ProducerConnection,
-    ProducerInfo,
-    ProducerTableInfo,
     decode_running_info,
 )
 from rucola.protocol.group import (
     DeleteSubscriptionGroupRequestHeader,
     QueryConsumeTimeSpanBody,
     QueryConsumeTimeSpanRequestHeader,
-    QueueTimeSpan,
 )
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.route import BrokerData
-from rucola.protocol.topic import (
-    ConsumeStats,
-    GetConsumeStatsRequestHeader,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    decode_consume_stats,
-)
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
 
 CLIENT_WAIT_MS = 10_000
 """Limit for a client's response through its broker."""

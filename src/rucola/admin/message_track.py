@@ -24,11 +24,11 @@ from rucola.admin.groups import GroupAdmin
 from rucola.admin.queries import MessageIndexes
 from rucola.admin.requests import gather_fail_fast
 from rucola.admin.topics import TopicAdmin
+from rucola.domain.client import ConsumerConnection
+from rucola.domain.statistics import OffsetWrapper
 from rucola.errors import BrokerError, MQError, TopicNotFound
 from rucola.message import MessageExt, properties
 from rucola.message.topics import SCHEDULE_TOPIC, dlq_topic, retry_topic
-from rucola.protocol.connections import ConsumerConnection
-from rucola.protocol.topic import OffsetWrapper
 
 REDRIVEN_FROM = "REDRIVEN_FROM"
 

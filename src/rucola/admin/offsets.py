@@ -22,23 +22,19 @@ from rucola.admin.requests import (
     queue_of_item,
 )
 from rucola.admin.topics import TopicAdmin
+from rucola.domain.group import LATEST
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, ConfigError
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import GetConsumerStatusRequestHeader, decode_consumer_status
-from rucola.protocol.group import (
-    LATEST,
-    CloneGroupOffsetRequestHeader,
-    ResetOffsetRequestHeader,
-    decode_offset_table,
-)
+from rucola.protocol.group import CloneGroupOffsetRequestHeader, ResetOffsetRequestHeader, decode_offset_table
 from rucola.protocol.offset import (
     OffsetResponseHeader,
     QueueRequestHeader,
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
 
 

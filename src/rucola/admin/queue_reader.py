@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullConsumer, PullStatus
+from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import SUB_ALL
 from rucola.errors import RemotingError
 from rucola.message import MessageExt
-from rucola.protocol.heartbeat import SUB_ALL
-from rucola.protocol.queue import MessageQueue
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
 """The consumer group of tools, which every broker has."""

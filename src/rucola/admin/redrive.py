@@ -36,13 +36,13 @@ from rucola.admin.topics import TopicAdmin
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.producer.producer import Producer
 from rucola.client.producer.send_request import SendResult
+from rucola.domain.queue import LockedQueues, MessageQueue
 from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.message import Message, MessageExt, properties
 from rucola.message.topics import retry_topic
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
-from rucola.protocol.queue import MessageQueue
+from rucola.protocol.lock import LockBatchResponseBody
 
 REDRIVE_GROUP = "TOOLS_REDRIVE"
 """Group whose offsets record what was re-driven, and producer group of the copies."""
@@ -152,7 +152,7 @@ class RedriveLocks:
             pass
 
     async def _send(self, code: RequestCode, queue: MessageQueue) -> bytes:
-        body = LockBatchRequestBody(client_id=self._client_id, consumer_group=REDRIVE_GROUP, mq_set=[queue])
+        body = LockedQueues(client_id=self._client_id, consumer_group=REDRIVE_GROUP, mq_set=[queue])
         address = await self._cluster.master_address(queue.broker_name)
         response = await self._requests.invoke(address, code, body=encode_body(body))
         return response.body

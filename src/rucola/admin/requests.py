@@ -14,11 +14,12 @@ from typing import Any, TypeVar, cast
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.hedging import hedged
 from rucola.client.route import HEDGE_MS, NameServers
+from rucola.domain.queue import MessageQueue
+from rucola.domain.role import MASTER_ID
 from rucola.errors import BrokerError, ConfigError, MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import MASTER_ID, BrokerData
+from rucola.protocol.route import BrokerData
 from rucola.remoting.client import RemotingClient
 
 T = TypeVar("T")

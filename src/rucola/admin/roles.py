@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from rucola.admin.requests import AdminRequests
+from rucola.domain.role import ELECTED, HaStatus
 from rucola.epochs import Epoch, divergence
 from rucola.errors import ConfigError, MQError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.roles import (
-    ELECTED,
     DemoteBrokerRequestHeader,
-    HaStatus,
     HaStatusRequestHeader,
     PromoteBrokerRequestHeader,
     RoleChangeResponseHeader,

@@ -9,8 +9,8 @@ from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.requests import gather_fail_fast, masters_of
 from rucola.admin.topics import TopicAdmin
+from rucola.domain.statistics import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
 from rucola.errors import BrokerError
-from rucola.protocol.broker_stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
 
 
 @dataclass(slots=True)

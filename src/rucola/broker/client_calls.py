@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rucola.broker.client_registry import ClientChannel, Member
+from rucola.domain.queue import MessageQueue
 from rucola.protocol.group import ResetOffsetRequestHeader
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from rucola.access import Caller
-from rucola.protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from rucola.domain.client import ConsumerData, HeartbeatData
+from rucola.domain.subscription import SubscriptionData
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from typing import Annotated, Any, Final
 from rucola import settings
 from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.coordination.config import CoordinationConfig
+from rucola.domain.role import MASTER_ID
+from rucola.domain.topic import PERM_READ, PERM_WRITE
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
 from rucola.message.host import encode_host
-from rucola.protocol.route import MASTER_ID
-from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.remoting.client import host_and_port
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK

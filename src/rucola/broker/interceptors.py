@@ -22,8 +22,8 @@ from rucola.broker.flow_control import FlowControl
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.coordination.write_lease import WriteLease
+from rucola.domain.topic import PERM_READ, PERM_WRITE
 from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS
-from rucola.protocol.topic import PERM_READ, PERM_WRITE
 from rucola.store.write_state import WriteState
 
 

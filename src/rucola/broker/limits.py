@@ -17,8 +17,9 @@ from typing import Final
 from rucola.access import Reason, Refused
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.offsets import ConsumerOffsetTable
-from rucola.protocol.heartbeat import HeartbeatData, SubscriptionData
-from rucola.protocol.route import MAX_NAME_LENGTH
+from rucola.domain.client import HeartbeatData
+from rucola.domain.subscription import SubscriptionData
+from rucola.domain.topic import MAX_NAME_LENGTH
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rucola.access import Reason, Refused
 from rucola.broker.config import BrokerConfig
+from rucola.domain.subscription import SubscriptionData, subscription
 from rucola.errors import InvalidMessage
-from rucola.protocol.heartbeat import SubscriptionData, subscription
 
 Matches: TypeAlias = Callable[[Mapping[str, str]], bool]
 

@@ -48,8 +48,7 @@ from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.role import SwitchReason
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
-from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
-from rucola.protocol.broker_stats import (
+from rucola.domain.statistics import (
     BROKER_GET_NUMS,
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,
@@ -59,6 +58,7 @@ from rucola.protocol.broker_stats import (
     TOPIC_PUT_SIZE,
     group_key,
 )
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.remoting.connection_memory import ConnectionMemory
 
 _RUNTIME = {

@@ -9,8 +9,8 @@ Corresponds to parts of `SendMessageProcessor` of Apache RocketMQ 4.9.8.
 from __future__ import annotations
 
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message.topics import dlq_topic
-from rucola.protocol.topic import SubscriptionGroupConfig
 
 DLQ_QUEUE_NUMS = 1
 FIRST_DELAY_LEVEL = 3

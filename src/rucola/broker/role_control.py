@@ -20,8 +20,8 @@ from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.kinds import reset_progress
 from rucola.broker.role import NO_SWITCH, LogPosition, RoleRecord, RoleSwitch, SwitchReason, is_master
+from rucola.domain.role import MASTER_ID
 from rucola.errors import StoreError
-from rucola.protocol.route import MASTER_ID
 from rucola.store.config import BrokerRole, StoreConfig
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.diverged_tail import cut_tail

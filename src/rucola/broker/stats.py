@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rucola.broker.durations import PutDurations
-from rucola.protocol import broker_stats
-from rucola.protocol.broker_stats import BrokerStatsData, BrokerStatsItem, group_key
+from rucola.domain import statistics
+from rucola.domain.statistics import BrokerStatsData, BrokerStatsItem, group_key
 from rucola.rates import SAMPLE_INTERVAL_MS, StatsItem, Window
 from rucola.store.dispatch import TopicArrivals
 
@@ -158,15 +158,15 @@ class BrokerStats:
         return False
 
     def _find(self, name: str, key: str) -> StatsItem | None:
-        if name in (broker_stats.TOPIC_PUT_NUMS, broker_stats.TOPIC_PUT_SIZE):
-            return _of(self._topics.get(key), name == broker_stats.TOPIC_PUT_SIZE)
-        if name in (broker_stats.GROUP_GET_NUMS, broker_stats.GROUP_GET_SIZE):
+        if name in (statistics.TOPIC_PUT_NUMS, statistics.TOPIC_PUT_SIZE):
+            return _of(self._topics.get(key), name == statistics.TOPIC_PUT_SIZE)
+        if name in (statistics.GROUP_GET_NUMS, statistics.GROUP_GET_SIZE):
             topic, _, group = key.partition(group_key("", ""))
-            return _of(self._groups.get((topic, group)), name == broker_stats.GROUP_GET_SIZE)
-        if name == broker_stats.SNDBCK_PUT_NUMS:
+            return _of(self._groups.get((topic, group)), name == statistics.GROUP_GET_SIZE)
+        if name == statistics.SNDBCK_PUT_NUMS:
             topic, _, group = key.partition(group_key("", ""))
             return self._sent_back.get((topic, group))
-        whole = {broker_stats.BROKER_PUT_NUMS: self.put_nums, broker_stats.BROKER_GET_NUMS: self.get_nums}
+        whole = {statistics.BROKER_PUT_NUMS: self.put_nums, statistics.BROKER_GET_NUMS: self.get_nums}
         return whole.get(name) if key == self._broker_key else None
 
 

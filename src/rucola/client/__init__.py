@@ -24,6 +24,7 @@ from rucola.client.producer.transaction import LocalTransactionState, Transactio
 from rucola.client.router import Publisher, Router
 from rucola.client.stats import ConsumerStats, Durations, ProducerStats
 from rucola.client.values import ValueCodec
+from rucola.domain.queue import MessageQueue
 from rucola.errors import (
     BrokerError,
     ConfigError,
@@ -38,7 +39,6 @@ from rucola.errors import (
     TopicNotFound,
 )
 from rucola.message import Message, MessageExt
-from rucola.protocol.queue import MessageQueue
 from rucola.remoting.tls import ClientTls
 
 __all__ = [

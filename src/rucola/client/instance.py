@@ -38,20 +38,16 @@ from rucola.client.lifecycle import Lifecycle, run_close_steps
 from rucola.client.operator_requests import OperableConsumer, OperatorRequests
 from rucola.client.request_reply import PendingReplies
 from rucola.client.route import NAMESRV_TIMEOUT_MS, NameServers, TopicRoute, TopicRoutes
+from rucola.domain.client import HeartbeatData, ProducerData
+from rucola.domain.queue import MessageQueue
+from rucola.domain.role import MASTER_ID
 from rucola.errors import ConfigError, MQError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.message import MessageExt, properties
 from rucola.message.record import decode
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.heartbeat import (
-    HeartbeatData,
-    NotifyConsumerIdsChangedRequestHeader,
-    ProducerData,
-    UnregisterClientRequestHeader,
-)
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import MASTER_ID
+from rucola.protocol.heartbeat import NotifyConsumerIdsChangedRequestHeader, UnregisterClientRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import REQUEST_TIMEOUT_MS, RemotingClient
 from rucola.remoting.connection import Connection, Processor

@@ -15,6 +15,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from rucola.domain.client import ConsumerData
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError, InvalidMessage, RemoteProtocolError
 from rucola.message import MessageExt
 from rucola.message.record import decode
@@ -33,8 +35,6 @@ from rucola.protocol.connections import (
     encode_running_info,
 )
 from rucola.protocol.group import ResetOffsetRequestHeader, decode_offset_table
-from rucola.protocol.heartbeat import ConsumerData
-from rucola.protocol.queue import MessageQueue
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
 
 logger = logging.getLogger(__name__)

@@ -33,10 +33,10 @@ from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import SendResult
 from rucola.client.producer.transaction import LocalTransactionState, TransactionSendResult
 from rucola.client.stats import ConsumerStats, ProducerStats
+from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import SUB_ALL
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt
-from rucola.protocol.heartbeat import SUB_ALL
-from rucola.protocol.queue import MessageQueue
 
 __all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from rucola import settings
 from rucola.access import Action, Caller, Resource
+from rucola.domain.topic import DataVersion
 from rucola.errors import MQError
 from rucola.message.properties import is_true
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
-from rucola.protocol.body import Body, decode_body, encode_body
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.kv import (
@@ -37,7 +40,6 @@ from rucola.protocol.route import (
     encode_topic_list,
     registration_steps,
 )
-from rucola.protocol.topic import DataVersion
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint, Handler
 from rucola.slices import in_slices
@@ -216,7 +218,7 @@ def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHead
 
 def _listing(topics: Callable[[], Awaitable[list[str]]]) -> Handler:
     async def answer(
-        connection: Connection, caller: Caller, command: RemotingCommand, request: Header | Body | None
+        connection: Connection, caller: Caller, command: RemotingCommand, request: Header | msgspec.Struct | None
     ) -> Answer:
         return _topic_list(command, await topics())
 

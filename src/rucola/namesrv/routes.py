@@ -41,17 +41,16 @@ from msgspec.structs import replace
 
 from rucola import slices
 from rucola.access import Reason, Refused
+from rucola.domain.role import MASTER_ID
+from rucola.domain.topic import MAX_NAME_LENGTH, PERM_WRITE, DataVersion, TopicConfig
 from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol.route import (
-    MASTER_ID,
-    MAX_NAME_LENGTH,
     BrokerData,
     ClusterInfo,
     QueueData,
     RegisterBrokerBody,
     TopicRouteData,
 )
-from rucola.protocol.topic import PERM_WRITE, DataVersion, TopicConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rucola import settings
 from rucola.access import Caller, Reason, Refused
+from rucola.domain.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
 from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.namesrv.config import WITHOUT_EFFECT, NamesrvConfig, from_properties
@@ -24,7 +25,6 @@ from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.routes import RouteTable
 from rucola.protocol.kv import ORDER_TOPIC_CONFIG
 from rucola.protocol.route import ClusterInfo, RegisterBrokerBody, RegisterBrokerRequestHeader, TopicRouteData
-from rucola.protocol.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
 from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)

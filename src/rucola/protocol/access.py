@@ -8,9 +8,6 @@ have the form `User:name`. Rucola's own: GET_CHALLENGE (20100), see `rucola.acl.
 
 from __future__ import annotations
 
-from msgspec import field
-
-from rucola.protocol.body import Body
 from rucola.protocol.command import Header
 
 
@@ -79,32 +76,3 @@ class ListAclsRequestHeader(Header, kw_only=True):
 
     subject_filter: str | None = None
     resource_filter: str | None = None
-
-
-class UserInfo(Body, kw_only=True):
-    """A user. Responses contain no password."""
-
-    username: str | None = None
-    password: str | None = None
-    user_type: str | None = None
-    user_status: str | None = None
-
-    def __repr__(self) -> str:
-        return f"UserInfo({self.username!r}, {self.user_type!r}, {self.user_status!r})"
-
-
-class PolicyEntryInfo(Body, kw_only=True):
-    resource: str | None = None
-    actions: list[str] = field(default_factory=list)
-    source_ips: list[str] | None = None
-    decision: str | None = None
-
-
-class PolicyInfo(Body, kw_only=True):
-    policy_type: str | None = None
-    entries: list[PolicyEntryInfo] = field(default_factory=list)
-
-
-class AclInfo(Body, kw_only=True):
-    subject: str | None = None
-    policies: list[PolicyInfo] = field(default_factory=list)

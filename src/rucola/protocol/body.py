@@ -24,9 +24,9 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
     """A JSON body. A field without a default is required; unknown members are ignored."""
 
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=msgspec.Struct)
 
-_decoders: dict[type[Body], msgspec.json.Decoder[Any]] = {}
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def decode_body(body_type: type[B], data: bytes, max_tolerant_size: int | None = None) -> B:
@@ -67,7 +67,7 @@ def to_body(body_type: type[B], value: Any) -> B:
         raise RemoteProtocolError(f"body {body_type.__name__}: {error}") from None
 
 
-def encode_body(body: Body, *, quote_keys: bool = False) -> bytes:
+def encode_body(body: msgspec.Struct, *, quote_keys: bool = False) -> bytes:
     """Return compact JSON in field order, without None; integer keys are unquoted unless `quote_keys`."""
     if _is_plain_type(type(body)):
         return _encode_plain(body)

@@ -123,7 +123,7 @@ class RequestCode(IntEnum):
     SWITCH_OVER = 20_004
     ASK_PROMISE = 20_005
     GET_ALL_QUEUE_LOCKS = 20_006
-    # Rucola's own: faults that a broker finds (`rucola.protocol.diagnosis`).
+    # Rucola's own: faults that a broker finds (`rucola.domain.diagnosis`).
     GET_DIAGNOSIS = 20_010
     # Rucola's own: signatures of version 2 (`rucola.acl.challenge`).
     GET_CHALLENGE = 20_100

@@ -66,6 +66,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 
 from rucola import fastjson
+from rucola.domain.version import VERSION, VERSION_TEXT
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.codes import LanguageCode, name_of
 from rucola.protocol.header_limits import (
@@ -76,11 +77,6 @@ from rucola.protocol.header_limits import (
     members_of_long,
     too_many_fields,
 )
-
-VERSION = 409
-"""Some clients select features by it."""
-
-VERSION_TEXT = "V4_9_8"
 
 LANGUAGE = LanguageCode.PYTHON.name
 

@@ -18,11 +18,12 @@ import msgspec
 from msgspec import field
 
 from rucola import fastjson
+from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import SubscriptionData
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object, to_body
 from rucola.protocol.command import Header
-from rucola.protocol.heartbeat import SubscriptionData
-from rucola.protocol.queue import MessageQueue, from_key, to_key
+from rucola.protocol.queue import from_key, to_key
 
 MAX_STATUS_SIZE: Final = 2 * 1024 * 1024
 """Bytes of a client's status: some ten thousand queues."""
@@ -40,54 +41,6 @@ class GetConsumerConnectionListRequestHeader(Header, kw_only=True):
 
 class GetProducerConnectionListRequestHeader(Header, kw_only=True):
     producer_group: str
-
-
-class ClientConnection(Body, kw_only=True):
-    # "ip:port" of the client's connection.
-    client_addr: str
-    client_id: str
-    # Name of a LanguageCode.
-    language: str
-    # Ordinal of `MQVersion`; 409 is V4_9_8.
-    version: int
-
-
-class ConsumerConnection(Body, kw_only=True):
-    connection_set: list[ClientConnection] = []
-    # Name of a value of CONSUME_FROM_WHERE.
-    consume_from_where: str = ""
-    # Name of a value of CONSUME_TYPES.
-    consume_type: str = ""
-    # Name of a value of MESSAGE_MODELS.
-    message_model: str = ""
-    subscription_table: dict[str, SubscriptionData] = {}
-
-    @property
-    def shared_client_ids(self) -> dict[str, list[str]]:
-        """Addresses of client ids with several connections: several clients, or one that has just reconnected."""
-        addresses: dict[str, list[str]] = {}
-        for one in self.connection_set:
-            addresses.setdefault(one.client_id, []).append(one.client_addr)
-        return {client_id: found for client_id, found in addresses.items() if len(found) > 1}
-
-
-class ProducerConnection(Body, kw_only=True):
-    connection_set: list[ClientConnection] = []
-
-
-class ProducerInfo(Body, kw_only=True):
-    """A client of a producer group, and the time of its last heartbeat."""
-
-    client_id: str
-    language: str
-    # Milliseconds since 1970.
-    last_update_timestamp: int
-    remote_ip: str = field(name="remoteIP")
-    version: int
-
-
-class ProducerTableInfo(Body, kw_only=True):
-    data: dict[str, list[ProducerInfo]] = {}
 
 
 class CheckClientRequestBody(Body, kw_only=True):

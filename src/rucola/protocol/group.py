@@ -14,26 +14,13 @@ from collections.abc import Generator, Mapping
 import msgspec
 
 from rucola import slices
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import ConsumeStatsList, QueueTimeSpan
 from rucola.errors import RemoteProtocolError
 from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
-from rucola.protocol.queue import MessageQueue, from_key
-from rucola.protocol.topic import ConsumeStats, by_queue_steps, consume_stats_from, consume_stats_steps
-
-LATEST = -1
-"""A `timestamp`: the end of each queue."""
-
-
-SYSTEM_GROUPS = {
-    "TOOLS_CONSUMER": False,
-    "FILTERSRV_CONSUMER": False,
-    "SELF_TEST_C_GROUP": False,
-    "CID_ONS-HTTP-PROXY": True,
-    "CID_ONSAPI_PULL": True,
-    "CID_ONSAPI_PERMISSION": True,
-    "CID_ONSAPI_OWNER": True,
-}
-"""Groups of every broker, and whether they may consume in broadcasting mode."""
+from rucola.protocol.queue import from_key
+from rucola.protocol.topic import by_queue_steps, consume_stats_from, consume_stats_steps
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True):
@@ -84,20 +71,6 @@ class GetConsumeStatsInBrokerRequestHeader(Header, kw_only=True):
     is_order: bool | str = "false"
 
 
-class QueueTimeSpan(Body, kw_only=True):
-    """Store times in one queue (ms); the `…_str` fields are texts: `2013-01-01#05:15:00:000`."""
-
-    consume_time_stamp: int = 0
-    consume_time_stamp_str: str = ""
-    # Age of the next message to consume, 0 without a backlog.
-    delay_time: int = 0
-    max_time_stamp: int = 0
-    max_time_stamp_str: str = ""
-    message_queue: MessageQueue
-    min_time_stamp: int = 0
-    min_time_stamp_str: str = ""
-
-
 class QueryConsumeTimeSpanBody(Body, kw_only=True):
     consume_time_span_set: list[QueueTimeSpan] = []
 
@@ -106,14 +79,6 @@ class QueryCorrectionOffsetBody(Body, kw_only=True):
     """Offsets by queue id."""
 
     correction_offsets: dict[int, int] = {}
-
-
-class ConsumeStatsList(msgspec.Struct, kw_only=True):
-    """GET_BROKER_CONSUME_STATS: statistics by group and topic; `total_diff` is the backlog in messages."""
-
-    broker_addr: str = ""
-    groups: dict[str, list[ConsumeStats]] = {}
-    total_diff: int = 0
 
 
 def encode_offset_table(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec import field
 
+from rucola.domain.subscription import SubscriptionData
 from rucola.protocol.body import Body
 from rucola.protocol.command import Header
-from rucola.protocol.heartbeat import SubscriptionData
 
 
 class QueryMessageRequestHeader(Header, kw_only=True):

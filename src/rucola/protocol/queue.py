@@ -1,4 +1,4 @@
-"""MessageQueue. Corresponds to `MessageQueue` of Apache RocketMQ 4.9.8."""
+"""MessageQueue as the key of a map."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
+from rucola.domain.queue import MessageQueue
 from rucola.errors import RemoteProtocolError
 from rucola.fastjson import ObjectKey
 
 _encode: Final = msgspec.json.Encoder().encode
-
-
-class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
-    """A queue, ordered for rebalance."""
-
-    topic: str
-    broker_name: str
-    queue_id: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
 
 
 def to_key(queue: MessageQueue) -> ObjectKey:

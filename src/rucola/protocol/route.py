@@ -23,17 +23,14 @@ from struct import error as struct_error
 import msgspec
 
 from rucola import fastjson, slices
+from rucola.domain.topic import MAX_NAME_LENGTH, DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import RemoteProtocolError
 from rucola.message.properties import is_true
 from rucola.protocol.body import Body, decode_body, decode_request, decode_strictly, encode_body
 from rucola.protocol.command import Header
-from rucola.protocol.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 
-MASTER_ID = 0
 MAX_REGISTRATION_SIZE = 16 * 1024 * 1024
 """Bytes of a decompressed registration: 100,000 topics with the longest names."""
-MAX_NAME_LENGTH = 512
-"""Characters of the name of a broker, cluster or registered topic; Apache's longest have 262."""
 COMPRESS_ABOVE = 1024 * 1024
 """Bytes above which a broker compresses its registration, to fit into a frame."""
 _MAX_NULLS_SIZE = 1024 * 1024

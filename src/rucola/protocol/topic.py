@@ -1,7 +1,4 @@
-"""Configuration and statistics of topics and consumer groups on a broker.
-
-Fields are in alphabetical order, as in fastjson, so configuration files are identical to Apache's.
-"""
+"""Settings and statistics of topics: headers, and bodies with maps by queue."""
 
 from __future__ import annotations
 
@@ -11,80 +8,13 @@ from typing import Any
 import msgspec
 
 from rucola import slices
+from rucola.domain.queue import MessageQueue, TopicOffset
+from rucola.domain.statistics import ConsumeStats, OffsetWrapper
+from rucola.domain.topic import SINGLE_TAG
 from rucola.errors import RemoteProtocolError
-from rucola.protocol.body import Body, decode_object
+from rucola.protocol.body import decode_object
 from rucola.protocol.command import Header
-from rucola.protocol.queue import MessageQueue, from_key, to_key_json
-
-PERM_INHERIT = 1
-PERM_WRITE = 2
-PERM_READ = 4
-
-SINGLE_TAG = "SINGLE_TAG"
-MULTI_TAG = "MULTI_TAG"
-TOPIC_FILTER_TYPES = (SINGLE_TAG, MULTI_TAG)
-"""4.9.8 ignores the difference."""
-
-TOPIC_FLAG_UNIT = 1
-TOPIC_FLAG_UNIT_SUB = 2
-"""Bits of `topic_sys_flag`: topics of deployments with several units."""
-
-
-def perm_text(perm: int) -> str:
-    """Return a permission as mqadmin prints it, such as `RW-`."""
-    return f"{'R' if perm & PERM_READ else '-'}{'W' if perm & PERM_WRITE else '-'}{'X' if perm & PERM_INHERIT else '-'}"
-
-
-class TopicConfig(Body, kw_only=True):
-    # GET_BROKER_CONSUME_STATS can select ordered topics.
-    order: bool = False
-    # Sum of PERM_READ, PERM_WRITE and PERM_INHERIT.
-    perm: int = PERM_READ | PERM_WRITE
-    read_queue_nums: int = 16
-    topic_filter_type: str = SINGLE_TAG
-    topic_name: str
-    topic_sys_flag: int = 0
-    write_queue_nums: int = 16
-
-    def __str__(self) -> str:
-        """Return Java's text, which remarks contain."""
-        return (
-            f"TopicConfig [topicName={self.topic_name}, readQueueNums={self.read_queue_nums}, "
-            f"writeQueueNums={self.write_queue_nums}, perm={perm_text(self.perm)}, "
-            f"topicFilterType={self.topic_filter_type}, topicSysFlag={self.topic_sys_flag}, "
-            f"order={'true' if self.order else 'false'}]"
-        )
-
-
-class SubscriptionGroupConfig(Body, kw_only=True):
-    """A group. One with a large backlog reads from broker id `which_broker_when_consume_slowly`."""
-
-    broker_id: int = 0
-    consume_broadcast_enable: bool = True
-    consume_enable: bool = True
-    # Kept and reported; no broker of 4.9 evaluates it.
-    consume_from_min_enable: bool = True
-    group_name: str
-    # Whether members are notified when the membership changes.
-    notify_consumer_ids_changed_enable: bool = True
-    retry_max_times: int = 16
-    retry_queue_nums: int = 1
-    which_broker_when_consume_slowly: int = 1
-
-
-class DataVersion(Body, kw_only=True):
-    """The version of a table: a counter, and the time of the last change (ms)."""
-
-    counter: int = 0
-    timestamp: int = 0
-
-    def next(self, now_ms: int) -> DataVersion:
-        return DataVersion(counter=self.counter + 1, timestamp=now_ms)
-
-    @property
-    def token(self) -> str:
-        """The version as text, for `TableVersionHeader`."""
-        return f"{self.timestamp}:{self.counter}"
+from rucola.protocol.queue import from_key, to_key_json
 
 
 class TableVersionHeader(Header, kw_only=True):
@@ -103,20 +33,6 @@ class TableCopyHeader(TableVersionHeader, kw_only=True):
     log_epoch: int | None = None
     log_begin: int | None = None
     log_end: int | None = None
-
-
-class TopicConfigSerializeWrapper(Body, kw_only=True):
-    """config/topics.json, response body 21, part of a registration."""
-
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    topic_config_table: dict[str, TopicConfig] = {}
-
-
-class SubscriptionGroupWrapper(Body, kw_only=True):
-    """config/subscriptionGroup.json and response body 201."""
-
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
 
 
 class CreateTopicRequestHeader(Header, kw_only=True):
@@ -138,30 +54,6 @@ class TopicRequestHeader(Header, kw_only=True):
 class GetConsumeStatsRequestHeader(Header, kw_only=True):
     consumer_group: str
     topic: str | None = None
-
-
-class TopicOffset(Body, kw_only=True):
-    """The ends of a queue, and its newest store time (ms); 0 if empty."""
-
-    last_update_timestamp: int = 0
-    max_offset: int = 0
-    min_offset: int = 0
-
-
-class OffsetWrapper(Body, kw_only=True):
-    """The end of a queue, and a group's offset and last consumed store time."""
-
-    broker_offset: int = 0
-    consumer_offset: int = 0
-    # Milliseconds since 1970, 0 for none.
-    last_timestamp: int = 0
-
-
-class ConsumeStats(Body, kw_only=True):
-    """A group's offsets by queue, and its messages per second. Not standard JSON."""
-
-    consume_tps: float = 0.0
-    offset_table: dict[MessageQueue, OffsetWrapper] = {}
 
 
 _encode = msgspec.json.Encoder().encode
@@ -191,7 +83,7 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
     return slices.run(consume_stats_steps(stats))
 
 
-def by_queue_steps(table: Mapping[MessageQueue, Body | int]) -> Generator[None, None, bytes]:
+def by_queue_steps(table: Mapping[MessageQueue, msgspec.Struct | int]) -> Generator[None, None, bytes]:
     """Encode a map by queue in small steps: a topic may have thousands of queues."""
     parts: list[bytes] = []
     for queue, value in table.items():

@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from rucola.admin import AdminClient
+from rucola.domain.queue import MessageQueue
 from rucola.errors import MQError, TopicNotFound
 from rucola.message import MessageExt
 from rucola.message.topics import dlq_topic, retry_topic
-from rucola.protocol.queue import MessageQueue
 from rucola.reliable import operations
 from rucola.reliable.operations import MessageView, ReceiptView, StubView
 from rucola.reliable.schema import NEW, SENT, VOID

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
+
 from rucola.access import Action, Caller, Check, Interceptor, Resource
 from rucola.errors import MQError
-from rucola.protocol.body import MAX_JSON_BODY_SIZE, Body, decode_request
+from rucola.protocol.body import MAX_JSON_BODY_SIZE, decode_request
 from rucola.protocol.command import Header, RemotingCommand
 from rucola.remoting.access_gate import AccessGate, CallerProcessor
 from rucola.remoting.connection import Connection, Processor, Reply
@@ -45,8 +47,8 @@ class Endpoint:
     code: int
     action: Action
     handler: Handler
-    request: type[Header] | type[Body] | None = None
-    """A Header from the ext fields, a Body from the body, None for neither."""
+    request: type[Header] | type[msgspec.Struct] | None = None
+    """A Header from the ext fields, another struct from the body, None for neither."""
     resource: Callable[[Any], Resource | Iterable[Resource]] = server_resource
     """Reads the resource from a decoded request, or several, each of which is checked."""
 

@@ -27,14 +27,15 @@ from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import from_properties
 from rucola.client import ClientTls, ConnectionOptions, Message, MessageExt, Producer, PullConsumer, SendResult
 from rucola.client.event_loop_thread import EventLoopThread
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import OffsetWrapper
+from rucola.domain.subscription import SUB_ALL
+from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message.topics import dlq_topic
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.heartbeat import SUB_ALL
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import OffsetWrapper, TopicConfig
 
 T = TypeVar("T")
 

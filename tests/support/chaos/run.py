@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rucola.admin import AdminClient
-from rucola.protocol.topic import TopicConfig
+from rucola.domain.topic import TopicConfig
 from rucola.store.tools.check import check
 from support.chaos.clients import GROUPS, IN_ORDER, TOPIC
 from support.chaos.ledger import ACKNOWLEDGED, Account

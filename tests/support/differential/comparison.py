@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from rucola.domain.group import SYSTEM_GROUPS
 from rucola.message.topics import TRACE_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.group import SYSTEM_GROUPS
 from support.differential.recording import BROKER, Sequence
 
 ABSENT = "<absent>"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from sqlalchemy import create_engine, text
 
 from rucola.admin import AdminClient
+from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
-from rucola.protocol.topic import TopicConfig
 from rucola.reliable import migration
 from support.databases import DatabaseServer, server_user, serving, start_mariadb, start_postgresql, start_redis
 from support.effects_soak import roles

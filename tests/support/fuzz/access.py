@@ -19,9 +19,9 @@ from rucola.acl.user_store import UserStore
 from rucola.acl.yaml_file import parse_yaml
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.domain.user import AclInfo, UserInfo
 from rucola.errors import MQError
 from rucola.namesrv import config as namesrv_config
-from rucola.protocol.access import AclInfo, UserInfo
 from rucola.protocol.body import decode_request
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand

@@ -13,6 +13,9 @@ from rucola import fastjson, settings, speed
 from rucola.broker.config import from_properties
 from rucola.broker.send_properties import PropertyEditor
 from rucola.client.route import topic_route
+from rucola.domain.client import ConsumerConnection, HeartbeatData, ProducerConnection
+from rucola.domain.subscription import subscription
+from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import MQError
 from rucola.message import Message, MessageInner, MessageInnerBatch, properties, sql92
 from rucola.message.batch import decode_batch, encode_batch
@@ -22,10 +25,8 @@ from rucola.protocol import route, topic, trace
 from rucola.protocol.body import decode_body, decode_request, encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
-from rucola.protocol.connections import ConsumerConnection, ProducerConnection
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.group import decode_consume_stats_list, decode_offset_table
-from rucola.protocol.heartbeat import HeartbeatData, subscription
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
 from rucola.protocol.send import SendMessageRequestHeaderV2
@@ -60,9 +61,7 @@ def parser_targets(golden: Path) -> list[Target]:
     bodies = [body for frame in frames if (body := decode(frame).body)]
     documents = [body for body in bodies if body[:1] in (b"{", b"[")]
     log = sorted(golden.glob("g1-clean/**/commitlog/*"))[0].read_bytes()
-    table = topic.TopicConfigSerializeWrapper(
-        topic_config_table={name: topic.TopicConfig(topic_name=name) for name in ("T", "U")}
-    )
+    table = TopicConfigSerializeWrapper(topic_config_table={name: TopicConfig(topic_name=name) for name in ("T", "U")})
     registration = route.RegisterBrokerBody(topic_config_serialize_wrapper=table)
     messages = [Message("T", b"body", tags="a", keys=["k"], properties={"a": "1"}), Message("T", b"")]
     return [

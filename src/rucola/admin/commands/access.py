@@ -19,8 +19,9 @@ from rucola.admin.commands.command import (
     report,
     split,
 )
+from rucola.domain.user import AclInfo, PolicyEntryInfo, UserInfo
 from rucola.presentation import Column, time_text, whole
-from rucola.protocol.access import AclInfo, CreateAccessConfigRequestHeader, PolicyEntryInfo, UserInfo
+from rucola.protocol.access import CreateAccessConfigRequestHeader
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from types import NoneType
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from rucola.admin.client import AdminClient
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
 from rucola.presentation import Column, Table
-from rucola.protocol.queue import MessageQueue
 
 Row = dict[str, Any]
 C = TypeVar("C", bound=Callable[..., Any])

@@ -27,9 +27,9 @@ from rucola.admin.dead_letters import DeadLetter
 from rucola.admin.message_view import message_json
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.client import PullConsumer
+from rucola.domain.queue import MessageQueue
 from rucola.message import MessageExt
 from rucola.presentation import Table, optional, printable, time_text, whole
-from rucola.protocol.queue import MessageQueue
 
 Tags = Annotated[str, Option("-s --subExpression", "Only messages with these tags: 'TagA || TagB'.")]
 DeadGroup = Annotated[str, Option("-g --groupName", "Consumer group of the dead letters.")]

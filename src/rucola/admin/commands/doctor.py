@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Result, command
+from rucola.domain.diagnosis import Finding
 from rucola.presentation import Table, whole
-from rucola.protocol.diagnosis import Finding
 
 ADVICE = {
     "QUEUE_NOT_READ": "give the topic the queue back: updateTopic -r, or updateSubGroup -q for a retry topic",

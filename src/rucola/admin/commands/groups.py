@@ -21,13 +21,15 @@ from rucola.admin.commands.command import (
     Topic,
     command,
 )
+from rucola.domain.client import ClientConnection
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import OffsetWrapper
 from rucola.errors import ConfigError, MQError
 from rucola.message.topics import dlq_topic, retry_topic
 from rucola.presentation import Column, Table, optional, time_text, whole
 from rucola.protocol.command import version_text
-from rucola.protocol.connections import ClientConnection, ConsumerRunningInfo
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import OffsetWrapper, SubscriptionGroupConfig
+from rucola.protocol.connections import ConsumerRunningInfo
 
 
 def _diff(at: OffsetWrapper) -> int:

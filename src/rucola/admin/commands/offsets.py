@@ -7,10 +7,10 @@ from typing import Annotated
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import BrokerName, Flag, Option, QueueId, Result, Topic, command, no_such_queue
 from rucola.admin.offsets import ResetResult
+from rucola.domain.group import LATEST
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
 from rucola.presentation import Table, time_text, whole
-from rucola.protocol.group import LATEST
-from rucola.protocol.queue import MessageQueue
 
 Group = Annotated[str, Option("-g --group", "Consumer group.")]
 Force = Annotated[bool, Option("-f --force", "Also move offsets forward, not only back.")]

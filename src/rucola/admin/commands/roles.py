@@ -8,9 +8,9 @@ from typing import Annotated
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Flag, Option, Result, command
+from rucola.domain.role import HaStatus
 from rucola.errors import MQError
 from rucola.presentation import Table, optional, time_text, whole
-from rucola.protocol.roles import HaStatus
 
 Broker = Annotated[str, Option("-b --brokerAddr", "Address of the broker.", format="address")]
 Force = Annotated[bool, Flag("--force", "Do it even if messages would be lost.")]

@@ -20,9 +20,9 @@ from rucola.admin.commands.command import (
 from rucola.client import Message, Producer
 from rucola.client.producer.send_request import SendResult
 from rucola.client.trace import MessageTrace
+from rucola.domain.queue import MessageQueue
 from rucola.errors import MQError
 from rucola.presentation import Column, Table, whole
-from rucola.protocol.queue import MessageQueue
 
 TOOLS_PRODUCER = "TOOLS_PRODUCER"
 SENT = (

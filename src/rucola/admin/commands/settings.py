@@ -11,9 +11,10 @@ import msgspec
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Option, Result, Row, command
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError
 from rucola.files import replace_file
-from rucola.protocol.topic import SubscriptionGroupConfig, TopicConfig
 
 T = TypeVar("T")
 

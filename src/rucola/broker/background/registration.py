@@ -15,6 +15,8 @@ from contextlib import suppress
 from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.role import MASTER_ID
+from rucola.domain.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
 from rucola.outages import Outages
@@ -23,7 +25,6 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import (
     COMPRESS_ABOVE,
-    MASTER_ID,
     BrokerRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerBody,
@@ -32,7 +33,6 @@ from rucola.protocol.route import (
     compression_steps,
     encode_registration,
 )
-from rucola.protocol.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
 from rucola.remoting.client import RemotingClient
 from rucola.slices import in_slices
 

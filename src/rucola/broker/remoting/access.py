@@ -14,8 +14,8 @@ from rucola import fastjson
 from rucola.access import Action, Caller
 from rucola.broker.config import BrokerConfig
 from rucola.broker.services.access import AccessService
+from rucola.domain.user import AclInfo, UserInfo
 from rucola.protocol.access import (
-    AclInfo,
     AclRequestHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
@@ -24,10 +24,9 @@ from rucola.protocol.access import (
     ListAclsRequestHeader,
     ListUsersRequestHeader,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
-    UserInfo,
     UserRequestHeader,
 )
-from rucola.protocol.body import Body, decode_body, encode_body
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Reply
@@ -148,5 +147,5 @@ class AccessAdapter:
         return command.response(ResponseCode.SUCCESS, body=_encode_list(found))
 
 
-def _encode_list(bodies: Sequence[Body]) -> bytes:
+def _encode_list(bodies: Sequence[msgspec.Struct]) -> bytes:
     return fastjson.dumps([msgspec.json.decode(encode_body(body)) for body in bodies]) if bodies else b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rucola import fastjson
 from rucola.access import Action, Caller, Resource
 from rucola.broker.services.groups import GroupService
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -19,7 +20,7 @@ from rucola.protocol.group import (
     ResetOffsetRequestHeader,
     reset_table_steps,
 )
-from rucola.protocol.topic import SubscriptionGroupConfig, TableVersionHeader, TopicRequestHeader
+from rucola.protocol.topic import TableVersionHeader, TopicRequestHeader
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 from rucola.slices import in_slices

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rucola.access import Action, Caller, Resource
 from rucola.broker.services.clients import ClientService
+from rucola.domain.client import HeartbeatData
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -13,7 +14,6 @@ from rucola.protocol.connections import CheckClientRequestBody
 from rucola.protocol.heartbeat import (
     GetConsumerListByGroupRequestHeader,
     GetConsumerListByGroupResponseBody,
-    HeartbeatData,
     UnregisterClientRequestHeader,
 )
 from rucola.remoting.connection import Connection, Reply

@@ -13,13 +13,13 @@ from typing import Final
 
 from rucola.access import Reason, Refused
 from rucola.broker.client_registry import ClientChannel, Member
+from rucola.domain.queue import MessageQueue
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import GetConsumerStatusRequestHeader, client_status_steps
 from rucola.protocol.group import ResetOffsetRequestHeader, reset_table_steps
 from rucola.protocol.heartbeat import NotifyConsumerIdsChangedRequestHeader
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.connection import Connection

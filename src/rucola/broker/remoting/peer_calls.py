@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rucola.domain.role import HaStatus
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.roles import HaStatus, HaStatusRequestHeader, PromoteBrokerRequestHeader
+from rucola.protocol.roles import HaStatusRequestHeader, PromoteBrokerRequestHeader
 from rucola.remoting.client import RemotingClient
 
 

@@ -23,8 +23,9 @@ from rucola.access import Action, Caller, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.results import Fetched, Waiting
+from rucola.domain.version import VERSION
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand
+from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply

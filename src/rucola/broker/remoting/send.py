@@ -25,6 +25,7 @@ from rucola.broker.durability import Missing
 from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService, Put, SendHeader, SentMessages
 from rucola.broker.services.results import Published, StoredSends
 from rucola.broker.state import BrokerState
+from rucola.domain.version import VERSION
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.batch import decode_part
@@ -33,7 +34,7 @@ from rucola.message.ids import OFFSET_DIGITS, host_digits, offset_msg_ids
 from rucola.message.properties import is_true
 from rucola.message.record import LARGE_BODY
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import JSON, VERSION, RemotingCommand
+from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import UNSLICED, Answer, Connection, Processor, Reply

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from rucola.access import Action, Caller, Resource
 from rucola.broker.services.topics import TopicService
+from rucola.domain.topic import TopicConfig
 from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryConsumeQueueRequestHeader
-from rucola.protocol.topic import (
-    CreateTopicRequestHeader,
-    TableVersionHeader,
-    TopicConfig,
-    TopicRequestHeader,
-    topic_stats_steps,
-)
+from rucola.protocol.topic import CreateTopicRequestHeader, TableVersionHeader, TopicRequestHeader, topic_stats_steps
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 from rucola.slices import in_slices

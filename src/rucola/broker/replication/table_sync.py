@@ -40,19 +40,16 @@ from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
 from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.group import SubscriptionGroupWrapper
+from rucola.domain.queue import QueueLocks
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.errors import MQError, RemoteProtocolError, is_unreachable
 from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
-from rucola.protocol.lock import QueueLocks
-from rucola.protocol.topic import (
-    SubscriptionGroupWrapper,
-    TableCopyHeader,
-    TableVersionHeader,
-    TopicConfigSerializeWrapper,
-)
+from rucola.protocol.topic import TableCopyHeader, TableVersionHeader
 from rucola.remoting.client import RemotingClient
 
 logger = logging.getLogger(__name__)

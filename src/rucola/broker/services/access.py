@@ -16,8 +16,9 @@ from rucola.access import Caller, Reason, Refused
 from rucola.acl.plain_acl_files import PlainAclFiles
 from rucola.acl.principal import Principal
 from rucola.acl.user_store import UserStore
+from rucola.domain.user import AclInfo, UserInfo
 from rucola.errors import ConfigError
-from rucola.protocol.access import AclInfo, CreateAccessConfigRequestHeader, UserInfo
+from rucola.protocol.access import CreateAccessConfigRequestHeader
 
 T = TypeVar("T")
 

@@ -13,17 +13,17 @@ from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.state import BrokerState
-from rucola.message.ids import parse_offset_msg_id
-from rucola.message.record import decode
-from rucola.protocol.connections import (
+from rucola.domain.client import (
     ClientConnection,
     ConsumerConnection,
-    GetConsumerStatusRequestHeader,
     ProducerConnection,
     ProducerInfo,
     ProducerTableInfo,
 )
-from rucola.protocol.queue import MessageQueue
+from rucola.domain.queue import MessageQueue
+from rucola.message.ids import parse_offset_msg_id
+from rucola.message.record import decode
+from rucola.protocol.connections import GetConsumerStatusRequestHeader
 from rucola.slices import in_slices
 
 MAX_PRODUCERS = 32_768

@@ -13,10 +13,11 @@ from rucola.access import Caller, Reason, Refused
 from rucola.broker.client_registry import ClientChannel
 from rucola.broker.message_filter import check_supported, matches
 from rucola.broker.state import BrokerState
+from rucola.domain.client import HeartbeatData
+from rucola.domain.subscription import SubscriptionData, subscription
+from rucola.domain.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
 from rucola.message.properties import is_true
-from rucola.protocol.heartbeat import HeartbeatData, SubscriptionData, subscription
-from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 
 
 class ClientService:

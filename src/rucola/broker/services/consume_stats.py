@@ -12,9 +12,8 @@ from collections.abc import Generator
 from rucola.access import Reason, Refused
 from rucola.broker.services.groups import is_subscribed
 from rucola.broker.state import BrokerState
-from rucola.protocol.group import ConsumeStatsList, QueueTimeSpan
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import ConsumeStats, OffsetWrapper
+from rucola.domain.queue import MessageQueue
+from rucola.domain.statistics import ConsumeStats, ConsumeStatsList, OffsetWrapper, QueueTimeSpan
 from rucola.slices import in_slices
 
 MAX_LONG = 2**63 - 1

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Generator
 
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.protocol.diagnosis import Diagnosis, Finding
+from rucola.domain.diagnosis import Diagnosis, Finding
 from rucola.slices import in_slices
 from rucola.store.message_store import MessageStore
 

@@ -35,15 +35,15 @@ from rucola.access import Caller, Reason, Refused
 from rucola.broker.message_filter import ALL_MESSAGES, Matches, MessageFilter, accepted_codes, check_supported, matches
 from rucola.broker.services.results import Fetched, FetchOutcome, Waiting
 from rucola.broker.state import BrokerState
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.role import MASTER_ID
+from rucola.domain.subscription import SUB_ALL, SubscriptionData, subscription
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.topics import OFFSET_MOVED_EVENT, RETRY_PREFIX
 from rucola.protocol import pull
-from rucola.protocol.heartbeat import SUB_ALL, SubscriptionData, subscription
 from rucola.protocol.pull import PullMessageRequestHeader
-from rucola.protocol.route import MASTER_ID
-from rucola.protocol.topic import SubscriptionGroupConfig
 from rucola.store.config import GetMessageStatus, GetResult
 
 _OUTCOMES: Final = {

@@ -15,11 +15,12 @@ from rucola.access import Reason, Refused
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
 from rucola.broker.state import BrokerState
+from rucola.domain.group import LATEST, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.queue import MessageQueue
+from rucola.domain.topic import TopicConfig
 from rucola.message.properties import is_true
 from rucola.message.topics import check_group, retry_topic
-from rucola.protocol.group import LATEST, ResetOffsetRequestHeader
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import SubscriptionGroupConfig, SubscriptionGroupWrapper, TopicConfig
+from rucola.protocol.group import ResetOffsetRequestHeader
 from rucola.slices import in_slices
 
 

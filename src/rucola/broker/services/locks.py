@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rucola.broker.state import BrokerState
-from rucola.protocol.lock import QueueLocks
-from rucola.protocol.queue import MessageQueue
+from rucola.domain.queue import MessageQueue, QueueLocks
 
 
 class LockService:

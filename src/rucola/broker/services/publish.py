@@ -41,6 +41,7 @@ from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
 from rucola.broker.services.results import Published, StoredSends
 from rucola.broker.state import BrokerState
+from rucola.domain.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
 from rucola.message.batch import decode_part
@@ -48,7 +49,6 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from rucola.protocol.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
 from rucola.slices import in_slices
 from rucola.store.config import PUT_OK, PutBatchResult, PutMessageStatus
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, check_names

@@ -26,11 +26,11 @@ from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
 from rucola.broker.state import BrokerState
 from rucola.broker.stored_message import renewed, stored_message
+from rucola.domain.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import is_true
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
-from rucola.protocol.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.store.config import PutMessageStatus
 
 logger = logging.getLogger(__name__)

@@ -27,17 +27,16 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.coordination import GroupRole
 from rucola.broker.mastership import Mastership
 from rucola.broker.role import RoleControl, RoleSwitch, SlaveProgress, SwitchReason
-from rucola.errors import BrokerError, MQError
-from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
-from rucola.protocol.roles import (
+from rucola.domain.role import (
     ELECTED,
     SWITCHOVER,
     ElectionStatus,
     HaStatus,
-    PromoteBrokerRequestHeader,
     SlaveStatus,
-    SwitchOverRequestHeader,
 )
+from rucola.errors import BrokerError, MQError
+from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
+from rucola.protocol.roles import PromoteBrokerRequestHeader, SwitchOverRequestHeader
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)

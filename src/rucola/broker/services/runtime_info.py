@@ -11,10 +11,10 @@ import shutil
 from rucola.access import Reason, Refused
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.state import BrokerState
+from rucola.domain.statistics import BrokerStatsData
+from rucola.domain.version import VERSION, VERSION_TEXT
 from rucola.message.record import peek
 from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.protocol.broker_stats import BrokerStatsData
-from rucola.protocol.version import VERSION, VERSION_TEXT
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 

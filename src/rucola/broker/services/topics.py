@@ -14,11 +14,11 @@ import msgspec
 from rucola import fastjson
 from rucola.access import Reason, Refused
 from rucola.broker.state import BrokerState
+from rucola.domain.queue import MessageQueue, TopicOffset
+from rucola.domain.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import InvalidMessage
 from rucola.message.topics import check_topic
 from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper, TopicOffset
 from rucola.slices import in_slices
 
 MAX_UNITS = 1000

@@ -22,9 +22,9 @@ from rucola.broker.bloom import BIT_COUNT, bloom_filter_positions
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.broker.message_filter import Matches, matches
+from rucola.domain.subscription import SubscriptionData
 from rucola.errors import InvalidMessage
 from rucola.protocol.body import Body, to_body
-from rucola.protocol.heartbeat import SubscriptionData
 from rucola.store.config_files import ConfigFile
 
 logger = logging.getLogger(__name__)

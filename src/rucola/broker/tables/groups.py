@@ -16,10 +16,10 @@ import msgspec
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
+from rucola.domain.group import SYSTEM_GROUPS, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.topic import DataVersion
 from rucola.message.topics import check_group, is_lmq
 from rucola.protocol.body import to_body
-from rucola.protocol.group import SYSTEM_GROUPS
-from rucola.protocol.topic import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.store.config_files import ConfigFile
 
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import msgspec
 
+from rucola.domain.queue import LockedQueues, MessageQueue, QueueLocks
 from rucola.errors import RemoteProtocolError, StoreCorrupt
 from rucola.protocol.body import to_body
-from rucola.protocol.lock import LockBatchRequestBody, QueueLocks
-from rucola.protocol.queue import MessageQueue
 from rucola.store.config_files import ConfigFile
 
 logger = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class QueueLockTable:
             held.setdefault((group, client_id), []).append(queue)
         return QueueLocks(
             locks=[
-                LockBatchRequestBody(client_id=client_id, consumer_group=group, mq_set=queues)
+                LockedQueues(client_id=client_id, consumer_group=group, mq_set=queues)
                 for (group, client_id), queues in held.items()
             ]
         )

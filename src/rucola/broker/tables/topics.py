@@ -18,18 +18,18 @@ import msgspec
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
-from rucola.message import topics
-from rucola.message.topics import retry_topic
-from rucola.protocol.body import to_body
-from rucola.protocol.topic import (
+from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.topic import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
     DataVersion,
-    SubscriptionGroupConfig,
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
+from rucola.message import topics
+from rucola.message.topics import retry_topic
+from rucola.protocol.body import to_body
 from rucola.store.config_files import ConfigFile
 
 SCHEDULE_QUEUE_NUMS = 18

@@ -26,8 +26,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
-from rucola.protocol.queue import MessageQueue
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 
 from rucola.client.clock import now_ms
 from rucola.client.consumer.process_queue import ProcessQueue, PullLimits
+from rucola.domain.queue import MessageQueue
 from rucola.message import MessageExt
 from rucola.protocol.connections import ProcessQueueInfo
-from rucola.protocol.queue import MessageQueue
 
 
 class AssignedQueue:

@@ -43,8 +43,8 @@ from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.start_offsets import StartOffsets
 from rucola.client.consumer.subscription_consistency import SubscriptionCheck
 from rucola.client.route import TopicRoute
+from rucola.domain.queue import MessageQueue
 from rucola.errors import MQError, TopicNotFound, is_unreachable
-from rucola.protocol.queue import MessageQueue
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import msgspec
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.consumer.options import ConsumeOptions
 from rucola.client.instance import ClientInstance
+from rucola.domain.subscription import SubscriptionData
 from rucola.message.topics import retry_topic
-from rucola.protocol.heartbeat import SubscriptionData
 
 
 class ConsumerContext(msgspec.Struct, frozen=True):

@@ -23,9 +23,9 @@ from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullS
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import restore_topic
 from rucola.client.stats import ConsumeCounters
+from rucola.domain.subscription import SubscriptionData
 from rucola.errors import BrokerError, MQError
 from rucola.protocol.codes import ResponseCode
-from rucola.protocol.heartbeat import SubscriptionData
 
 logger = logging.getLogger(__name__)
 

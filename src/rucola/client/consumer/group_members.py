@@ -10,12 +10,12 @@ from typing import Any
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.hedging import hedged
 from rucola.client.route import HEDGE_MS, TopicRoute
+from rucola.domain.role import MASTER_ID
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, GetConsumerListByGroupResponseBody
-from rucola.protocol.route import MASTER_ID
 
 logger = logging.getLogger(__name__)
 

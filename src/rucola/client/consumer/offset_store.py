@@ -20,11 +20,12 @@ from typing import Protocol
 from rucola import fastjson
 from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.pull_consumer import PullConsumer
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError, MQError, RemoteProtocolError
 from rucola.files import make_directory, replace_file
 from rucola.outages import Outages
 from rucola.protocol.group import decode_offset_table
-from rucola.protocol.queue import MessageQueue, to_key
+from rucola.protocol.queue import to_key
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,11 @@ from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueA
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.retry import restore_topic
 from rucola.client.stats import ConsumeCounters
+from rucola.domain.client import ConsumerData
+from rucola.domain.queue import MessageQueue
+from rucola.domain.version import VERSION_TEXT
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
-from rucola.protocol.command import VERSION_TEXT
 from rucola.protocol.connections import (
     CR_LATER,
     CR_SUCCESS,
@@ -26,8 +28,6 @@ from rucola.protocol.connections import (
     ConsumeStatus,
     ProcessQueueInfo,
 )
-from rucola.protocol.heartbeat import ConsumerData
-from rucola.protocol.queue import MessageQueue
 
 logger = logging.getLogger(__name__)
 

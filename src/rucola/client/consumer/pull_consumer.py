@@ -23,14 +23,16 @@ from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import UNREACHABLE, ClientInstance
+from rucola.domain import subscription as subscriptions
+from rucola.domain.queue import MessageQueue
+from rucola.domain.role import MASTER_ID
+from rucola.domain.subscription import SUB_ALL, SubscriptionData
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, record
 from rucola.message.topics import check_tags, check_topic
-from rucola.protocol import heartbeat
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.heartbeat import SUB_ALL, SubscriptionData
 from rucola.protocol.offset import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
@@ -45,8 +47,7 @@ from rucola.protocol.pull import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
 )
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.route import MASTER_ID, ClusterInfo, TopicList
+from rucola.protocol.route import ClusterInfo, TopicList
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.tls import ClientTls
 
@@ -333,4 +334,4 @@ def _subscription_of(topic: str, subscription: str | SubscriptionData) -> Subscr
     if isinstance(subscription, SubscriptionData):
         return subscription
     check_tags(subscription)
-    return heartbeat.subscription(topic, subscription)
+    return subscriptions.subscription(topic, subscription)

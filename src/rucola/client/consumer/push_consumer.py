@@ -46,11 +46,11 @@ from rucola.client.lifecycle import run_close_steps
 from rucola.client.route import TopicRoute
 from rucola.client.stats import ConsumeCounters, ConsumerStats
 from rucola.client.values import Values
+from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import SUB_ALL, subscription
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import check_tags, check_topic
-from rucola.protocol.heartbeat import SUB_ALL, subscription
-from rucola.protocol.queue import MessageQueue
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.tls import ClientTls
 

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 
 from rucola.client.clock import monotonic_ms
 from rucola.client.instance import ClientInstance
+from rucola.domain.queue import LockedQueues, MessageQueue
 from rucola.errors import BrokerError, MQError
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.lock import LockBatchRequestBody, LockBatchResponseBody
-from rucola.protocol.queue import MessageQueue
+from rucola.protocol.lock import LockBatchResponseBody
 from rucola.remoting.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class QueueLocks:
 
     async def _request(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
         """Send a request about queues of one broker to its master; return the response. MQError."""
-        body = LockBatchRequestBody(client_id=self._instance.client_id, consumer_group=self._group, mq_set=queues)
+        body = LockedQueues(client_id=self._instance.client_id, consumer_group=self._group, mq_set=queues)
         request = RemotingCommand.request(code, body=encode_body(body))
         response = await self._instance.invoke_master(queues[0], request)
         if response.code != ResponseCode.SUCCESS:

@@ -36,11 +36,11 @@ import logging
 from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.ready_queue import ReadyQueue
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, MQError
 from rucola.message import MessageExt, properties
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 
 logger = logging.getLogger(__name__)

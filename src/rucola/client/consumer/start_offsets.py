@@ -18,7 +18,7 @@ from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.offset_store import OffsetStore
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.client.consumer.pull_consumer import PullConsumer
-from rucola.protocol.queue import MessageQueue
+from rucola.domain.queue import MessageQueue
 
 HALF_AN_HOUR_MS = 30 * 60 * 1000
 """How far CONSUME_FROM_TIMESTAMP goes back if no time is configured."""

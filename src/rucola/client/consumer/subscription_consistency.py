@@ -13,12 +13,13 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rucola.client.instance import ClientInstance
+from rucola.domain.client import ConsumerConnection
+from rucola.domain.subscription import SubscriptionData
 from rucola.errors import MQError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.connections import ConsumerConnection, GetConsumerConnectionListRequestHeader
-from rucola.protocol.heartbeat import SubscriptionData
+from rucola.protocol.connections import GetConsumerConnectionListRequestHeader
 
 logger = logging.getLogger(__name__)
 

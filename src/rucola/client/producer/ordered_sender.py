@@ -19,10 +19,10 @@ from typing import Final, TypeVar
 from rucola.client.producer.producer import IN_FLIGHT, Producer
 from rucola.client.producer.send_request import SendResult, is_batchable
 from rucola.client.producer.sender import RETRY_CODES
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, InvalidMessage, MQError, RemotingError, TopicNotFound
 from rucola.message import Message, properties
 from rucola.protocol.codes import ResponseCode
-from rucola.protocol.queue import MessageQueue
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from rucola.client.producer.in_flight_sends import InFlightRequest
 from rucola.client.producer.send_request import SendRequest, SendResult
 from rucola.client.producer.sender import Sender, may_retry
 from rucola.client.stats import SendCounters
+from rucola.domain.queue import MessageQueue
 from rucola.errors import RemotingError
-from rucola.protocol.queue import MessageQueue
 from rucola.remoting.deadline import Deadline
 
 

@@ -35,11 +35,11 @@ from rucola.client.request_reply import reply_message, request_message
 from rucola.client.results import Results
 from rucola.client.stats import ProducerStats
 from rucola.client.values import Values
+from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError, InvalidMessage, RemotingTimeout
 from rucola.message import Message, MessageExt
 from rucola.message.topics import check_topic
 from rucola.protocol.command import FLAG_ONEWAY
-from rucola.protocol.queue import MessageQueue
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.tls import ClientTls
 

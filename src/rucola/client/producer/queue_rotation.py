@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from rucola.client.producer.latency_faults import BrokerFaults
-from rucola.protocol.queue import MessageQueue
+from rucola.domain.queue import MessageQueue
 
 
 class QueueRotation:

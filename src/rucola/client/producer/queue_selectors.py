@@ -15,9 +15,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from rucola.domain.queue import MessageQueue
 from rucola.errors import InvalidMessage
 from rucola.message.hashing import string_hash
-from rucola.protocol.queue import MessageQueue
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue]], MessageQueue]
 """Maps the write queues of a topic, ordered by broker name and queue id, to one of them."""

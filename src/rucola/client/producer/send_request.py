@@ -9,6 +9,7 @@ import msgspec
 
 from rucola.client.clock import now_ms
 from rucola.client.route import DEFAULT_TOPIC_QUEUE_NUMS
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError
 from rucola.message import Message, properties
 from rucola.message.batch import encode_batch
@@ -18,7 +19,6 @@ from rucola.message.ids import unique_id
 from rucola.message.topics import AUTO_CREATE_TOPIC, RETRY_PREFIX
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.queue import MessageQueue
 from rucola.protocol.reply import REPLY_MESSAGE_FLAG
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 

@@ -33,6 +33,8 @@ from rucola.client.producer.queue_rotation import QueueRotation
 from rucola.client.producer.send_request import SendRequest, SendResult
 from rucola.client.stats import ProducerStats, SendCounters
 from rucola.client.trace_hooks import call_hook
+from rucola.domain.queue import MessageQueue
+from rucola.domain.role import SWITCHOVER
 from rucola.errors import (
     BrokerError,
     InvalidMessage,
@@ -46,8 +48,6 @@ from rucola.message import properties
 from rucola.message.topics import NOT_ALLOWED_SEND_TOPICS, check_topic
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.queue import MessageQueue
-from rucola.protocol.roles import SWITCHOVER
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 

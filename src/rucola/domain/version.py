@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 VERSION: Final = 409
-"""V4_9_8 in `MQVersion`."""
+"""V4_9_8 in `MQVersion`. Some clients select features by it."""
 
 VERSION_TEXT: Final = "V4_9_8"

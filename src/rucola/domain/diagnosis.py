@@ -1,13 +1,11 @@
-"""GET_DIAGNOSIS (20010), Rucola's own: faults that a broker finds in its state."""
+"""Diagnosis: faults that a broker finds in its state."""
 
 from __future__ import annotations
 
 import msgspec
 
-from rucola.protocol.body import Body
 
-
-class Finding(Body):
+class Finding(msgspec.Struct, rename="camel"):
     """`reason` is for programs, such as QUEUE_NOT_READ, `fields` are its figures."""
 
     reason: str = ""
@@ -15,5 +13,5 @@ class Finding(Body):
     fields: dict[str, str | int] = msgspec.field(default_factory=dict)
 
 
-class Diagnosis(Body):
+class Diagnosis(msgspec.Struct, rename="camel"):
     findings: list[Finding] = msgspec.field(default_factory=list)
