@@ -83,7 +83,7 @@ def test_properties_of_each_message_of_a_batch_are_edited(strings: list[bytes]) 
 
 def _compare(texts: list[str], shared: str = "") -> None:
     strings = [text.encode() for text in texts]
-    stored, tags, unique_keys, keys = editor.edit_batch(strings, shared)
+    stored, tags, unique_keys, keys = editor.edit_batch(strings, shared.encode())
     assert len(stored) == len(tags) == len(unique_keys) == len(keys) == len(texts)
     for number, text in enumerate(texts):
         alone = one(text)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rucola.broker.client_registry import ClientChannel, Member
+from rucola.broker.services.requests import PublishRequest
 from rucola.domain.queue import MessageQueue
 from rucola.protocol.group import ResetOffsetRequestHeader
-from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
+
+
+class PushedReply(NamedTuple):
+    """A reply as its sender published it, with the properties that the requester gets."""
+
+    request: PublishRequest
+    properties: bytes
+    born_host: bytes
+    store_host: bytes
+    store_timestamp: int
 
 
 class ClientCalls(Protocol):
@@ -31,7 +41,7 @@ class ClientCalls(Protocol):
     ) -> None:
         """Have members continue at these offsets, and commit them."""
 
-    async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
+    async def push_reply(self, channel: ClientChannel, reply: PushedReply) -> str | None:
         """Deliver a reply; return the reason if the client did not get it, or None."""
 
     async def consumer_status(

@@ -16,12 +16,9 @@ DLQ_QUEUE_NUMS = 1
 FIRST_DELAY_LEVEL = 3
 """The delay level of the first retry. Each further retry waits one level longer."""
 
-_V3_4_9 = 121
-"""First client version that sends a limit of retries."""
 
-
-def max_reconsume_times(group: SubscriptionGroupConfig, version: int, requested: int | None) -> int:
-    return requested if requested is not None and version >= _V3_4_9 else group.retry_max_times
+def max_reconsume_times(group: SubscriptionGroupConfig, requested: int | None) -> int:
+    return group.retry_max_times if requested is None else requested
 
 
 def dead_letter_queue(topics: TopicConfigTable, group: str, now_ms: int) -> tuple[str, int]:

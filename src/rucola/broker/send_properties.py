@@ -90,7 +90,7 @@ class PropertyEditor:
             waits.append(pairs.get(properties.WAIT))
         return stored, *columns
 
-    def edit_batch(self, strings: list[bytes], shared: str = "") -> EditedBatch:
+    def edit_batch(self, strings: list[bytes], shared: bytes = b"") -> EditedBatch:
         """Edit the strings of a batch; `shared` is its header's. InvalidMessage for a delay or a transaction."""
         common, appended = _parsed(shared)
         end = "\x02".join(["", *appended, self._cluster]).encode()
@@ -118,7 +118,7 @@ def _split(text: str) -> tuple[dict[str, str], list[str]] | None:
     return pairs, segments
 
 
-def _parsed(text: str) -> tuple[dict[str, str], list[str]]:
+def _parsed(text: bytes | str) -> tuple[dict[str, str], list[str]]:
     """Return pairs, and segments to store. Raises InvalidMessage for a delay, a transaction or a timer."""
     pairs = properties.parse(text)
     if delay_level(pairs) > 0:

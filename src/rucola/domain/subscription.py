@@ -11,7 +11,8 @@ from rucola.errors import InvalidMessage
 from rucola.message.hashing import string_hash
 
 SUB_ALL = "*"
-_TAG_TYPES = ("TAG", "")
+TAG = "TAG"
+_TAG_TYPES = (TAG, "")
 
 
 class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
@@ -21,7 +22,7 @@ class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
     class_filter_mode: bool = False
     # `string_hash` of each tag, which brokers compare with the tagsCode of a unit.
     code_set: list[int] = []
-    expression_type: str = "TAG"
+    expression_type: str = TAG
     sub_string: str = SUB_ALL
     # Milliseconds since 1970.
     sub_version: int = 0
@@ -34,9 +35,7 @@ class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
         return self.expression_type in _TAG_TYPES
 
 
-def subscription(
-    topic: str, expression: str | None, expression_type: str = "TAG", version: int = 0
-) -> SubscriptionData:
+def subscription(topic: str, expression: str | None, expression_type: str = TAG, version: int = 0) -> SubscriptionData:
     """Parse tags joined by `||`; other types are not parsed. InvalidMessage if there are only separators."""
     if expression_type not in _TAG_TYPES:
         return SubscriptionData(

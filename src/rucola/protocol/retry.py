@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from rucola.protocol.command import Header
 
+_V3_4_9 = 121
+"""First client version that sends a limit of retries."""
+
+
+def known_limit(max_reconsume_times: int | None, version: int) -> int | None:
+    """Return the limit of retries in a header of a client of this version, None if it has none."""
+    return max_reconsume_times if version >= _V3_4_9 else None
+
 
 class ConsumerSendMsgBackRequestHeader(Header, kw_only=True):
     """`offset` is a physical offset of the receiving broker."""

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rucola.access import Reason, Refused
+from rucola.broker.client_calls import PushedReply
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.domain.queue import MessageQueue
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout
+from rucola.message.host import decode_host
 from rucola.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import GetConsumerStatusRequestHeader, client_status_steps
@@ -80,10 +82,27 @@ class RemotingClientCalls:
             body = forms[member.language == LanguageCode.CPP.name]
             _connection(channel).send(RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, request, body))
 
-    async def push_reply(self, channel: ClientChannel, request: ReplyMessageRequestHeader, body: bytes) -> str | None:
+    async def push_reply(self, channel: ClientChannel, reply: PushedReply) -> str | None:
         if channel.is_congested:
             return "it does not read what it is sent"
-        push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, request, body)
+        request = reply.request
+        header = ReplyMessageRequestHeader(
+            producer_group=request.producer_group,
+            topic=request.topic,
+            default_topic=request.default_topic,
+            default_topic_queue_nums=request.default_topic_queue_nums,
+            queue_id=request.queue_id,
+            sys_flag=request.sys_flag,
+            born_timestamp=request.born_timestamp,
+            flag=request.flag,
+            properties=reply.properties.decode(),
+            reconsume_times=request.reconsume_times,
+            unit_mode=request.unit_mode,
+            born_host=decode_host(reply.born_host),
+            store_host=decode_host(reply.store_host),
+            store_timestamp=reply.store_timestamp,
+        )
+        push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, bytes(request.body))
         try:
             received = await _connection(channel).request(push, Deadline(CLIENT_TIMEOUT_MS))
         except RemotingError as error:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from rucola.access import Action, Caller
 from rucola.broker.config import BrokerConfig
-from rucola.broker.remoting.send import published_topic
-from rucola.broker.services.publish import SendHeader
+from rucola.broker.remoting.send import SendHeader, publish_request, published_topic
 from rucola.broker.services.reply import ReplyService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -32,7 +31,7 @@ class ReplyAdapter:
     async def send_reply(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader
     ) -> Answer:
-        result = await self._service.reply(caller, command.version, header, command.body)
+        result = await self._service.reply(caller, publish_request(command, header))
         code = ResponseCode.SUCCESS if result.failure is None else ResponseCode.SYSTEM_ERROR
         answer = command.response(code, remark=result.failure)
         answer.ext = {

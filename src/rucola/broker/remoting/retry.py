@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from rucola.access import Action, Caller, Resource
+from rucola.broker.services.requests import RetryRequest
 from rucola.broker.services.retry import RetryService
 from rucola.broker.tables.persistence import TablePersistence
+from rucola.message.properties import is_true
 from rucola.message.topics import retry_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader, known_limit
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 
@@ -29,5 +31,12 @@ class RetryAdapter:
     def send_back(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> Reply:
-        self._service.retry(caller, header, command.version)
+        request = RetryRequest(
+            header.group,
+            header.offset,
+            header.delay_level,
+            known_limit(header.max_reconsume_times, command.version),
+            is_true(header.unit_mode),
+        )
+        self._service.retry(caller, request)
         return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))

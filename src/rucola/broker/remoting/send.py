@@ -12,9 +12,9 @@ broker 127.0.0.1:10911 in the default region, a response is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from msgspec import json
 
@@ -22,7 +22,8 @@ from rucola import speed
 from rucola.access import Action, Caller, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.durability import Missing
-from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService, Put, SendHeader, SentMessages
+from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService, SentMessages
+from rucola.broker.services.requests import PublishRequest
 from rucola.broker.services.results import Published, StoredSends
 from rucola.broker.state import BrokerState
 from rucola.domain.version import VERSION
@@ -36,11 +37,15 @@ from rucola.message.record import LARGE_BODY
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
+from rucola.protocol.retry import known_limit
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import UNSLICED, Answer, Connection, Processor, Reply
 from rucola.remoting.endpoints import Endpoint, Handler
 from rucola.remoting.refusals import error_response
+from rucola.slices import in_slices
 from rucola.store.config import PutMessageStatus
+
+SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 _PREFIX: Final = Struct(">II")
 """Frame length and header length; the serializer byte in the latter is 0 for JSON."""
@@ -59,6 +64,24 @@ _NOT_DURABLE: Final = {
 
 def published_topic(header: SendHeader) -> Resource:
     return Resource(header.topic)
+
+
+def publish_request(command: RemotingCommand, header: SendHeader) -> PublishRequest:
+    return PublishRequest(
+        header.topic,
+        header.queue_id,
+        command.body,
+        header.properties.encode("utf-8", "replace"),
+        header.flag,
+        header.sys_flag,
+        header.born_timestamp,
+        header.reconsume_times,
+        known_limit(header.max_reconsume_times, command.version),
+        header.producer_group,
+        header.default_topic,
+        header.default_topic_queue_nums,
+        is_true(header.unit_mode),
+    )
 
 
 class AdmittedSend(NamedTuple):
@@ -279,17 +302,23 @@ class SendAdapter:
     # Sends alone, of any kind.
 
     def send(self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Reply:
-        put: Put[Published] = self._publish.put_message
-        if _is_batch(command, header):
-            put = self._publish.put_batch
+        is_batch = _is_batch(command, header)
+        if is_batch:
             columns = columns_of([AdmittedSend(caller, command, header)], *self._limits())
             responses, served = self._put(connection, *columns) if columns[0] else (b"", 0)
             if served:
                 return responses or None
-        published = self._publish.admit(caller, command.version, header, command.body, put)
-        if isinstance(published, Published):
-            return self._answer(connection, command, published)
-        return self._answer_new_topic(connection, command, published)
+        request = publish_request(command, header)
+        if not self._publish.has_topic(request.topic):
+            return self._send_to_new_topic(connection, caller, command, request, is_batch)
+        if not is_batch:
+            return self._answer(connection, command, self._publish.publish(caller, request))
+        steps = self._publish.publish_batch(caller, request)
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return self._answer(connection, command, stop.value)
+        return self._send_in_slices(connection, command, steps)
 
     def _serve_alone(self, connection: Connection, send: AdmittedSend) -> bytes | None:
         command = send.command
@@ -298,10 +327,18 @@ class SendAdapter:
         except Exception as error:
             return connection.encode_reply(command, error_response(connection.peer, command, error))
 
-    async def _answer_new_topic(
-        self, connection: Connection, command: RemotingCommand, stored: Awaitable[Published]
+    async def _send_to_new_topic(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: PublishRequest, is_batch: bool
     ) -> Answer:
-        return self._answer(connection, command, await stored)
+        await self._publish.ensure_topic(caller, request)
+        if is_batch:
+            return await self._send_in_slices(connection, command, self._publish.publish_batch(caller, request))
+        return self._answer(connection, command, self._publish.publish(caller, request))
+
+    async def _send_in_slices(
+        self, connection: Connection, command: RemotingCommand, steps: Generator[None, None, Published]
+    ) -> Answer:
+        return self._answer(connection, command, await in_slices(steps))
 
     def _answer(self, connection: Connection, command: RemotingCommand, published: Published) -> Answer:
         if not published.must_wait:

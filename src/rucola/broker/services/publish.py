@@ -1,13 +1,13 @@
 """Publishing: messages and batches of producers are stored.
 
-1. The topic is looked up, or created from the default topic that the producer names.
+1. The topic is looked up; one that does not exist is created before (`ensure_topic`).
 2. The queue is chosen, and the sizes are checked.
 3. The property string becomes the stored one: without WAIT, with CLUSTER (`rucola.broker.send_properties`).
 4. The record is put. With SYNC_FLUSH or SYNC_MASTER the response then waits until the record is durable
    (`rucola.broker.durability`), unless the message has WAIT=false.
 
 The messages of all sends of a read are put together, as columns (`put_usual`): each step runs once, and no object per
-message is created. Unusual messages leave the columns and are put one by one (`put_message`): delayed ones wait
+message is created. Unusual messages leave the columns and are put one by one (`publish`): delayed ones wait
 elsewhere (`delivery.delay`, `delivery.timer`), half messages are stored where no consumer reads them
 (`delivery.transactions`), and a message for `%RETRY%group` that was retried too often is stored in `%DLQ%group`.
 
@@ -31,7 +31,7 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from itertools import accumulate, chain
 from sys import intern
-from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import delay_level, redirect_by_level
@@ -39,25 +39,18 @@ from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import dead_letter_queue, max_reconsume_times
 from rucola.broker.send_properties import PropertyEditor
+from rucola.broker.services.requests import PublishRequest
 from rucola.broker.services.results import Published, StoredSends
 from rucola.broker.state import BrokerState
-from rucola.domain.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, TopicConfig
+from rucola.domain.topic import MULTI_TAG, TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, MessageInnerBatch, properties, sysflag, topics
 from rucola.message.batch import decode_part
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
-from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from rucola.slices import in_slices
 from rucola.store.config import PUT_OK, PutBatchResult, PutMessageStatus
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, check_names
-
-SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
-
-T = TypeVar("T")
-Put: TypeAlias = "Callable[[SendHeader, bytes, int, int, bytes], T | Awaitable[T]]"
-"""Stores an admitted message: (header, body, client version, queue id, born host) -> result."""
 
 _BatchColumns: TypeAlias = (
     "tuple[list[int], list[bytes], list[bytes], Sequence[str | None], Sequence[str | None], Sequence[str | None]]"
@@ -137,72 +130,77 @@ class PublishService:
 
     # Admission.
 
-    def admit(self, caller: Caller, version: int, header: SendHeader, body: bytes, put: Put[T]) -> T | Awaitable[T]:
-        """Choose topic and queue, and store with a `put_...` method; awaitable if a topic is created. Refused."""
-        topic = self._topic(header.topic)
-        if topic is None:
-            return self._create_topic(caller, version, header, body, put)
-        queue_id = header.queue_id
-        if not 0 <= queue_id < topic.write_queue_nums:
-            queue_id = self._other_queue(caller, header, topic)
-        if topic.topic_filter_type == MULTI_TAG:
-            header.sys_flag |= sysflag.MULTI_TAGS
-        try:
-            return put(header, body, version, queue_id, encode_host(caller.address))
-        except InvalidMessage as error:
-            raise self._illegal(error) from None
+    def has_topic(self, topic: str) -> bool:
+        return self._topic(topic) is not None
 
-    def _other_queue(self, caller: Caller, header: SendHeader, topic: TopicConfig) -> int:
-        """Return the queue for an id that is no write queue: a read-only one stays, as in Apache; negative is any."""
-        if header.queue_id < 0:
-            if topic.write_queue_nums < 1:
-                raise self._refused(Reason.INVALID, f"the topic[{header.topic}] has no queue to write to")
-            return random.randrange(topic.write_queue_nums)  # noqa: S311 - spreads load
-        if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
-            raise self._refused(
-                Reason.INVALID, f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {caller.address}"
-            )
-        return header.queue_id
+    async def ensure_topic(self, caller: Caller, request: PublishRequest) -> None:
+        """Create the topic if it does not exist, on disk and registered afterwards. Raises Refused.
 
-    async def _create_topic(self, caller: Caller, version: int, header: SendHeader, body: bytes, put: Put[T]) -> T:
-        """Create the topic, write the table, register, then store: so a consumer that starts now finds the topic."""
+        So a consumer that starts after the first message finds the topic.
+        """
+        while not self.has_topic(request.topic):  # it may be deleted during the two waits
+            self._create_topic(request)
+            await self._state.persistence.wait_persisted()
+            await self._topics_registered()
+            self._check_permission(caller, Resource(request.topic))
+
+    def _create_topic(self, request: PublishRequest) -> None:
         try:
-            topics.check_topic(header.topic)
+            topics.check_topic(request.topic)
         except InvalidMessage as error:
             raise self._refused(Reason.INVALID, str(error)) from None
-        is_retry, now_ms = header.topic.startswith(topics.RETRY_PREFIX), self._clock()
-        topic_sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if is_true(header.unit_mode) else 0
+        is_retry, now_ms = request.topic.startswith(topics.RETRY_PREFIX), self._clock()
+        topic_sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if request.unit_mode else 0
         # The number of groups limits their retry topics: a group that exists can always retry.
-        is_limited = not is_retry or self._state.groups.get(header.topic.removeprefix(topics.RETRY_PREFIX)) is None
+        is_limited = not is_retry or self._state.groups.get(request.topic.removeprefix(topics.RETRY_PREFIX)) is None
         created = self._topics.create_from_default(
-            header.topic,
-            header.default_topic,
-            header.default_topic_queue_nums,
+            request.topic,
+            request.default_topic,
+            request.default_topic_queue_nums,
             topic_sys_flag,
             now_ms,
             is_limited=is_limited,
         )
         if created is None and is_retry:
-            created = self._topics.ensure(header.topic, 1, now_ms, topic_sys_flag, is_limited=is_limited)
+            created = self._topics.ensure(request.topic, 1, now_ms, topic_sys_flag, is_limited=is_limited)
         if created is None:
+            raise self._no_topic(request.topic)
+
+    def _no_topic(self, topic: str) -> Refused:
+        return self._refused(
+            Reason.TOPIC_NOT_FOUND,
+            f"topic[{topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
+            "autoCreateTopicEnable=true on the broker",
+        )
+
+    def queue_for(self, caller: Caller, request: PublishRequest) -> int:
+        """Return the id of the queue to store in, and note the topic's kind of tags in `sys_flag`. Raises Refused.
+
+        The id of a read-only queue stays, as in Apache.
+        """
+        topic = self._topic(request.topic)
+        if topic is None:
+            raise self._no_topic(request.topic)
+        if topic.topic_filter_type == MULTI_TAG:
+            request.sys_flag |= sysflag.MULTI_TAGS
+        if 0 <= (queue_id := request.queue_id) < topic.write_queue_nums:
+            return queue_id
+        if queue_id < 0:
+            if topic.write_queue_nums < 1:
+                raise self._refused(Reason.INVALID, f"the topic[{request.topic}] has no queue to write to")
+            return random.randrange(topic.write_queue_nums)  # noqa: S311 - spreads load
+        if queue_id >= topic.read_queue_nums:
             raise self._refused(
-                Reason.TOPIC_NOT_FOUND,
-                f"topic[{header.topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
-                "autoCreateTopicEnable=true on the broker",
+                Reason.INVALID, f"request queueId[{queue_id}] is illegal, {topic} Producer: {caller.address}"
             )
-        await self._state.persistence.wait_persisted()
-        await self._topics_registered()
-        self._check_permission(caller, Resource(header.topic))
-        stored = self.admit(caller, version, header, body, put)
-        # The topic may have been deleted during the two waits; then `admit` returns another awaitable.
-        return await stored if isinstance(stored, Awaitable) else stored
+        return queue_id
 
     # Usual messages, together.
 
     def put_usual(self, counts: list[int], sent: SentMessages, born_host: bytes) -> StoredSends | None:
         """Put the messages of the first sends, up to one with an unusual message; `counts` are those of each send.
 
-        Returns None if the first is unusual, or if they were refused together: `put_message` and `put_batch` find out
+        Returns None if the first is unusual, or if they were refused together: `publish` and `publish_batch` find out
         why.
         """
         # 1. How many are usual.
@@ -256,17 +254,25 @@ class PublishService:
 
     # Single messages.
 
-    def put_message(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
-        """Store one message of any kind. Raises InvalidMessage or Refused."""
-        self._check_size(body)
-        text = header.properties.encode("utf-8", "replace")
-        stored, codes, unique_keys, keys, waits = self._properties.edit([text], self._config.max_keys_per_message)
-        if not stored or header.topic[0] == _SYSTEM_PREFIX or header.sys_flag & _IS_NOT_DISPATCHED:
-            return self._put_unusual(header, body, version, queue_id, born_host)
+    def publish(self, caller: Caller, request: PublishRequest) -> Published:
+        """Store one message of any kind in a topic that exists (`ensure_topic`). Raises Refused."""
+        queue_id, born_host = self.queue_for(caller, request), encode_host(caller.address)
+        try:
+            return self._put_message(request, queue_id, born_host)
+        except InvalidMessage as error:
+            raise self.illegal(error) from None
+
+    def _put_message(self, request: PublishRequest, queue_id: int, born_host: bytes) -> Published:
+        body = request.body
+        self.check_size(body)
+        max_keys_size = self._config.max_keys_per_message
+        stored, codes, unique_keys, keys, waits = self._properties.edit([request.properties], max_keys_size)
+        if not stored or request.topic[0] == _SYSTEM_PREFIX or request.sys_flag & _IS_NOT_DISPATCHED:
+            return self._put_unusual(request, queue_id, born_host)
         # Positional, in the order of MessageInner's fields: keywords cost 0.05 µs more.
         message = MessageInner(
-            intern(header.topic), queue_id, body, stored[0], header.flag, header.sys_flag, header.born_timestamp,
-            born_host, header.reconsume_times, 0, codes[0], unique_keys[0], keys[0],
+            intern(request.topic), queue_id, body, stored[0], request.flag, request.sys_flag, request.born_timestamp,
+            born_host, request.reconsume_times, 0, codes[0], unique_keys[0], keys[0],
         )  # fmt: skip
         return self._put(message, self._clock(), queue_id, waits[0])
 
@@ -279,39 +285,40 @@ class PublishService:
         must_wait = self.waits and wait != "false"
         return Published(queue_id, result.queue_offset, result.physical_offset, end, must_wait)
 
-    def _check_size(self, body: bytes) -> None:
+    def check_size(self, body: bytes) -> None:
+        """Raise InvalidMessage for a body above maxMessageSize."""
         if len(body) > self._store_config.max_message_size:
             raise InvalidMessage(
                 f"its body has {len(body)} bytes; {self._store_config.max_message_size} are allowed (maxMessageSize)"
             )
 
-    def _put_unusual(self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes) -> Published:
+    def _put_unusual(self, request: PublishRequest, queue_id: int, born_host: bytes) -> Published:
         """Store a message that may wait or change its topic, or has malformed properties."""
         # 1. The properties as pairs. The order of the steps matters: each may add properties that later ones read.
         now_ms = self._clock()
-        pairs = properties.parse(header.properties)
+        pairs = properties.parse(request.properties)
         wait = pairs.pop(properties.WAIT, None)
         pairs[properties.CLUSTER] = self._config.broker_cluster_name
         pairs.pop(properties.INNER_MULTI_QUEUE_OFFSET, None)  # the store assigns it
         if self._store_config.enable_multi_dispatch:
             check_names(pairs.get(properties.INNER_MULTI_DISPATCH, ""))
-        is_half = _is_half(header, pairs)
-        self._check_keys(header.topic, pairs.get(properties.KEYS))
+        is_half = _is_half(request, pairs)
+        self._check_keys(request.topic, pairs.get(properties.KEYS))
         # 2. The queue that it is for, and the one that it is stored in until then.
-        target = self._target_queue(header, version, queue_id, pairs, now_ms)
-        place = self._waiting_queue(header, target, is_half, pairs, now_ms)
+        target = self._target_queue(request, queue_id, pairs, now_ms)
+        place = self._waiting_queue(request, target, is_half, pairs, now_ms)
         if wait is not None and place[0] in (topics.SCHEDULE_TOPIC, topics.TRANS_HALF_TOPIC):
             pairs[properties.WAIT] = wait  # Apache stores it there
         # 3. The put.
         message = MessageInner(
             *place,
-            body=body,
+            body=request.body,
             properties=properties.join(pairs),
-            flag=header.flag,
-            sys_flag=_sys_flag(header, pairs),
-            born_timestamp=header.born_timestamp,
+            flag=request.flag,
+            sys_flag=_sys_flag(request, pairs),
+            born_timestamp=request.born_timestamp,
             born_host=born_host,
-            reconsume_times=header.reconsume_times,
+            reconsume_times=request.reconsume_times,
             tags_code=tags_code(pairs.get(properties.TAGS)),
             unique_key=pairs.get(properties.UNIQ_KEY),
             keys=pairs.get(properties.KEYS),
@@ -321,25 +328,25 @@ class PublishService:
         return self._put(message, now_ms, queue_id, wait)
 
     def _target_queue(
-        self, header: SendHeader, version: int, queue_id: int, pairs: dict[str, str], now_ms: int
+        self, request: PublishRequest, queue_id: int, pairs: dict[str, str], now_ms: int
     ) -> tuple[str, int]:
-        if not header.topic.startswith(topics.RETRY_PREFIX):
-            return header.topic, queue_id
-        name = header.topic.removeprefix(topics.RETRY_PREFIX)
+        if not request.topic.startswith(topics.RETRY_PREFIX):
+            return request.topic, queue_id
+        name = request.topic.removeprefix(topics.RETRY_PREFIX)
         group = self._state.groups.find(name, now_ms)
         if group is None:
             raise self._refused(Reason.GROUP_NOT_FOUND, f"subscription group not exist, {name}")
-        if header.reconsume_times < max_reconsume_times(group, version, header.max_reconsume_times):
-            return header.topic, queue_id
+        if request.reconsume_times < max_reconsume_times(group, request.max_reconsume_times):
+            return request.topic, queue_id
         pairs.pop(properties.DELAY, None)
         return dead_letter_queue(self._topics, name, now_ms)
 
     def _waiting_queue(
-        self, header: SendHeader, target: tuple[str, int], is_half: bool, pairs: dict[str, str], now_ms: int
+        self, request: PublishRequest, target: tuple[str, int], is_half: bool, pairs: dict[str, str], now_ms: int
     ) -> tuple[str, int]:
         """Return the queue to store a message in, its target or where it waits, and store the target in `pairs`."""
         if not is_half:
-            if header.reconsume_times:  # a timer message had its time before it was consumed
+            if request.reconsume_times:  # a timer message had its time before it was consumed
                 return redirect_by_level(*target, pairs, self._delay_level_count)
             queue = redirect_delayed(*target, pairs, self._delay_level_count, now_ms)
             if queue[0] == topics.TIMER_TOPIC:
@@ -351,8 +358,8 @@ class PublishService:
                 f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden "
                 "(rejectTransactionMessage)",
             )
-        if header.producer_group:
-            pairs.setdefault(properties.PGROUP, header.producer_group)  # END_TRANSACTION must name the same group
+        if request.producer_group:
+            pairs.setdefault(properties.PGROUP, request.producer_group)  # END_TRANSACTION must name the same group
         return self._transactions.prepare(*target, pairs, now_ms)
 
     def _check_reserve(self, message: MessageInner) -> None:
@@ -366,45 +373,40 @@ class PublishService:
 
     # Batches.
 
-    def put_batch(
-        self, header: SendHeader, body: bytes, version: int, queue_id: int, born_host: bytes
-    ) -> Published | Awaitable[Published]:
-        """Store the messages of any batch, all or none; a large one in slices. Raises InvalidMessage or Refused."""
-        size, limit = len(body), self._store_config.max_message_size
+    def publish_batch(self, caller: Caller, request: PublishRequest) -> Generator[None, None, Published]:
+        """Store the messages of any batch, all or none, in a topic that exists (`ensure_topic`). Raises Refused.
+
+        In small steps (see `rucola.slices`); one step suffices for up to UNSLICED_MESSAGES.
+        """
+        queue_id, born_host = self.queue_for(caller, request), encode_host(caller.address)
+        try:
+            columns = yield from self._columns(request)
+            return self._put_columns(request, queue_id, born_host, columns)
+        except InvalidMessage as error:
+            raise self.illegal(error) from None
+
+    def _columns(self, request: PublishRequest) -> Generator[None, None, _BatchColumns]:
+        size, limit = len(request.body), self._store_config.max_message_size
         if size > limit:
             raise InvalidMessage(f"the batch has {size} bytes; {limit} are allowed (maxMessageSize)")
-        if header.sys_flag & sysflag.TRANSACTION_MASK:
-            raise InvalidMessage(f"its sysFlag is {header.sys_flag}; a batch cannot be part of a transaction")
-        if not body:
+        if request.sys_flag & sysflag.TRANSACTION_MASK:
+            raise InvalidMessage(f"its sysFlag is {request.sys_flag}; a batch cannot be part of a transaction")
+        if not size:
             raise InvalidMessage("the batch is empty")
-        columns, end = self._read_part(header, body, 0, UNSLICED_MESSAGES)
-        self._check_count(header.topic, len(columns[0]))
-        if end < size:
-            return self._put_large_batch(header, body, queue_id, born_host)
-        return self._put_columns(header, queue_id, born_host, columns)
-
-    async def _put_large_batch(self, header: SendHeader, body: bytes, queue_id: int, born_host: bytes) -> Published:
-        try:
-            columns = await in_slices(self._columns(header, body))
-            return self._put_columns(header, queue_id, born_host, columns)
-        except InvalidMessage as error:
-            raise self._illegal(error) from None
-
-    def _columns(self, header: SendHeader, body: bytes) -> Generator[None, None, _BatchColumns]:
         parts: list[_BatchColumns] = []
         count = position = 0
-        while position < len(body):
-            part, position = self._read_part(header, body, position, _PART)
-            count += len(part[0])
-            self._check_count(header.topic, count)
-            parts.append(part)
-            yield
+        while position < size:
+            if parts:
+                yield
+            flags, bodies, strings, position = decode_part(
+                request.body, position, _PART if parts else UNSLICED_MESSAGES
+            )
+            parts.append((flags, bodies, *self._properties.edit_batch(strings, request.properties)))
+            count += len(flags)
+            self._check_count(request.topic, count)
+        if len(parts) == 1:
+            return parts[0]
         return cast("_BatchColumns", tuple(list(chain.from_iterable(column)) for column in zip(*parts, strict=True)))
-
-    def _read_part(self, header: SendHeader, body: bytes, position: int, max_count: int) -> tuple[_BatchColumns, int]:
-        """Return up to `max_count` messages from `position`, with edited properties, and their end."""
-        flags, bodies, strings, end = decode_part(body, position, max_count)
-        return (flags, bodies, *self._properties.edit_batch(strings, header.properties)), end
 
     def _check_keys(self, topic: str, keys: str | None) -> None:
         if keys and (count := sum(map(bool, keys.split(" ")))) > (limit := self._config.max_keys_per_message):
@@ -420,23 +422,25 @@ class PublishService:
             refusal = self._state.limits.refused("maxMessagesPerBatch", limit, found)
             raise self._refused(Reason.ILLEGAL_MESSAGE, str(refusal))
 
-    def _put_columns(self, header: SendHeader, queue_id: int, born_host: bytes, columns: _BatchColumns) -> Published:
+    def _put_columns(
+        self, request: PublishRequest, queue_id: int, born_host: bytes, columns: _BatchColumns
+    ) -> Published:
         flags, bodies, stored, tags, unique_keys, keys = columns
         if self._store_config.enable_multi_dispatch and any(MULTI_DISPATCH_NAME in each for each in stored):
             raise InvalidMessage(f"a batch cannot be dispatched to further queues ({properties.INNER_MULTI_DISPATCH})")
         for words in keys:
-            self._check_keys(header.topic, words)
+            self._check_keys(request.topic, words)
         now_ms, count = self._clock(), len(bodies)
         result = self._store.put_batch(
             MessageInnerBatch(
-                [intern(header.topic)] * count,
+                [intern(request.topic)] * count,
                 [queue_id] * count,
                 flags,
                 bodies,
                 stored,
-                [header.sys_flag] * count,
-                [header.born_timestamp] * count,
-                [header.reconsume_times] * count,
+                [request.sys_flag] * count,
+                [request.born_timestamp] * count,
+                [request.reconsume_times] * count,
                 born_host,
                 list(map(tags_code, tags)),
                 unique_keys,
@@ -448,7 +452,7 @@ class PublishService:
             raise self._not_stored(result.status)
         self._record_put(now_ms)
         first = result.physical_offsets[0]
-        must_wait = self.waits and properties.parse(header.properties).get(properties.WAIT) != "false"
+        must_wait = self.waits and properties.parse(request.properties).get(properties.WAIT) != "false"
         end = first + result.size
         return Published(queue_id, result.queue_offsets[0], first, end, must_wait, result.physical_offsets)
 
@@ -476,23 +480,23 @@ class PublishService:
         reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
         return self._refused(reason, self._store.write_state.reason or text)
 
-    def _illegal(self, error: InvalidMessage) -> Refused:
+    def illegal(self, error: InvalidMessage) -> Refused:
         return self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}")
 
     def _refused(self, reason: Reason, text: str) -> Refused:
         return Refused(reason, text, self._region)
 
 
-def _sys_flag(header: SendHeader, pairs: Mapping[str, str]) -> int:
+def _sys_flag(request: PublishRequest, pairs: Mapping[str, str]) -> int:
     """Return the sysFlag to store. Raises InvalidMessage if no queue would get the record."""
     if is_true(pairs.get(properties.TRAN_MSG)):
-        return sysflag.with_transaction_state(header.sys_flag, sysflag.TRANSACTION_NOT)
-    if header.sys_flag & _IS_NOT_DISPATCHED:
+        return sysflag.with_transaction_state(request.sys_flag, sysflag.TRANSACTION_NOT)
+    if request.sys_flag & _IS_NOT_DISPATCHED:
         raise InvalidMessage(
-            f"its sysFlag is {header.sys_flag}, that of a half or rolled-back message, but its property "
+            f"its sysFlag is {request.sys_flag}, that of a half or rolled-back message, but its property "
             f"{properties.TRAN_MSG} is not true; no queue would get it"
         )
-    return header.sys_flag
+    return request.sys_flag
 
 
 def _waiting(counts: list[int], waits: list[str | None]) -> Sequence[bool]:
@@ -502,7 +506,7 @@ def _waiting(counts: list[int], waits: list[str | None]) -> Sequence[bool]:
     return waiting if True in waiting else ()
 
 
-def _is_half(header: SendHeader, pairs: Mapping[str, str]) -> bool:
+def _is_half(request: PublishRequest, pairs: Mapping[str, str]) -> bool:
     """Whether a message is a half message. Clients before 4.6.1 leave TRAN_MSG in messages to `%RETRY%group`."""
-    is_retry = header.reconsume_times > 0 and delay_level(pairs) > 0
+    is_retry = request.reconsume_times > 0 and delay_level(pairs) > 0
     return is_true(pairs.get(properties.TRAN_MSG)) and not is_retry

@@ -24,13 +24,12 @@ from dataclasses import replace
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
+from rucola.broker.services.requests import RetryRequest
 from rucola.broker.state import BrokerState
 from rucola.broker.stored_message import renewed, stored_message
 from rucola.domain.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties
-from rucola.message.properties import is_true
-from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.store.config import PutMessageStatus
 
 logger = logging.getLogger(__name__)
@@ -44,8 +43,8 @@ class RetryService:
         self._check_read = check_read
         self._delay_level_count = state.delay_level_count
 
-    def retry(self, caller: Caller, request: ConsumerSendMsgBackRequestHeader, version: int) -> None:
-        """Store a message for another attempt of its group. `version` is the client's. Raises Refused."""
+    def retry(self, caller: Caller, request: RetryRequest) -> None:
+        """Store a message for another attempt of its group. Raises Refused."""
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
         if group is None:
@@ -55,16 +54,18 @@ class RetryService:
                 "autoCreateSubscriptionGroup=true on the broker",
             )
         # The retry topic is created before the message is found, so that its subscribers get a route in any case.
-        topic_sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(request.unit_mode) else 0
+        topic_sys_flag = TOPIC_FLAG_UNIT_SUB if request.unit_mode else 0
         topic = self._state.topics.ensure_retry_topic(group, now_ms, topic_sys_flag)
         try:
-            message = stored_message(self._state.store, request.offset)
+            message = stored_message(self._state.store, request.physical_offset)
         except InvalidMessage as error:
-            raise Refused(Reason.NOT_FOUND, f"look message by offset failed, {request.offset}: {error}") from None
+            raise Refused(
+                Reason.NOT_FOUND, f"look message by offset failed, {request.physical_offset}: {error}"
+            ) from None
         # Without this, a consumer could copy any message of the log into its own retry topic.
         if self._check_read is not None:
             self._check_read(caller, Resource(message.topic))
-        limit = max_reconsume_times(group, version, request.max_reconsume_times)
+        limit = max_reconsume_times(group, request.max_reconsume_times)
         is_dead = message.reconsume_times >= limit or request.delay_level < 0
         retry_queue = (topic.topic_name, random.randrange(max(1, group.retry_queue_nums)))  # noqa: S311 - spreads load
         attempt = self._next_attempt(message, request, None if is_dead else retry_queue, now_ms)
@@ -76,7 +77,7 @@ class RetryService:
     def _next_attempt(
         self,
         message: MessageExt,
-        request: ConsumerSendMsgBackRequestHeader,
+        request: RetryRequest,
         retry_queue: tuple[str, int] | None,
         now_ms: int,
     ) -> MessageInner:
