@@ -30,6 +30,7 @@ static const char *const pull_fields[PULL_FIELDS] = {
     "consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset",
     "suspendTimeoutMillis", "subscription", "subVersion", "expressionType",
 };
+enum { HAS_COMMIT_OFFSET = 1, MAY_SUSPEND = 2, HAS_SUBSCRIPTION = 4 }; /* bits of its sysFlag */
 
 /* Ext fields by their places: raw text between quotes. */
 typedef struct {
@@ -386,28 +387,37 @@ done:
 /* Read an ext field as a number; `number` stays if the field is absent. */
 static int i64_in(Span text, int64_t *number) { return !text.at || number_in(text, number); }
 
-/* Return the fields of a PullMessageRequestHeader; NULL if one is not of the usual form. */
-static PyObject *pull_of(const Span *of) {
-    int64_t queue_id, queue_offset, max_msg_nums, sys_flag, commit_offset = 0, suspend_timeout = 0, sub_version = 0;
+static PyObject *number_or_none(int64_t is_set, int64_t number) {
+    if (!is_set)
+        Py_RETURN_NONE;
+    return PyLong_FromLongLong(number);
+}
+
+/* Return the fields of a FetchRequest; NULL if one is not of the usual form. */
+static PyObject *fetch_of(const Span *of) {
+    int64_t queue_id, queue_offset, max_msg_nums, flags, commit_offset = 0, suspend_timeout = 0, sub_version = 0;
     for (int place = GROUP; place <= SYS_FLAG; place++)
         if (!of[place].at)
             return NULL;
     if (!is_plain(of[GROUP]) || !of[TOPIC].size || !is_plain(of[TOPIC]) || !i32_in(of[QUEUE_ID], &queue_id) ||
         !i64_in(of[QUEUE_OFFSET], &queue_offset) || !i32_in(of[MAX_MSG_NUMS], &max_msg_nums) ||
-        !i32_in(of[SYS_FLAG], &sys_flag) || !i64_in(of[COMMIT_OFFSET], &commit_offset) ||
+        !i32_in(of[SYS_FLAG], &flags) || !i64_in(of[COMMIT_OFFSET], &commit_offset) ||
         !i64_in(of[SUSPEND_TIMEOUT], &suspend_timeout) || !is_plain(of[SUBSCRIPTION]) ||
         !i64_in(of[SUB_VERSION], &sub_version) || !is_plain(of[EXPRESSION_TYPE]))
         return NULL;
-    return Py_BuildValue("(s#s#LLLLLLz#Lz#)", of[GROUP].at, of[GROUP].size, of[TOPIC].at, of[TOPIC].size,
-                         (long long)queue_id, (long long)queue_offset, (long long)max_msg_nums, (long long)sys_flag,
-                         (long long)commit_offset, (long long)suspend_timeout, of[SUBSCRIPTION].at,
-                         of[SUBSCRIPTION].size, (long long)sub_version, of[EXPRESSION_TYPE].at,
-                         of[EXPRESSION_TYPE].size);
+    Span none = {NULL, 0}, empty = {(const uint8_t *)"", 0}, tag = {(const uint8_t *)"TAG", 3};
+    Span expression = !(flags & HAS_SUBSCRIPTION) ? none : of[SUBSCRIPTION].at ? of[SUBSCRIPTION] : empty;
+    Span type = of[EXPRESSION_TYPE].size ? of[EXPRESSION_TYPE] : tag;
+    return Py_BuildValue("(s#s#LLLNNz#s#L)", of[GROUP].at, of[GROUP].size, of[TOPIC].at, of[TOPIC].size,
+                         (long long)queue_id, (long long)queue_offset, (long long)max_msg_nums,
+                         number_or_none(flags & HAS_COMMIT_OFFSET, commit_offset),
+                         number_or_none(flags & MAY_SUSPEND, suspend_timeout), expression.at, expression.size,
+                         type.at, type.size, (long long)sub_version);
 }
 
-/* Counterpart: FrameDecoder, and decode_header with PullMessageRequestHeader, for the first pull of a read.
+/* Counterpart: FrameDecoder and fetch_request of rucola.broker.remoting.pull, for the first pull of a read.
 
-(data, max frame size, max header size) -> (opaque, fields of the header, position behind the frame) | None */
+(data, max frame size, max header size) -> (opaque, fields of the request, position behind the frame) | None */
 PyObject *read_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer data;
     int64_t max_frame_size, max_header_size;
@@ -421,7 +431,7 @@ PyObject *read_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
         return decline();
     end = take_request(max_frame_size, max_header_size, (Span){data.buf, data.len}, 0, &header, &body);
     if (end && header.code == PULL_MESSAGE && !header.flag)
-        fields = pull_of(header.ext);
+        fields = fetch_of(header.ext);
     PyBuffer_Release(&data);
     return fields ? Py_BuildValue("(LNn)", (long long)header.opaque, fields, end) : decline();
 }

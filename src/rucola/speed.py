@@ -79,11 +79,11 @@ read_sends = _function("read_sends")
 `send.columns_of` for the sends at the start of a read.
 """
 
-UsualPull = tuple[str, str, int, int, int, int, int, int, str | None, int, str | None]
-"""The fields of a PullMessageRequestHeader, in their order."""
+UsualFetch = tuple[str, str, int, int, int, int | None, int | None, str | None, str, int]
+"""The fields of a FetchRequest, in their order."""
 
-read_pull: Callable[[Buffer, int, int], tuple[int, UsualPull, int] | None] | None = _function("read_pull")
-"""(data, max frame size, max header size) -> (opaque, UsualPull, end position) of the first request of a read."""
+read_pull: Callable[[Buffer, int, int], tuple[int, UsualFetch, int] | None] | None = _function("read_pull")
+"""(data, max frame size, max header size) -> (opaque, UsualFetch, end position) of the first request of a read."""
 
 format_sends: Callable[[Sequence[bytes], list[int | None], _Numbers, _Numbers, _Numbers, _Numbers], bytes | None] | None
 format_sends = _function("format_sends")

@@ -6,6 +6,7 @@ from msgspec.structs import astuple
 
 from rucola import speed
 from rucola.access import Caller
+from rucola.broker.remoting.pull import fetch_request
 from rucola.broker.remoting.send import AdmittedSend, columns_of
 from rucola.broker.services.publish import SentMessages
 from rucola.protocol.codes import RequestCode
@@ -64,5 +65,5 @@ def assert_pull(data: bytes) -> bool:
             command = _commands(data)[0]
             header = command.decode_header(PullMessageRequestHeader)
         assert (command.code, command.flag) == (RequestCode.PULL_MESSAGE, 0)
-        assert found == (command.opaque, astuple(header), _ends(data, 1)[0])
+        assert found == (command.opaque, astuple(fetch_request(header)), _ends(data, 1)[0])
     return found is not None

@@ -15,7 +15,7 @@ CLASS_FILTER = 0x8
 
 
 class PullMessageRequestHeader(Header):
-    """Up to `max_msg_nums` records from `queue_offset` on. Fields in the order of `speed.UsualPull`."""
+    """Up to `max_msg_nums` records from `queue_offset` on."""
 
     consumer_group: str
     topic: str

@@ -8,7 +8,7 @@
 
 With JSON, the response is formatted into bytes: 1 µs instead of 4, and one copy of the records less.
 tests/broker/test_pull_answers.py compares it with the encoder's, byte for byte. A held pull
-(`rucola.broker.pull_request_hold`) keeps its decoded header; each retry passes the permission check and the service
+(`rucola.broker.pull_request_hold`) keeps its request; each retry passes the permission check and the service
 again.
 """
 
@@ -22,12 +22,14 @@ from rucola import speed
 from rucola.access import Action, Caller, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
+from rucola.broker.services.requests import FetchRequest
 from rucola.broker.services.results import Fetched, Waiting
+from rucola.domain.subscription import TAG
 from rucola.domain.version import VERSION
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
-from rucola.protocol.pull import PullMessageRequestHeader
+from rucola.protocol.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
 from rucola.remoting.endpoints import Endpoint
 from rucola.remoting.refusals import error_response
@@ -54,6 +56,22 @@ def pulled_queue(header: PullMessageRequestHeader) -> Resource:
     return Resource(header.topic, header.consumer_group)
 
 
+def fetch_request(header: PullMessageRequestHeader) -> FetchRequest:
+    flags = header.sys_flag
+    return FetchRequest(
+        header.consumer_group,
+        header.topic,
+        header.queue_id,
+        header.queue_offset,
+        header.max_msg_nums,
+        header.commit_offset if flags & COMMIT_OFFSET else None,
+        header.suspend_timeout_millis if flags & SUSPEND else None,
+        (header.subscription or "") if flags & SUBSCRIPTION else None,
+        header.expression_type or TAG,
+        header.sub_version,
+    )
+
+
 class PullAdapter:
     def __init__(self, service: FetchService, hold: PullRequestHold, check_permission: Check) -> None:
         self._service = service
@@ -67,10 +85,15 @@ class PullAdapter:
     def pull(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: PullMessageRequestHeader
     ) -> Reply:
-        result = self._service.fetch(caller, header)
+        return self._fetch(connection, caller, command, fetch_request(header))
+
+    def _fetch(
+        self, connection: Connection, caller: Caller, command: RemotingCommand, request: FetchRequest
+    ) -> RemotingCommand | bytes | None:
+        result = self._service.fetch(caller, request)
         if isinstance(result, Fetched):
             return _reply(connection, command, result)
-        self._hold_pull(connection, caller, command, header, result)
+        self._hold_pull(connection, caller, command, request, result)
         return None
 
     def read(self, checks: Sequence[Check], connection: Connection, data: memoryview) -> tuple[bytes, int]:
@@ -78,13 +101,14 @@ class PullAdapter:
         if speed.read_pull is None or (found := speed.read_pull(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE)) is None:
             return b"", 0
         opaque, fields, end = found
-        header, caller = PullMessageRequestHeader(*fields), connection.caller
+        request, caller = FetchRequest(*fields), connection.caller
         command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
+        reply: Reply
         try:
-            resource = pulled_queue(header)
+            resource = Resource(request.topic, request.group)
             for check in checks:
                 check(caller, resource)
-            reply = self.pull(connection, caller, command, header)
+            reply = self._fetch(connection, caller, command, request)
         except Exception as error:
             reply = error_response(connection.peer, command, error)
         return connection.encode_reply(command, reply) or b"", end
@@ -94,16 +118,16 @@ class PullAdapter:
         connection: Connection,
         caller: Caller,
         command: RemotingCommand,
-        header: PullMessageRequestHeader,
+        request: FetchRequest,
         waiting: Waiting,
     ) -> None:
-        # The closure keeps connection and header alive as long as the pull is held, and not all that the peer sent.
+        # The closure keeps connection and request alive as long as the pull is held, and not all that the peer sent.
         command = command.without_content()
 
         def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
             try:
-                self._check_permission(caller, pulled_queue(header))
-                again = self._service.fetch_held(caller, header, waiting, checked, is_last)
+                self._check_permission(caller, Resource(request.topic, request.group))
+                again = self._service.fetch_held(caller, request, waiting, checked, is_last)
             except Exception as error:
                 connection.send_error(command, error)
                 return None
@@ -113,8 +137,8 @@ class PullAdapter:
                 return None
             return again
 
-        pull = HeldPull(connection, header.topic, header.queue_id, waiting, retry, len(header.subscription or ""))
-        self._hold.hold(pull, self._service.wait_ms(header))
+        pull = HeldPull(connection, request.topic, request.queue_id, waiting, retry, len(request.expression or ""))
+        self._hold.hold(pull, self._service.wait_ms(request))
 
 
 def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes | None:

@@ -33,17 +33,16 @@ from typing import Final
 from rucola import fastjson
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.message_filter import ALL_MESSAGES, Matches, MessageFilter, accepted_codes, check_supported, matches
+from rucola.broker.services.requests import FetchRequest
 from rucola.broker.services.results import Fetched, FetchOutcome, Waiting
 from rucola.broker.state import BrokerState
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.role import MASTER_ID
-from rucola.domain.subscription import SUB_ALL, SubscriptionData, subscription
+from rucola.domain.subscription import SUB_ALL, TAG, SubscriptionData, subscription
 from rucola.errors import InvalidMessage
 from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.topics import OFFSET_MOVED_EVENT, RETRY_PREFIX
-from rucola.protocol import pull
-from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.store.config import GetMessageStatus, GetResult
 
 _OUTCOMES: Final = {
@@ -81,40 +80,37 @@ class FetchService:
         self._group, self._topic = state.groups.get, state.topics.get
         self._clock, self._get, self._record_get = state.clock, state.store.get, state.stats.record_get
 
-    def fetch(self, caller: Caller, request: PullMessageRequestHeader) -> Fetched | Waiting:
+    def fetch(self, caller: Caller, request: FetchRequest) -> Fetched | Waiting:
         """Read messages, and commit the request's consumer offset; Waiting if it may be held. Raises Refused."""
         group, wanted = self._admit(caller, request)
-        if request.sys_flag & pull.COMMIT_OFFSET and not self._is_slave:
+        if request.commit_offset is not None and not self._is_slave:
             offsets = self._state.offsets
-            self._state.limits.check_offset(offsets, request.consumer_group, request.topic, request.queue_id)
-            offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
-        may_wait = bool(request.sys_flag & pull.SUSPEND)
-        return self._read(request, group, wanted, request.queue_offset, may_wait=may_wait)
+            self._state.limits.check_offset(offsets, request.group, request.topic, request.queue_id)
+            offsets.commit(request.group, request.topic, request.queue_id, request.commit_offset)
+        return self._read(request, group, wanted, request.queue_offset, may_wait=request.wait_ms is not None)
 
     def fetch_held(
-        self, caller: Caller, request: PullMessageRequestHeader, waiting: Waiting, checked: int, is_last: bool
+        self, caller: Caller, request: FetchRequest, waiting: Waiting, checked: int, is_last: bool
     ) -> Fetched | Waiting:
         """Read again for a held request, from `checked` unless the subscription has changed. Raises Refused."""
         group, wanted = self._admit(caller, request)
         queue_offset = checked if wanted.codes == waiting.codes else waiting.queue_offset
         return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
-    def wait_ms(self, request: PullMessageRequestHeader) -> int:
+    def wait_ms(self, request: FetchRequest) -> int:
         """Time for which a request is held at most."""
         config = self._config
-        return request.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
+        return (request.wait_ms or 0) if config.long_polling_enable else config.short_polling_time_mills
 
     # Permission and filter.
 
-    def _admit(
-        self, caller: Caller, request: PullMessageRequestHeader
-    ) -> tuple[SubscriptionGroupConfig, MessageFilter]:
-        name = request.consumer_group
+    def _admit(self, caller: Caller, request: FetchRequest) -> tuple[SubscriptionGroupConfig, MessageFilter]:
+        name = request.group
         group = self._group(name) or self._state.groups.find(name, self._clock())
         if group is None:
             raise Refused(
                 Reason.GROUP_NOT_FOUND,
-                f"subscription group [{request.consumer_group}] does not exist; create it, or set "
+                f"subscription group [{request.group}] does not exist; create it, or set "
                 "autoCreateSubscriptionGroup=true on the broker",
             )
         topic = self._topic(request.topic)
@@ -127,8 +123,7 @@ class FetchService:
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{caller.address}]",
             )
         # Most pulls accept all messages, and contain their subscription.
-        has_own = request.sys_flag & pull.SUBSCRIPTION
-        is_for_all = has_own and request.subscription == SUB_ALL and (request.expression_type or "TAG") == "TAG"
+        is_for_all = request.expression == SUB_ALL and request.expression_type == TAG
         if is_for_all and not self._config.filter_support_retry:
             return group, ALL_MESSAGES
         try:
@@ -136,12 +131,12 @@ class FetchService:
         except InvalidMessage as error:
             raise Refused(Reason.INVALID_SUBSCRIPTION, f"parse the consumer's subscription failed: {error}") from None
 
-    def _filter(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
+    def _filter(self, request: FetchRequest, group: SubscriptionGroupConfig) -> MessageFilter:
         matched: Matches | None = None
         config = self._config
-        if request.sys_flag & pull.SUBSCRIPTION:
-            self._state.limits.check_expression(request.topic, request.subscription)
-            wanted = subscription(request.topic, request.subscription, request.expression_type or "TAG")
+        if request.expression is not None:
+            self._state.limits.check_expression(request.topic, request.expression)
+            wanted = subscription(request.topic, request.expression, request.expression_type)
             check_supported(wanted, config)  # before an expression of any size is compiled
             if not wanted.is_tag_type:
                 matched = matches(wanted.expression_type, wanted.sub_string)
@@ -149,7 +144,7 @@ class FetchService:
             wanted = self._subscription(request, group)
             check_supported(wanted, config)
             if not wanted.is_tag_type:
-                matched = self._state.filters.matches(request.topic, request.consumer_group)
+                matched = self._state.filters.matches(request.topic, request.group)
                 if matched is None:
                     raise Refused(
                         Reason.FILTER_NOT_FOUND,
@@ -168,23 +163,23 @@ class FetchService:
 
         return matches_retry
 
-    def _subscription(self, request: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
-        members = self._state.clients.consumers.get(request.consumer_group)
+    def _subscription(self, request: FetchRequest, group: SubscriptionGroupConfig) -> SubscriptionData:
+        members = self._state.clients.consumers.get(request.group)
         if members is None:
             raise Refused(
                 Reason.SUBSCRIPTION_NOT_FOUND,
-                f"the consumer's group info not exist: no member of {request.consumer_group} has sent a heartbeat",
+                f"the consumer's group info not exist: no member of {request.group} has sent a heartbeat",
             )
         if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
             raise Refused(
                 Reason.FORBIDDEN,
-                f"the consumer group[{request.consumer_group}] can not consume by broadcast way",
+                f"the consumer group[{request.group}] can not consume by broadcast way",
             )
         known = members.subscriptions.get(request.topic)
         if known is None:
             raise Refused(
                 Reason.SUBSCRIPTION_NOT_FOUND,
-                f"the consumer's subscription not exist: {request.consumer_group} does not subscribe to "
+                f"the consumer's subscription not exist: {request.group} does not subscribe to "
                 f"{request.topic}; members of one group must subscribe alike",
             )
         if known.sub_version < request.sub_version:
@@ -195,7 +190,7 @@ class FetchService:
 
     def _read(
         self,
-        request: PullMessageRequestHeader,
+        request: FetchRequest,
         group: SubscriptionGroupConfig,
         wanted: MessageFilter,
         queue_offset: int,
@@ -208,7 +203,7 @@ class FetchService:
         began_ms = clock()
         accepts = None if codes is None else codes.__contains__
         result = self._get(
-            request.topic, request.queue_id, queue_offset, request.max_msg_nums, accepts=accepts,
+            request.topic, request.queue_id, queue_offset, request.max_messages, accepts=accepts,
             matches=wanted.matches, may_hold=True,
         )  # fmt: skip
         if (duration_ms := clock() - began_ms) > stats.get_max_ms:
@@ -216,7 +211,7 @@ class FetchService:
         next_offset = result.next_begin_offset
         broker_id = self._suggested_broker(group, result) if self._config.slave_read_enable else MASTER_ID
         if result.count:
-            self._record_get(request.consumer_group, request.topic, result.count, len(result.joined))
+            self._record_get(request.group, request.topic, result.count, len(result.joined))
             return Fetched(
                 _FOUND, _FOUND_NAME, broker_id, next_offset, result.min_offset, result.max_offset, result.joined
             )
@@ -249,12 +244,12 @@ class FetchService:
     def _suggested_broker(self, group: SubscriptionGroupConfig, result: GetResult) -> int:
         return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
 
-    def _record_offset_moved(self, request: PullMessageRequestHeader, result: GetResult) -> None:
+    def _record_offset_moved(self, request: FetchRequest, result: GetResult) -> None:
         """Store in OFFSET_MOVED_EVENT that this group was moved; a slave stores nothing."""
         if self._is_slave:
             return
         event = {
-            "consumerGroup": request.consumer_group,
+            "consumerGroup": request.group,
             "messageQueue": {
                 "brokerName": self._state.config.broker_name,
                 "queueId": request.queue_id,
@@ -263,7 +258,7 @@ class FetchService:
             "offsetNew": result.next_begin_offset,
             "offsetRequest": request.queue_offset,
         }
-        group = request.consumer_group
+        group = request.group
         now_ms = self._state.clock()
         self._state.puts.put_or_buffer(
             "offset moved event",

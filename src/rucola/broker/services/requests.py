@@ -33,7 +33,7 @@ class PublishRequest(Struct, gc=False):
 
 
 class FetchRequest(Struct, gc=False):
-    """Messages of one queue for a consumer group."""
+    """Messages of one queue for a consumer group. Fields in the order of `speed.UsualFetch`."""
 
     group: str
     topic: str
