@@ -95,9 +95,9 @@ def test_a_repeated_end_counts_once(tmp_path: Path) -> None:
     ("fields", "why"),
     [
         ({"producer_group": "other"}, "The producer group wrong"),
-        ({"tran_state_table_offset": 1}, "The transaction state table offset wrong"),
-        ({"commit_log_offset": 1}, "Find prepared transaction message failed"),
-        ({"commit_log_offset": 1 << 40}, "Find prepared transaction message failed"),
+        ({"half_queue_offset": 1}, "The transaction state table offset wrong"),
+        ({"physical_offset": 1}, "Find prepared transaction message failed"),
+        ({"physical_offset": 1 << 40}, "Find prepared transaction message failed"),
     ],
 )
 def test_an_end_that_contradicts_its_half_message_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
@@ -206,7 +206,7 @@ def test_halves_without_a_producer_keep_their_places_and_block_nobody(tmp_path: 
             now_ms = T0 + next(minutes) * 60_000
             busy = here.prepare(now_ms - TIMEOUT_MS, b"busy", UNIQ_KEY="B", PGROUP="q")
             (question,) = connected(here, now_ms, "q")
-            assert question.header.tran_state_table_offset == busy.queue_offset
+            assert question.half_queue_offset == busy.queue_offset
             assert here.end(question, COMMIT, producer_group="q") is None
             assert here.end(question, COMMIT, producer_group="q") is None
         assert len(here.messages(TRANS_HALF_TOPIC)) == 2 + 1 + 100, "no copies"
@@ -244,8 +244,8 @@ def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]
 
         def checked(groups: set[str]) -> None:
             for question in connected(here, now_ms, *groups):
-                assert question.header.transaction_id in open_places, "ended"
-                open_places[question.header.transaction_id] = (question.group, question)
+                assert question.unique_key in open_places, "ended"
+                open_places[question.unique_key] = (question.group, question)
 
         def end(key: str, outcome: int) -> None:
             group, place = open_places.pop(key)
@@ -408,11 +408,11 @@ async def test_an_open_half_message_outlives_its_log_file(tmp_path: Path, outcom
         here.store.write_state.set_disk_full(None)
         stores.force_deletion(here.store)
         assert here.store.min_physical_offset > half.physical_offset
-        failed = here.end(half, outcome, transaction_id="X")
+        failed = here.end(half, outcome, unique_key="X")
         assert failed is not None
         assert "another transaction" in failed
-        assert here.end(half, outcome, transaction_id="U") is None, "the producer knows only the message it sent"
-        assert here.end(half, outcome, transaction_id="U") is None
+        assert here.end(half, outcome, unique_key="U") is None, "the producer knows only the message it sent"
+        assert here.end(half, outcome, unique_key="U") is None
         assert here.check(T0 + 1_000_000) == []
         found = [message.body for message in here.messages("T", first=here.store.min_offset("T", 0))]
         assert (b"open" in found) == (outcome == COMMIT)
@@ -426,15 +426,8 @@ def test_the_producer_is_checked_after_the_timeout(tmp_path: Path) -> None:
         here.end(done, COMMIT)
         assert here.check(T0 + TIMEOUT_MS - 1) == []
         (question,) = here.check(T0 + TIMEOUT_MS)
-        assert question.group == "p"
         copy = here.messages(TRANS_HALF_TOPIC)[-1]
-        assert question.header == CheckTransactionStateRequestHeader(
-            tran_state_table_offset=3,
-            commit_log_offset=copy.physical_offset,
-            msg_id="O",
-            transaction_id="O",
-            offset_msg_id=copy.offset_msg_id,
-        )
+        assert question[:-1] == ("p", 3, copy.physical_offset, "O", copy.offset_msg_id)
         told = decode(question.record)
         assert (told.topic, told.queue_id, told.body) == ("T", 3, b"open")
         assert (told.queue_offset, told.physical_offset) == (3, copy.physical_offset)

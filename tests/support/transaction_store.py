@@ -10,7 +10,7 @@ from typing import Any
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
-from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest
+from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest, TransactionEnd
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.record import decode
@@ -66,12 +66,10 @@ class TransactionStore:
         self, half: PutResult | TransactionCheckRequest, outcome: int, now_ms: int = T0, **fields: Any
     ) -> str | None:
         if isinstance(half, TransactionCheckRequest):
-            place = (half.header.tran_state_table_offset, half.header.commit_log_offset)
+            place = (half.half_queue_offset, half.physical_offset)
         else:
             place = (half.queue_offset, half.physical_offset)
-        named = {"producer_group": "p", "tran_state_table_offset": place[0], "commit_log_offset": place[1]}
-        header = EndTransactionRequestHeader(**{**named, "commit_or_rollback": outcome, **fields})
-        return self.transactions.end(header, now_ms)
+        return self.transactions.end(TransactionEnd("p", *place, outcome)._replace(**fields), now_ms)
 
     def questions(self, now_ms: int, *, is_connected: bool = True) -> Iterator[TransactionCheckRequest]:
         """Check, while a producer of each group is connected or none is."""

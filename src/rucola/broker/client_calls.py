@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rucola.broker.client_registry import ClientChannel, Member
+from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.services.requests import PublishRequest
 from rucola.domain.queue import MessageQueue
 from rucola.protocol.group import ResetOffsetRequestHeader
-from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 
 
 class PushedReply(NamedTuple):
@@ -28,10 +28,8 @@ class ClientCalls(Protocol):
     def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
         """Make a member rebalance after a change of its group."""
 
-    def check_transaction(
-        self, channel: ClientChannel, request: CheckTransactionStateRequestHeader, record: bytes
-    ) -> None:
-        """Request the state of a half message's transaction; the producer responds with END_TRANSACTION."""
+    def check_transaction(self, channel: ClientChannel, check: TransactionCheckRequest) -> None:
+        """Request the state of a half message's transaction; the producer ends it."""
 
     async def reset_offsets(
         self,

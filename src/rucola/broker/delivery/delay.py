@@ -39,7 +39,6 @@ from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from rucola.protocol.codes import RequestCode
 from rucola.store.config import PutMessageStatus
 from rucola.store.dispatch_request import MAX_TAGS_CODE
 from rucola.store.message_store import MessageStore
@@ -79,7 +78,7 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
 
     name = "delay levels"
     topic = SCHEDULE_TOPIC
-    copied_with = RequestCode.GET_ALL_DELAY_OFFSET
+    copied_with = "GET_ALL_DELAY_OFFSET"
 
     def __init__(
         self,

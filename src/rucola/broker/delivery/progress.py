@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.log_end import is_ahead, log_end_of, with_log_end
-from rucola.protocol.codes import RequestCode
 from rucola.store import config_files
 
 P = TypeVar("P")
@@ -63,7 +62,8 @@ class Delivery(ABC, Generic[P]):
 
     name: str
     file: ProgressFile[P] | None
-    copied_with: RequestCode | None = None
+    copied_with: str | None = None
+    """The name of the request for the master's progress."""
 
     @abstractmethod
     def load(self) -> None:

@@ -43,7 +43,7 @@ class TransactionCheckService:
         """Send a check request for each transaction that timed out, if a producer of its group is connected."""
         checks = self._transactions.check(self._clock(), self._find_producer)
         for number, (producer, check) in enumerate(checks, 1):
-            self._calls.check_transaction(producer, check.header, check.record)
+            self._calls.check_transaction(producer, check)
             if number % _CHECKS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         await self._persist()

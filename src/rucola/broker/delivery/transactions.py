@@ -74,8 +74,6 @@ from rucola.message.topics import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rucola.slices import in_slices
 from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.features import LMQ_OFFSET_FILE
@@ -110,11 +108,24 @@ class _Visit(enum.Enum):
     MOVED = "it was copied or discarded"
 
 
+class TransactionEnd(NamedTuple):
+    """The end of a transaction, whose half message has these offsets; `outcome` is TRANSACTION_COMMIT or _ROLLBACK."""
+
+    producer_group: str
+    half_queue_offset: int
+    physical_offset: int
+    outcome: int
+    unique_key: str | None = None
+
+
 class TransactionCheckRequest(NamedTuple):
-    """A CHECK_TRANSACTION_STATE request for a producer group; `record` is the encoded half message."""
+    """A question for a producer group how a transaction ended; `record` is the encoded half message."""
 
     group: str
-    header: CheckTransactionStateRequestHeader
+    half_queue_offset: int
+    physical_offset: int
+    unique_key: str | None
+    offset_msg_id: str
     record: bytes
 
 
@@ -123,7 +134,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
 
     name = "transactions"
     file = None
-    copied_with = RequestCode.GET_ALL_CONSUMER_OFFSET
+    copied_with = "GET_ALL_CONSUMER_OFFSET"
 
     def __init__(
         self,
@@ -218,7 +229,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
 
     def end(
         self,
-        header: EndTransactionRequestHeader,
+        request: TransactionEnd,
         now_ms: int,
         check_topic: Callable[[str], None] = lambda topic: None,
     ) -> str | None:
@@ -228,16 +239,16 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         """
         # 1. Validate the request against the half message it refers to.
         try:
-            half = self._half_of(header)
+            half = self._half_of(request)
         except InvalidMessage as error:
             return f"Find prepared transaction message failed: {error}"
         if half.topic != TRANS_HALF_TOPIC:
-            return f"Find prepared transaction message failed: there is none at {header.commit_log_offset}"
-        if half.properties.get(properties.PGROUP) != header.producer_group:
-            return f"The producer group wrong: {header.producer_group} did not send this message"
+            return f"Find prepared transaction message failed: there is none at {request.physical_offset}"
+        if half.properties.get(properties.PGROUP) != request.producer_group:
+            return f"The producer group wrong: {request.producer_group} did not send this message"
         # 2. Follow the copies of earlier checks: the op message must name the newest one.
         newest = self._newest(half.queue_offset)
-        if newest != self._newest(header.tran_state_table_offset):
+        if newest != self._newest(request.half_queue_offset):
             return f"The transaction state table offset wrong: it is {half.queue_offset}"
         check_topic(half.properties.get(properties.REAL_TOPIC, ""))
         # 3. Ignore a repeated end. Before `_half_begin`, everything is ended, except what was discarded.
@@ -247,7 +258,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
             return None
         # 4. Commit: first the message, then the op message. Between the two, the message counts as committed, so that
         #    a repeated end does not deliver it twice.
-        if header.commit_or_rollback == sysflag.TRANSACTION_COMMIT:
+        if request.outcome == sysflag.TRANSACTION_COMMIT:
             try:
                 put = self._put_committed(half, now_ms)
             except (KeyError, ValueError) as error:
@@ -261,15 +272,15 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         put = self._put_op(newest, now_ms)
         return None if put.status is PutMessageStatus.PUT_OK else self._puts.reason(put)
 
-    def _half_of(self, header: EndTransactionRequestHeader) -> MessageExt:
+    def _half_of(self, request: TransactionEnd) -> MessageExt:
         """Return the half message of an end, or its newest copy if retention has deleted it. Raises InvalidMessage."""
-        copy = self._newest(header.tran_state_table_offset)
-        if header.commit_log_offset >= self._store.min_physical_offset or copy == header.tran_state_table_offset:
-            return stored_message(self._store, header.commit_log_offset)
+        copy = self._newest(request.half_queue_offset)
+        if request.physical_offset >= self._store.min_physical_offset or copy == request.half_queue_offset:
+            return stored_message(self._store, request.physical_offset)
         units = self._store.units(*_HALF_QUEUE, copy, 1)
         half = stored_message(self._store, units[0][0] if units else -1)
-        if header.transaction_id not in (None, half.unique_key):
-            raise InvalidMessage(f"offset {header.tran_state_table_offset} belongs to another transaction")
+        if request.unique_key not in (None, half.unique_key):
+            raise InvalidMessage(f"offset {request.half_queue_offset} belongs to another transaction")
         return half
 
     def _newest(self, half_queue_offset: int) -> int:
@@ -536,13 +547,10 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         half.physical_offset = physical_offset
         return TransactionCheckRequest(
             pairs.get(properties.PGROUP, ""),
-            CheckTransactionStateRequestHeader(
-                tran_state_table_offset=queue_offset,
-                commit_log_offset=physical_offset,
-                msg_id=half.unique_key,
-                transaction_id=half.unique_key,
-                offset_msg_id=half.offset_msg_id,
-            ),
+            queue_offset,
+            physical_offset,
+            half.unique_key,
+            half.offset_msg_id,
             encode(renewed(half), *position),
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 from rucola.access import Reason, Refused
 from rucola.broker.client_calls import PushedReply
 from rucola.broker.client_registry import ClientChannel, Member
+from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.domain.queue import MessageQueue
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout
 from rucola.message.host import decode_host
@@ -60,10 +61,15 @@ class RemotingClientCalls:
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
         _connection(channel).send(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
 
-    def check_transaction(
-        self, channel: ClientChannel, request: CheckTransactionStateRequestHeader, record: bytes
-    ) -> None:
-        _connection(channel).send(RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, request, record))
+    def check_transaction(self, channel: ClientChannel, check: TransactionCheckRequest) -> None:
+        header = CheckTransactionStateRequestHeader(
+            tran_state_table_offset=check.half_queue_offset,
+            commit_log_offset=check.physical_offset,
+            msg_id=check.unique_key,
+            transaction_id=check.unique_key,
+            offset_msg_id=check.offset_msg_id,
+        )
+        _connection(channel).send(RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, check.record))
 
     async def reset_offsets(
         self,

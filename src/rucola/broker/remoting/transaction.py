@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rucola.access import Action, Caller
+from rucola.broker.delivery.transactions import TransactionEnd
 from rucola.broker.services.transactions import TransactionService
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -29,7 +30,14 @@ class TransactionAdapter:
     def end(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: EndTransactionRequestHeader
     ) -> Reply:
-        return command.response(ResponseCode.SUCCESS) if self._service.end(caller, header) else None
+        end = TransactionEnd(
+            header.producer_group,
+            header.tran_state_table_offset,
+            header.commit_log_offset,
+            header.commit_or_rollback,
+            header.transaction_id,
+        )
+        return command.response(ResponseCode.SUCCESS) if self._service.end(caller, end) else None
 
     def resume(
         self,

@@ -102,7 +102,7 @@ class SlaveSynchronize:
         self._offsets_version = ""
         self._locks_version = ""
         self._pending = {delivery: PendingProgress[Any]() for delivery in deliveries}
-        codes = {code for delivery in self._pending if (code := delivery.copied_with) is not None}
+        codes = {RequestCode[name] for delivery in self._pending if (name := delivery.copied_with) is not None}
         self._progress_codes = codes - {RequestCode.GET_ALL_CONSUMER_OFFSET}
         """Requests of tables that have only progress."""
         self._applied: dict[Delivery[Any], Any] = {}
@@ -204,7 +204,7 @@ class SlaveSynchronize:
             log_begin, needed = await self._log_bounds(answer)
             self._pending_log_begin.offer(MasterProgress(log_begin, answer.address, needed))
         for delivery, pending in self._pending.items():
-            if delivery.copied_with is code:
+            if delivery.copied_with == code.name:
                 progress = delivery.parse_copy(fastjson.loads(answer.body))
                 if progress is not None and progress != self._applied.get(delivery):
                     _, needed = await self._log_bounds(answer)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rucola.access import Caller, Check, Reason, Refused, Resource
-from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionEnd
 from rucola.message import sysflag
 from rucola.message.ids import parse_offset_msg_id
-from rucola.protocol.transaction import EndTransactionRequestHeader
 
 
 class TransactionService:
@@ -25,9 +24,9 @@ class TransactionService:
         self._clock = clock
         self._check_publish = check_publish
 
-    def end(self, caller: Caller, request: EndTransactionRequestHeader) -> bool:
+    def end(self, caller: Caller, request: TransactionEnd) -> bool:
         """Commit or roll back a transaction; return False if its outcome is not known yet. Raises Refused."""
-        outcome = request.commit_or_rollback
+        outcome = request.outcome
         if outcome == sysflag.TRANSACTION_NOT:
             return False
         if outcome not in (sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK):
