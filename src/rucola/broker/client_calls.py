@@ -9,7 +9,19 @@ from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.services.requests import PublishRequest
 from rucola.domain.queue import MessageQueue
-from rucola.protocol.group import ResetOffsetRequestHeader
+
+
+class OffsetReset(NamedTuple):
+    """A group goes to a store time in a topic, or to LATEST; with `queue_id`, to `offset` in that queue alone."""
+
+    topic: str
+    group: str
+    timestamp: int
+    """Milliseconds since 1970, or LATEST."""
+    is_force: bool = False
+    """Whether offsets may move forward, too."""
+    queue_id: int | None = None
+    offset: int | None = None
 
 
 class PushedReply(NamedTuple):
@@ -34,7 +46,7 @@ class ClientCalls(Protocol):
     async def reset_offsets(
         self,
         members: Sequence[tuple[ClientChannel, Member]],
-        request: ResetOffsetRequestHeader,
+        request: OffsetReset,
         offsets: Mapping[MessageQueue, int],
     ) -> None:
         """Have members continue at these offsets, and commit them."""

@@ -62,7 +62,17 @@ class AccessAdapter:
     async def update_account(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: CreateAccessConfigRequestHeader
     ) -> Answer:
-        await self._service.update_account(header)
+        entry = {
+            "accessKey": header.access_key,
+            "secretKey": header.secret_key or None,
+            "whiteRemoteAddress": header.white_remote_address,
+            "admin": str(header.admin).lower(),
+            "defaultTopicPerm": header.default_topic_perm or None,
+            "defaultGroupPerm": header.default_group_perm or None,
+            "topicPerms": None if header.topic_perms is None else _split(header.topic_perms),
+            "groupPerms": None if header.group_perms is None else _split(header.group_perms),
+        }
+        await self._service.update_account(entry)
         return command.response(ResponseCode.SUCCESS)
 
     async def delete_account(
@@ -90,7 +100,7 @@ class AccessAdapter:
         command: RemotingCommand,
         header: UpdateGlobalWhiteAddrsConfigRequestHeader,
     ) -> Answer:
-        await self._service.update_white_addresses(header.global_white_addrs, header.acl_file_full_path)
+        await self._service.update_white_addresses(_split(header.global_white_addrs), header.acl_file_full_path)
         return command.response(ResponseCode.SUCCESS)
 
     async def create_user(
@@ -145,6 +155,10 @@ class AccessAdapter:
     ) -> Reply:
         found = self._service.all_policies(header.subject_filter or "", header.resource_filter or "")
         return command.response(ResponseCode.SUCCESS, body=_encode_list(found))
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _encode_list(bodies: Sequence[msgspec.Struct]) -> bytes:

@@ -135,7 +135,7 @@ class ConnectionAdapter:
     async def consumer_status(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetConsumerStatusRequestHeader
     ) -> Answer:
-        status = await self._service.consumer_status(header)
+        status = await self._service.consumer_status(header.group, header.topic, header.client_addr)
         return command.response(ResponseCode.SUCCESS, body=encode_consumer_status(status))
 
 

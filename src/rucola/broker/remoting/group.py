@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rucola import fastjson
 from rucola.access import Action, Caller, Resource
+from rucola.broker.client_calls import OffsetReset
 from rucola.broker.services.groups import GroupService
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message.properties import is_true
@@ -115,5 +116,7 @@ class GroupAdapter:
     async def reset_offsets(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: ResetOffsetRequestHeader
     ) -> Answer:
-        offsets = await self._service.reset_offsets(header)
+        is_force = is_true(header.is_force)
+        request = OffsetReset(header.topic, header.group, header.timestamp, is_force, header.queue_id, header.offset)
+        offsets = await self._service.reset_offsets(request)
         return command.response(ResponseCode.SUCCESS, body=await in_slices(reset_table_steps(offsets)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rucola.access import Reason, Refused
-from rucola.broker.client_calls import PushedReply
+from rucola.broker.client_calls import OffsetReset, PushedReply
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.domain.queue import MessageQueue
@@ -74,9 +74,10 @@ class RemotingClientCalls:
     async def reset_offsets(
         self,
         members: Sequence[tuple[ClientChannel, Member]],
-        request: ResetOffsetRequestHeader,
+        request: OffsetReset,
         offsets: Mapping[MessageQueue, int],
     ) -> None:
+        header = ResetOffsetRequestHeader(**request._asdict())
         # Encoded once per form, not per member: a group may have hundreds.
         forms = {as_list: await in_slices(reset_table_steps(offsets, as_list=as_list)) for as_list in (False, True)}
         for number, (channel, member) in enumerate(members):
@@ -86,7 +87,7 @@ class RemotingClientCalls:
                 logger.warning("client %s does not read what it is sent; its offsets are not reset", member.client_id)
                 continue
             body = forms[member.language == LanguageCode.CPP.name]
-            _connection(channel).send(RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, request, body))
+            _connection(channel).send(RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body))
 
     async def push_reply(self, channel: ClientChannel, reply: PushedReply) -> str | None:
         if channel.is_congested:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rucola.access import Action, Caller, Resource
-from rucola.broker.services.query import QueryService
+from rucola.broker.services.query import KeyQuery, QueryService
+from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
@@ -29,7 +30,16 @@ class QueryAdapter:
     async def query(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryMessageRequestHeader
     ) -> Answer:
-        found = await self._service.by_key(caller, header)
+        query = KeyQuery(
+            header.topic,
+            header.key,
+            header.max_num,
+            header.begin_timestamp,
+            header.end_timestamp,
+            header.before_physical_offset,
+            is_true(header.unique_key_query),
+        )
+        found = await self._service.by_key(caller, query)
         reach = QueryMessageResponseHeader(
             index_last_update_timestamp=found.index_last_update_timestamp,
             index_last_update_phyoffset=found.index_last_update_physical_offset,

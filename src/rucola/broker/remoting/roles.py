@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rucola.access import Action, Caller
-from rucola.broker.services.roles import RoleService
+from rucola.broker.services.roles import RoleService, SwitchOver
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -40,7 +40,9 @@ class RoleAdapter:
     async def promote(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: PromoteBrokerRequestHeader
     ) -> Answer:
-        epoch = await self._service.promote(caller, header)
+        epoch = await self._service.promote(
+            caller, header.epoch, force=header.force, is_switchover=header.is_switchover
+        )
         return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch))
 
     def demote(
@@ -52,5 +54,6 @@ class RoleAdapter:
     async def switch_over(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: SwitchOverRequestHeader
     ) -> Answer:
-        epoch, pause_ms = await self._service.switch_over(caller, header)
+        target = SwitchOver(header.target_addr, header.target_id, header.broker_id, header.timeout_ms)
+        epoch, pause_ms = await self._service.switch_over(caller, target)
         return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch, pause_ms=pause_ms))

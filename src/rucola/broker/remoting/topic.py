@@ -13,7 +13,7 @@ from rucola.message.properties import is_true
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.query import QueryConsumeQueueRequestHeader
+from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.topic import CreateTopicRequestHeader, TableVersionHeader, TopicRequestHeader, topic_stats_steps
 from rucola.remoting.connection import Answer, Connection, Reply
 from rucola.remoting.endpoints import Endpoint
@@ -79,10 +79,22 @@ class TopicAdapter:
     def consume_queue(
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryConsumeQueueRequestHeader
     ) -> Reply:
-        body = self._service.consume_queue(header)
-        if body is None:
+        found = self._service.consume_queue(
+            header.topic, header.queue_id, header.index, header.count, header.consumer_group
+        )
+        if found is None:
             return command.response(
                 ResponseCode.SUCCESS,
                 remark=f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!",
             )
+        body = QueryConsumeQueueResponseBody(
+            filter_data=found.filter_data,
+            max_queue_index=found.end,
+            min_queue_index=found.begin,
+            queue_data=[
+                ConsumeQueueData(physic_offset=physical_offset, physic_size=size, tags_code=code)
+                for physical_offset, size, code in found.units
+            ],
+            subscription_data=found.subscription,
+        )
         return command.response(ResponseCode.SUCCESS, body=encode_body(body))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rucola.access import Caller, Reason, Refused
 from rucola.acl.plain_acl_files import PlainAclFiles
@@ -18,7 +18,6 @@ from rucola.acl.principal import Principal
 from rucola.acl.user_store import UserStore
 from rucola.domain.user import AclInfo, UserInfo
 from rucola.errors import ConfigError
-from rucola.protocol.access import CreateAccessConfigRequestHeader
 
 T = TypeVar("T")
 
@@ -40,29 +39,19 @@ class AccessService:
         files = self._plain(Reason.FAILED)
         return files.versions.get(str(files.default_file), NO_VERSION), files.versions
 
-    async def update_account(self, request: CreateAccessConfigRequestHeader) -> None:
+    async def update_account(self, entry: Mapping[str, Any]) -> None:
+        """Create or change an account, see `PlainAclFiles.update_account`."""
         files = self._plain(Reason.ACCOUNT_NOT_CHANGED)
-        entry = {
-            "accessKey": request.access_key,
-            "secretKey": request.secret_key or None,
-            "whiteRemoteAddress": request.white_remote_address,
-            "admin": str(request.admin).lower(),
-            "defaultTopicPerm": request.default_topic_perm or None,
-            "defaultGroupPerm": request.default_group_perm or None,
-            "topicPerms": _split(request.topic_perms),
-            "groupPerms": _split(request.group_perms),
-        }
         await self._change(lambda: files.update_account(entry), Reason.ACCOUNT_NOT_CHANGED)
 
     async def delete_account(self, access_key: str) -> None:
         files = self._plain(Reason.ACCOUNT_NOT_DELETED)
         await self._change(lambda: files.delete_account(access_key), Reason.ACCOUNT_NOT_DELETED)
 
-    async def update_white_addresses(self, patterns: str, file: str | None) -> None:
-        """Replace the global white addresses of a file, joined by commas."""
+    async def update_white_addresses(self, patterns: list[str], file: str | None) -> None:
+        """Replace the global white addresses of a file."""
         files = self._plain(Reason.WHITE_ADDRESSES_NOT_CHANGED)
-        wanted = _split(patterns) or []
-        await self._change(lambda: files.update_white_addresses(wanted, file), Reason.WHITE_ADDRESSES_NOT_CHANGED)
+        await self._change(lambda: files.update_white_addresses(patterns, file), Reason.WHITE_ADDRESSES_NOT_CHANGED)
 
     # ACL 2.0.
 
@@ -122,7 +111,3 @@ class AccessService:
 def _changer(caller: Caller) -> tuple[str, bool]:
     user = caller.user
     return (user.name, user.is_admin) if isinstance(user, Principal) else (caller.address, False)
-
-
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]

@@ -23,7 +23,6 @@ from rucola.domain.client import (
 from rucola.domain.queue import MessageQueue
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.record import decode
-from rucola.protocol.connections import GetConsumerStatusRequestHeader
 from rucola.slices import in_slices
 
 MAX_PRODUCERS = 32_768
@@ -102,22 +101,27 @@ class InspectionService:
             self._check_read(caller, Resource(decode(record, decompress=False).topic))
         return bytes(record)
 
-    async def consumer_status(self, request: GetConsumerStatusRequestHeader) -> dict[str, dict[MessageQueue, int]]:
-        """Return the offsets of those members that respond, by client id. Raises Refused without members."""
-        group = self._state.clients.consumers.get(request.group)
+    async def consumer_status(
+        self, name: str, topic: str, only: str | None = None
+    ) -> dict[str, dict[MessageQueue, int]]:
+        """Return the offsets on a topic of those members of a group that respond, by client id, or of `only` one.
+
+        Raises Refused without members.
+        """
+        group = self._state.clients.consumers.get(name)
         if group is None:
-            raise Refused(Reason.NOT_FOUND, f"No Any Consumer online in the consumer group: [{request.group}]")
+            raise Refused(Reason.NOT_FOUND, f"No Any Consumer online in the consumer group: [{name}]")
         members = {
             channel: member.client_id
             for channel, member in group.members.items()
-            if request.client_addr in (None, "", member.client_id)
+            if not only or only == member.client_id
         }
         async with asyncio.TaskGroup() as asking:
             tasks = []
             for number, (channel, client_id) in enumerate(members.items()):
                 if number % MEMBERS_PER_ITERATION == 0:
                     await asyncio.sleep(0)  # a group may have thousands
-                call = self._calls.consumer_status(channel, client_id, request.topic, request.group)
+                call = self._calls.consumer_status(channel, client_id, topic, name)
                 tasks.append(asking.create_task(call))
         statuses = [task.result() for task in tasks]
         known = zip(members.values(), statuses, strict=True)

@@ -17,7 +17,6 @@ from rucola.domain.client import HeartbeatData
 from rucola.domain.subscription import SubscriptionData, subscription
 from rucola.domain.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
-from rucola.message.properties import is_true
 
 
 class ClientService:
@@ -47,7 +46,7 @@ class ClientService:
             except Refused:
                 group = None  # logged and counted; the client's other groups are accepted
             if group is not None:
-                sys_flag = TOPIC_FLAG_UNIT_SUB if is_true(consumer.unit_mode) else 0
+                sys_flag = TOPIC_FLAG_UNIT_SUB if consumer.unit_mode else 0
                 self._state.topics.ensure_retry_topic(group, now_ms, sys_flag)
             self._state.filters.register(consumer.group_name, consumer.subscriptions, now_ms)
         on_accepted()

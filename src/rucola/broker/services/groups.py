@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from rucola.access import Reason, Refused
-from rucola.broker.client_calls import ClientCalls
+from rucola.broker.client_calls import ClientCalls, OffsetReset
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
 from rucola.broker.state import BrokerState
 from rucola.domain.group import LATEST, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.queue import MessageQueue
 from rucola.domain.topic import TopicConfig
-from rucola.message.properties import is_true
 from rucola.message.topics import check_group, retry_topic
-from rucola.protocol.group import ResetOffsetRequestHeader
 from rucola.slices import in_slices
 
 
@@ -75,7 +73,7 @@ class GroupService:
                     self._state.offsets.commit(destination, name, queue_id, queue_offset)
                     yield
 
-    async def reset_offsets(self, request: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
+    async def reset_offsets(self, request: OffsetReset) -> dict[MessageQueue, int]:
         """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
         topic = self._state.topics.get(request.topic)
         if topic is None:
@@ -97,7 +95,7 @@ class GroupService:
         return offsets
 
     def _reset_targets(
-        self, request: ResetOffsetRequestHeader, topic: TopicConfig
+        self, request: OffsetReset, topic: TopicConfig
     ) -> Generator[None, None, dict[MessageQueue, int]]:
         """New offset of every queue, or only of the requested one. Without `is_force` no offset moves forward."""
         if request.queue_id is not None and request.offset is not None:
@@ -113,7 +111,7 @@ class GroupService:
                 offset = self._state.store.max_offset(request.topic, queue_id, visible=True)
             else:
                 offset = max(0, self._state.store.offset_by_time(request.topic, queue_id, request.timestamp))
-            if committed >= 0 and not is_true(request.is_force):
+            if committed >= 0 and not request.is_force:
                 offset = min(offset, committed)
             offsets[self._queue(request.topic, queue_id)] = offset
             yield

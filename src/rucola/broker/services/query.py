@@ -6,15 +6,29 @@ before a physical offset, to page through all hits, and its result includes how 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.config import BrokerConfig
-from rucola.message.properties import is_true
 from rucola.message.record import decode
-from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.slices import in_slices
 from rucola.store.config import QueryResult
 from rucola.store.index import MAX_LONG
 from rucola.store.message_store import MessageStore
+
+
+class KeyQuery(NamedTuple):
+    """Up to `max_num` messages of a topic with a key. Store times are inclusive (ms)."""
+
+    topic: str
+    key: str
+    max_num: int
+    begin_ms: int
+    end_ms: int
+    before_physical_offset: int | None = None
+    """Only records below it."""
+    is_unique_key: bool = False
+    """Whether the broker chooses the number, as for the key that a client gives each message."""
 
 
 class QueryService:
@@ -23,20 +37,12 @@ class QueryService:
         self._store = store
         self._check_read = check_read
 
-    async def by_key(self, caller: Caller, request: QueryMessageRequestHeader) -> QueryResult:
+    async def by_key(self, caller: Caller, query: KeyQuery) -> QueryResult:
         """Return records whose key has the requested key's hash; callers compare the keys themselves."""
-        max_num = self._config.default_query_max_num if is_true(request.unique_key_query) else request.max_num
-        before = request.before_physical_offset
-        found = await in_slices(
-            self._store.query_steps(
-                request.topic,
-                request.key,
-                max_num,
-                request.begin_timestamp,
-                request.end_timestamp,
-                MAX_LONG if before is None else before,
-            )
-        )
+        max_num = self._config.default_query_max_num if query.is_unique_key else query.max_num
+        before = MAX_LONG if query.before_physical_offset is None else query.before_physical_offset
+        steps = self._store.query_steps(query.topic, query.key, max_num, query.begin_ms, query.end_ms, before)
+        found = await in_slices(steps)
         if self._check_read is None:
             return found
         # Keys of different topics can have one hash, and a caller can choose its key accordingly.

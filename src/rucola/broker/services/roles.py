@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.background.registration import Registration
@@ -36,7 +36,6 @@ from rucola.domain.role import (
 )
 from rucola.errors import BrokerError, MQError
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
-from rucola.protocol.roles import PromoteBrokerRequestHeader, SwitchOverRequestHeader
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -111,6 +110,15 @@ class ReplicationState(Protocol):
     async def wait_confirmed(self, member_id: int, physical_offset: int) -> None: ...
 
     def slaves(self) -> list[SlaveProgress]: ...
+
+
+class SwitchOver(NamedTuple):
+    """Hand over to the slave `target_id` and follow it, as slave `broker_id` if this broker has no id above 0."""
+
+    target_addr: str
+    target_id: int
+    broker_id: int
+    timeout_ms: int
 
 
 class RoleService:
@@ -237,20 +245,23 @@ class RoleService:
         if self._control.member_id <= 0 and broker_id <= 0:
             raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
 
-    async def promote(self, caller: Caller, request: PromoteBrokerRequestHeader) -> int:
-        """Become master in the background; return the epoch. Raises Refused."""
-        if self._election is not None and request.is_switchover and self._store.config.is_slave:
+    async def promote(self, caller: Caller, epoch: int, *, force: bool, is_switchover: bool) -> int:
+        """Become master in the background; return the epoch, at least `epoch`. Raises Refused.
+
+        A connected slave refuses unless `force`, or `is_switchover`: its master hands over.
+        """
+        if self._election is not None and is_switchover and self._store.config.is_slave:
             await self._election.prefer()
             return self.epoch
         self._check_not_elected()
         if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
             raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
-        if self._replication.is_following and not request.force:
+        if self._replication.is_following and not force:
             raise Refused(Reason.FAILED, "its master is connected, and may go on to accept messages: end it first")
-        newest, _ = await self._registration.newest_master(request.epoch)
-        epoch = max(request.epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
+        newest, _ = await self._registration.newest_master(epoch)
+        epoch = max(epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
         logger.warning("%s promotes this broker to master, in epoch %d", caller.address, epoch)
-        reason = SwitchReason.SWITCHOVER if request.is_switchover else SwitchReason.PROMOTE
+        reason = SwitchReason.SWITCHOVER if is_switchover else SwitchReason.PROMOTE
         self._control.in_background(self._control.become_master(epoch, None, reason=reason))
         return epoch
 
@@ -264,7 +275,7 @@ class RoleService:
         change = self._control.become_slave(epoch, broker_id, self._master_address(""), reason=SwitchReason.DEMOTE)
         self._control.in_background(change)
 
-    async def switch_over(self, caller: Caller, target: SwitchOverRequestHeader) -> tuple[int, int]:
+    async def switch_over(self, caller: Caller, target: SwitchOver) -> tuple[int, int]:
         """Hand over to a slave; return the new epoch and the pause in milliseconds. Raises Refused."""
         mastership = self._mastership
         if not mastership.is_valid:
@@ -306,7 +317,7 @@ class RoleService:
         self._control.in_background(change)
         return status.epoch, pause_ms
 
-    async def _wait_master(self, target: SwitchOverRequestHeader, own_epoch: int) -> HaStatus:
+    async def _wait_master(self, target: SwitchOver, own_epoch: int) -> HaStatus:
         deadline_s = time.monotonic() + target.timeout_ms / 1000
         while time.monotonic() < deadline_s:
             try:

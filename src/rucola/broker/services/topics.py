@@ -8,6 +8,7 @@ committed offsets of groups stay valid. Numbers of queues and permissions out of
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,10 +16,10 @@ from rucola import fastjson
 from rucola.access import Reason, Refused
 from rucola.broker.state import BrokerState
 from rucola.domain.queue import MessageQueue, TopicOffset
+from rucola.domain.subscription import SubscriptionData
 from rucola.domain.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import InvalidMessage
 from rucola.message.topics import check_topic
-from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.slices import in_slices
 
 MAX_UNITS = 1000
@@ -26,6 +27,17 @@ MAX_UNITS = 1000
 MAX_QUEUE_NUMS = 65_536
 MAX_PERM = 15
 """Read, write, inherit, and the priority bit, which Apache's brokers define and never use."""
+
+
+class QueueUnits(NamedTuple):
+    """Units of a ConsumeQueue, and what the filter of a group would do with them."""
+
+    begin: int
+    end: int
+    units: list[tuple[int, int, int]]
+    """(physical offset, size, tagsCode) of each."""
+    subscription: SubscriptionData | None = None
+    filter_data: str | None = None
 
 
 class TopicService:
@@ -80,29 +92,24 @@ class TopicService:
             yield
         return offsets
 
-    def consume_queue(self, request: QueryConsumeQueueRequestHeader) -> QueryConsumeQueueResponseBody | None:
-        """Return up to `MAX_UNITS` units; None if the index is outside the queue. Raises Refused if it is missing."""
-        ends = self._state.store.queues().get((request.topic, request.queue_id))
+    def consume_queue(
+        self, topic: str, queue_id: int, queue_offset: int, count: int, group: str | None
+    ) -> QueueUnits | None:
+        """Return up to `MAX_UNITS` units; None if the offset is outside the queue. Raises Refused if it is missing."""
+        ends = self._state.store.queues().get((topic, queue_id))
         if ends is None:
-            raise Refused(Reason.NOT_FOUND, f"{request.queue_id}@{request.topic} is not exist!")
-        if not ends[0] <= request.index < ends[1]:
+            raise Refused(Reason.NOT_FOUND, f"{queue_id}@{topic} is not exist!")
+        if not ends[0] <= queue_offset < ends[1]:
             return None  # Apache answers that with success and a remark
-        body = QueryConsumeQueueResponseBody(min_queue_index=ends[0], max_queue_index=ends[1])
-        if request.consumer_group is not None:
-            group = self._state.clients.consumers.get(request.consumer_group)
-            body.subscription_data = group.subscriptions.get(request.topic) if group else None
-            if body.subscription_data is None:
-                body.filter_data = f"{request.consumer_group}@{request.topic} is not online!"
-            else:
-                data = self._state.filters.get(request.topic, request.consumer_group)
-                body.filter_data = fastjson.dumps_pretty(msgspec.to_builtins(data))
-        count = max(0, min(request.count, MAX_UNITS))
-        units = self._state.store.units(request.topic, request.queue_id, request.index, count)
-        body.queue_data = [
-            ConsumeQueueData(physic_offset=physical_offset, physic_size=size, tags_code=code)
-            for physical_offset, size, code in units
-        ]
-        return body
+        units = self._state.store.units(topic, queue_id, queue_offset, max(0, min(count, MAX_UNITS)))
+        if group is None:
+            return QueueUnits(*ends, units)
+        members = self._state.clients.consumers.get(group)
+        wanted = members.subscriptions.get(topic) if members else None
+        if wanted is None:
+            return QueueUnits(*ends, units, None, f"{group}@{topic} is not online!")
+        data = self._state.filters.get(topic, group)
+        return QueueUnits(*ends, units, wanted, fastjson.dumps_pretty(msgspec.to_builtins(data)))
 
     def _check_user_topic(self, topic: str) -> None:
         check_topic(topic)
