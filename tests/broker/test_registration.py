@@ -8,6 +8,7 @@ import pytest
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
@@ -18,7 +19,6 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.protocol.route import (
     BrokerRequestHeader,
-    RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     decode_registration,
     encode_registration,

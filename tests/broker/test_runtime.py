@@ -10,12 +10,13 @@ import pytest
 
 from rucola.admin import AdminClient
 from rucola.client import Producer
+from rucola.domain.route import TopicRouteData
 from rucola.errors import SendFailed
 from rucola.message import Message
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
+from rucola.protocol.route import GetRouteInfoRequestHeader
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer
 from support.cluster import Cluster, cluster

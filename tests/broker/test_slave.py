@@ -14,6 +14,7 @@ from rucola.broker.config import from_properties
 from rucola.broker.replication import table_sync
 from rucola.client import Producer, PullConsumer
 from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.route import TopicRouteData
 from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message
@@ -28,7 +29,7 @@ from rucola.protocol.offset import (
     UpdateConsumerOffsetRequestHeader,
 )
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
+from rucola.protocol.route import GetRouteInfoRequestHeader
 from support.cluster import HOST, Cluster, cluster
 from support.replication import caught_up, pair, send
 from support.waiting import until

@@ -26,6 +26,7 @@ from rucola.client.consumer import assignment, fetcher, pull_consumer
 from rucola.client.producer import sender, transaction
 from rucola.client.route import MAX_ADDRESSES, topic_route
 from rucola.domain.role import SWITCHOVER
+from rucola.domain.route import BrokerData, TopicRouteData
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, SendFailed
 from rucola.message import MessageInner, properties
 from rucola.message.compression import CompressionType, compress
@@ -36,7 +37,6 @@ from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder
 from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageResponseHeader
-from rucola.protocol.route import BrokerData, TopicRouteData
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Answer, Connection, Processor, Reply

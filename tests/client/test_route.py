@@ -13,12 +13,13 @@ from rucola.client import ClientInstance, Message, Producer
 from rucola.client import route as route_module
 from rucola.client.route import NameServers, TopicRoute, TopicRoutes, default_topic_route, topic_route
 from rucola.domain.queue import MessageQueue
+from rucola.domain.route import BrokerData, QueueData, TopicRouteData
 from rucola.errors import ConfigError, RemoteProtocolError, RemotingConnectError, RemotingTimeout
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.route import BrokerData, GetRouteInfoRequestHeader, QueueData, TopicRouteData
+from rucola.protocol.route import GetRouteInfoRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.server import RemotingServer
 from support.cluster import Tally

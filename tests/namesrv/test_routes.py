@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rucola import slices
 from rucola.access import Refused
+from rucola.domain.route import BrokerData, QueueData, RegisterBrokerBody
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.namesrv import routes
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.routes import BROKER_EXPIRY_MS, RouteTable
-from rucola.protocol.route import BrokerData, QueueData, RegisterBrokerBody
 from support.examples import examples
 
 MASTER = "10.0.0.1:10911"

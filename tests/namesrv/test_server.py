@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rucola import settings
+from rucola.domain.route import ClusterInfo, RegisterBrokerBody, TopicRouteData
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.message.record import body_crc
@@ -27,15 +28,12 @@ from rucola.protocol.kv import (
 )
 from rucola.protocol.route import (
     BrokerRequestHeader,
-    ClusterInfo,
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,
     QueryDataVersionResponseHeader,
-    RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
     TopicList,
-    TopicRouteData,
     encode_registration,
 )
 from rucola.remoting.client import RemotingClient

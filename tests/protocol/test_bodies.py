@@ -17,6 +17,7 @@ from rucola import fastjson, slices
 from rucola.domain.client import ConsumerData, HeartbeatData
 from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.queue import MessageQueue
+from rucola.domain.route import ClusterInfo, RegisterBrokerBody, TopicRouteData
 from rucola.domain.subscription import subscription
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper, perm_text
 from rucola.errors import InvalidMessage, RemoteProtocolError
@@ -29,11 +30,8 @@ from rucola.protocol.heartbeat import GetConsumerListByGroupResponseBody
 from rucola.protocol.kv import KVTable
 from rucola.protocol.queue import from_key, to_key
 from rucola.protocol.route import (
-    ClusterInfo,
-    RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     TopicList,
-    TopicRouteData,
     decode_registration,
     encode_registration,
     registration_steps,

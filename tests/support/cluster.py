@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeVar
 from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
+from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
 from rucola.message.record import body_crc
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.route import RegisterBrokerBody, RegisterBrokerRequestHeader, encode_registration
+from rucola.protocol.route import RegisterBrokerRequestHeader, encode_registration
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor

@@ -12,6 +12,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.queue import LockedQueues, MessageQueue
+from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.subscription import SubscriptionData
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
@@ -72,7 +73,6 @@ from rucola.protocol.route import (
     DeleteTopicFromNamesrvRequestHeader,
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,
-    RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     WritePermOfBrokerRequestHeader,
     encode_registration,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rucola.admin.requests import AdminRequests, masters_of
 from rucola.domain.role import MASTER_ID
+from rucola.domain.route import ClusterInfo
 from rucola.errors import ConfigError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.route import ClusterInfo
 
 
 class ClusterAdmin:

@@ -13,6 +13,7 @@ from rucola.admin.topics import TopicAdmin
 from rucola.domain.client import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
 from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.queue import MessageQueue
+from rucola.domain.route import BrokerData
 from rucola.domain.statistics import ConsumeStats, QueueTimeSpan
 from rucola.errors import BrokerError, ConfigError, TopicNotFound
 from rucola.message.topics import RETRY_PREFIX, check_group, retry_topic
@@ -30,7 +31,6 @@ from rucola.protocol.group import (
     QueryConsumeTimeSpanBody,
     QueryConsumeTimeSpanRequestHeader,
 )
-from rucola.protocol.route import BrokerData
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
 
 CLIENT_WAIT_MS = 10_000

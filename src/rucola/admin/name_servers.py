@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from rucola import settings
 from rucola.admin.requests import AdminRequests, gather_fail_fast
+from rucola.domain.route import ORDER_TOPIC_CONFIG
 from rucola.errors import BrokerError, ConfigError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.kv import (
-    ORDER_TOPIC_CONFIG,
     GetKVConfigResponseHeader,
     GetKVListByNamespaceRequestHeader,
     KVConfigRequestHeader,

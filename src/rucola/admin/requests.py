@@ -16,10 +16,10 @@ from rucola.client.hedging import hedged
 from rucola.client.route import HEDGE_MS, NameServers
 from rucola.domain.queue import MessageQueue
 from rucola.domain.role import MASTER_ID
+from rucola.domain.route import BrokerData
 from rucola.errors import BrokerError, ConfigError, MQError
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
-from rucola.protocol.route import BrokerData
 from rucola.remoting.client import RemotingClient
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from itertools import count
 
 from rucola.admin.requests import AdminRequests
 from rucola.domain.role import ELECTED, HaStatus
+from rucola.domain.route import ClusterInfo
 from rucola.epochs import Epoch, divergence
 from rucola.errors import ConfigError, MQError
 from rucola.protocol.body import decode_body
@@ -24,7 +25,6 @@ from rucola.protocol.roles import (
     RoleChangeResponseHeader,
     SwitchOverRequestHeader,
 )
-from rucola.protocol.route import ClusterInfo
 
 POLL_S = 0.1
 WAIT_S = 30

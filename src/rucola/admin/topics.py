@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from rucola.admin.requests import AdminRequests, addresses_of, gather_fail_fast, queue_of_item
 from rucola.domain.queue import MessageQueue, TopicOffset
+from rucola.domain.route import TopicRouteData
 from rucola.domain.topic import PERM_READ, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, TopicNotFound
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, check_topic
 from rucola.protocol.body import decode_body, decode_object
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
-from rucola.protocol.route import (
-    DeleteTopicFromNamesrvRequestHeader,
-    GetRouteInfoRequestHeader,
-    TopicList,
-    TopicRouteData,
-)
+from rucola.protocol.route import DeleteTopicFromNamesrvRequestHeader, GetRouteInfoRequestHeader, TopicList
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader, decode_topic_stats
 
 

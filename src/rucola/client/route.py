@@ -27,6 +27,7 @@ import msgspec
 from rucola.client.hedging import hedged
 from rucola.domain.queue import MessageQueue
 from rucola.domain.role import MASTER_ID
+from rucola.domain.route import TopicRouteData
 from rucola.domain.topic import PERM_READ, PERM_WRITE
 from rucola.errors import (
     BrokerError,
@@ -43,7 +44,7 @@ from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.route import GetRouteInfoRequestHeader, TopicRouteData
+from rucola.protocol.route import GetRouteInfoRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.single_flight import SingleFlight

@@ -15,7 +15,7 @@ from rucola.access import Action, Caller, Resource
 from rucola.domain.topic import DataVersion
 from rucola.errors import MQError
 from rucola.message.properties import is_true
-from rucola.namesrv.services import ConfigurationService, KVService, RouteService
+from rucola.namesrv.services import ConfigurationService, KVService, Registration, RouteService
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand
@@ -80,7 +80,15 @@ class RouteAdapter:
             body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
             if not connection.is_open:
                 return None  # its registration would never be removed
-            registered = await in_slices(self._service.register(connection, header, body))
+            broker = Registration(
+                header.broker_addr,
+                header.broker_name,
+                header.broker_id,
+                header.cluster_name,
+                header.ha_server_addr,
+                header.master_epoch,
+            )
+            registered = await in_slices(self._service.register(connection, broker, body))
         except MQError:
             self._service.refused_registrations += 1
             raise

@@ -42,15 +42,15 @@ from msgspec.structs import replace
 from rucola import slices
 from rucola.access import Reason, Refused
 from rucola.domain.role import MASTER_ID
-from rucola.domain.topic import MAX_NAME_LENGTH, PERM_WRITE, DataVersion, TopicConfig
-from rucola.namesrv.config import NamesrvConfig
-from rucola.protocol.route import (
+from rucola.domain.route import (
     BrokerData,
     ClusterInfo,
     QueueData,
     RegisterBrokerBody,
     TopicRouteData,
 )
+from rucola.domain.topic import MAX_NAME_LENGTH, PERM_WRITE, DataVersion, TopicConfig
+from rucola.namesrv.config import NamesrvConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,17 +17,27 @@ from typing import NamedTuple
 
 from rucola import settings
 from rucola.access import Caller, Reason, Refused
+from rucola.domain.route import ORDER_TOPIC_CONFIG, ClusterInfo, RegisterBrokerBody, TopicRouteData
 from rucola.domain.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
 from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.namesrv.config import WITHOUT_EFFECT, NamesrvConfig, from_properties
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.routes import RouteTable
-from rucola.protocol.kv import ORDER_TOPIC_CONFIG
-from rucola.protocol.route import ClusterInfo, RegisterBrokerBody, RegisterBrokerRequestHeader, TopicRouteData
 from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
+
+
+class Registration(NamedTuple):
+    """A broker that registers. `master_epoch` is that of a master that knows epochs."""
+
+    broker_addr: str
+    broker_name: str
+    broker_id: int
+    cluster_name: str
+    ha_server_addr: str
+    master_epoch: int | None
 
 
 class Registered(NamedTuple):
@@ -63,21 +73,12 @@ class RouteService:
         return self._configuration.config.max_topics_per_broker
 
     def register(
-        self, owner: object, request: RegisterBrokerRequestHeader, body: RegisterBrokerBody
+        self, owner: object, broker: Registration, topics: RegisterBrokerBody
     ) -> Generator[None, None, Registered]:
         """Register a broker or refresh its registration in small steps. `remove_owned` of `owner` removes it."""
-        if request.master_epoch is not None:
-            self._routes.admit_master(request.broker_addr, request.broker_name, request.master_epoch)
-        master = yield from self._routes.registration_steps(
-            request.broker_addr,
-            request.broker_name,
-            request.broker_id,
-            request.cluster_name,
-            request.ha_server_addr,
-            body,
-            self._clock_ms(),
-            owner,
-        )
+        if broker.master_epoch is not None:
+            self._routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
+        master = yield from self._routes.registration_steps(*broker[:-1], topics, self._clock_ms(), owner)
         self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))

@@ -1,15 +1,12 @@
 """The name server's key-value table: texts by namespace and key.
 
-Codes 100 to 102 and 219. The namespace ORDER_TOPIC_CONFIG holds the numbers of queues of each ordered topic:
-`broker-a:4;broker-b:4`.
+Codes 100 to 102 and 219.
 """
 
 from __future__ import annotations
 
 from rucola.protocol.body import Body
 from rucola.protocol.command import Header
-
-ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
 
 class PutKVConfigRequestHeader(Header, kw_only=True):

@@ -3,7 +3,7 @@
 A consumer in order locks its assigned queues and renews the locks before they expire. A slave copies its master's
 locks, in case it is promoted; that request is Rucola's own.
 
-The body of 41 and 42 is `LockedQueues`. Corresponds to `LockBatchRequestBody`, `LockBatchResponseBody` and
+The body of 41 and 42 is `LockedQueues`. Corresponds to `LockedQueues`, `LockBatchResponseBody` and
 `UnlockBatchRequestBody` of Apache RocketMQ 4.9.8.
 """
 

@@ -23,6 +23,7 @@ from struct import error as struct_error
 import msgspec
 
 from rucola import fastjson, slices
+from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.topic import MAX_NAME_LENGTH, DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import RemoteProtocolError
 from rucola.message.properties import is_true
@@ -47,41 +48,6 @@ _LEVEL = 9
 def vip_port(listen_port: int) -> int:
     """Return the port of a broker's VIP channel."""
     return listen_port - 2
-
-
-class BrokerData(Body, kw_only=True):
-    # "host:port" by broker id.
-    broker_addrs: dict[int, str]
-    broker_name: str
-    cluster: str
-
-
-class QueueData(Body, kw_only=True):
-    """A topic's queues on one broker name; `perm` is a sum of PERM_ values."""
-
-    broker_name: str
-    perm: int
-    read_queue_nums: int
-    # Bits TOPIC_FLAG_UNIT and TOPIC_FLAG_UNIT_SUB.
-    topic_sys_flag: int = 0
-    write_queue_nums: int
-
-
-class TopicRouteData(Body, kw_only=True):
-    """`order_topic_conf` has the form `broker-a:4;broker-b:4`."""
-
-    broker_datas: list[BrokerData] = []
-    # Filter servers by broker address, for filtering by an uploaded class.
-    filter_server_table: dict[str, list[str]] = {}
-    order_topic_conf: str | None = None
-    queue_datas: list[QueueData] = []
-
-
-class ClusterInfo(Body, kw_only=True):
-    """Brokers by broker name, and broker names by cluster."""
-
-    broker_addr_table: dict[str, BrokerData] = {}
-    cluster_addr_table: dict[str, list[str]] = {}
 
 
 class TopicList(Body, kw_only=True):
@@ -149,11 +115,6 @@ class RegisterBrokerRequestHeader(Header, kw_only=True):
     body_crc32: int = 0
     # Rucola's: the epoch of a master, which Rucola's name servers compare within the broker name.
     master_epoch: int | None = None
-
-
-class RegisterBrokerBody(Body, kw_only=True):
-    filter_server_list: list[str] = []
-    topic_config_serialize_wrapper: TopicConfigSerializeWrapper
 
 
 class RegisterBrokerResponseHeader(Header, kw_only=True):

@@ -18,12 +18,12 @@ from typing import Any
 from rucola import fastjson, settings
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
+from rucola.domain.route import ORDER_TOPIC_CONFIG
 from rucola.message.topics import BENCHMARK_TOPIC, SCHEDULE_TOPIC
 from rucola.namesrv.server import Namesrv
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_RESPONSE, RemotingCommand, SerializeType, decode_command, next_opaque
-from rucola.protocol.kv import ORDER_TOPIC_CONFIG
 from support.cluster import HOST
 from support.differential.normal_form import NormalForm
 from support.differential.recording import BROKER, NAMESRV, Placeholders, Sequence

@@ -17,6 +17,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig, MetricsExporterType
 from rucola.broker.replication.ha_authentication import HELLO
 from rucola.client import MessageQueue, PullConsumer
+from rucola.domain.route import BrokerData, QueueData, TopicRouteData
 from rucola.errors import MQError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
@@ -25,7 +26,6 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.replication import encode_report
-from rucola.protocol.route import BrokerData, QueueData, TopicRouteData
 from rucola.remoting.tls_config import TlsMode
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check

@@ -14,6 +14,7 @@ from rucola.broker.config import from_properties
 from rucola.broker.send_properties import PropertyEditor
 from rucola.client.route import topic_route
 from rucola.domain.client import ConsumerConnection, HeartbeatData, ProducerConnection
+from rucola.domain.route import ClusterInfo, RegisterBrokerBody, TopicRouteData
 from rucola.domain.subscription import subscription
 from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import MQError
@@ -62,7 +63,7 @@ def parser_targets(golden: Path) -> list[Target]:
     documents = [body for body in bodies if body[:1] in (b"{", b"[")]
     log = sorted(golden.glob("g1-clean/**/commitlog/*"))[0].read_bytes()
     table = TopicConfigSerializeWrapper(topic_config_table={name: TopicConfig(topic_name=name) for name in ("T", "U")})
-    registration = route.RegisterBrokerBody(topic_config_serialize_wrapper=table)
+    registration = RegisterBrokerBody(topic_config_serialize_wrapper=table)
     messages = [Message("T", b"body", tags="a", keys=["k"], properties={"a": "1"}), Message("T", b"")]
     return [
         Target("frames", [*frames, b"".join(frames[:20])], _frames),
@@ -237,8 +238,8 @@ def _fastjson(data: bytes) -> None:
 def _bodies(data: bytes) -> None:
     """Decode a response as every kind of body that clients and operators read."""
     with suppress(MQError):
-        topic_route("T", decode_body(route.TopicRouteData, data))
-    for kind in (route.ClusterInfo, route.TopicList, ConsumerConnection, ProducerConnection):
+        topic_route("T", decode_body(TopicRouteData, data))
+    for kind in (ClusterInfo, route.TopicList, ConsumerConnection, ProducerConnection):
         with suppress(MQError):
             decode_body(kind, data)
     for read in (topic.decode_topic_stats, topic.decode_consume_stats, decode_consume_stats_list, decode_offset_table):

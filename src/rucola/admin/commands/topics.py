@@ -11,10 +11,10 @@ from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Optio
 from rucola.admin.commands.doctor import warning
 from rucola.admin.name_servers import parse_order_conf
 from rucola.client.consumer.allocation import average
+from rucola.domain.route import TopicRouteData
 from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError
 from rucola.presentation import Column, Table, optional, time_text, whole
-from rucola.protocol.route import TopicRouteData
 
 PERMISSION = Option("-p --perm", "Permission: 2 write, 4 read, 6 both.", choices=("2", "4", "6"))
 

@@ -16,6 +16,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.role import MASTER_ID
+from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
@@ -27,7 +28,6 @@ from rucola.protocol.route import (
     COMPRESS_ABOVE,
     BrokerRequestHeader,
     QueryDataVersionResponseHeader,
-    RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
     compression_steps,

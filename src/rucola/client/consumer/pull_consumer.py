@@ -26,6 +26,7 @@ from rucola.client.instance import UNREACHABLE, ClientInstance
 from rucola.domain import subscription as subscriptions
 from rucola.domain.queue import MessageQueue
 from rucola.domain.role import MASTER_ID
+from rucola.domain.route import ClusterInfo
 from rucola.domain.subscription import SUB_ALL, SubscriptionData
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
 from rucola.message import MessageExt, record
@@ -47,7 +48,7 @@ from rucola.protocol.pull import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
 )
-from rucola.protocol.route import ClusterInfo, TopicList
+from rucola.protocol.route import TopicList
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.tls import ClientTls
 
