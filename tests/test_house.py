@@ -88,11 +88,15 @@ MAY_NOT_KNOW = {
 }
 
 # Services speak the domain: another wire protocol, such as gRPC, can be put in front of them.
-MAY_NOT_IMPORT_IN_SERVICES = (
-    "rucola.remoting",
+MAY_NOT_IMPORT_IN_SERVICES = ("rucola.remoting", "rucola.broker.remoting", "rucola.namesrv.remoting")
+
+# The parts of a broker that talk to clients, its master or slaves, and name servers; all others know no protocol.
+KNOW_THE_PROTOCOL = (
+    "rucola.broker.assembly",
+    "rucola.broker.background.registration",
+    "rucola.broker.coordination",
     "rucola.broker.remoting",
-    "rucola.namesrv.remoting",
-    "rucola.protocol",
+    "rucola.broker.replication",
 )
 
 FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "impl"}
@@ -210,12 +214,28 @@ def test_pure_packages_import_no_io() -> None:
 SERVICES = [module for module in MODULES if ".services" in module or module == "rucola.namesrv.services"]
 
 
-def test_services_know_neither_protocol_nor_connections() -> None:
+def is_within(module: str, packages: tuple[str, ...]) -> bool:
+    return any((module + ".").startswith(name + ".") for name in packages)
+
+
+def test_services_know_no_connections() -> None:
     found = [
         f"{module}:{line} imports {imported}"
-        for module in SERVICES
+        for module in MODULES
+        if module in SERVICES or is_within(module, ("rucola.broker.delivery", "rucola.broker.tables"))
         for imported, line in imports_of(module)
-        if any((imported + ".").startswith(name + ".") for name in MAY_NOT_IMPORT_IN_SERVICES)
+        if is_within(imported, MAY_NOT_IMPORT_IN_SERVICES)
+    ]
+    assert found == []
+
+
+def test_only_what_talks_to_a_peer_knows_the_protocol() -> None:
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module in MODULES
+        if module in SERVICES or (room_of(module) == "broker" and not is_within(module, KNOW_THE_PROTOCOL))
+        for imported, line in imports_of(module)
+        if is_within(imported, ("rucola.protocol",))
     ]
     assert found == []
 

@@ -19,11 +19,13 @@ cannot encode it.
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from rucola.errors import RemoteProtocolError
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_DEPTH = 64
 """Of the tolerant parser; RocketMQ never exceeds six."""
@@ -73,6 +75,27 @@ def loads(data: bytes | bytearray | memoryview | str, max_tolerant_size: int | N
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(f"JSON at byte {error.start}: not UTF-8") from None
     return _Reader(data).document()
+
+
+def to_struct(struct_type: type[S], value: Any) -> S:
+    """Convert a decoded value. RemoteProtocolError if it does not fit."""
+    try:
+        return msgspec.convert(_plain(value), struct_type, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"body {struct_type.__name__}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Remove null members and make integer keys text, for msgspec."""
+    if isinstance(value, dict):
+        return {
+            str(key) if isinstance(key, int) else key: _plain(member)
+            for key, member in value.items()
+            if member is not None
+        }
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
 
 
 def dumps(value: Any) -> bytes:

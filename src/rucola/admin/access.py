@@ -23,7 +23,7 @@ from rucola.protocol.access import (
     UpdateGlobalWhiteAddrsConfigRequestHeader,
     UserRequestHeader,
 )
-from rucola.protocol.body import decode_body, encode_body, to_body
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode
 
 
@@ -92,7 +92,7 @@ class AccessAdmin:
         """Return the users whose names contain a text."""
         header = ListUsersRequestHeader(filter=text)
         response = await self._requests.invoke(address, RequestCode.AUTH_LIST_USER, header)
-        return [to_body(UserInfo, one) for one in _list(response.body)]
+        return [fastjson.to_struct(UserInfo, one) for one in _list(response.body)]
 
     async def set_policies(
         self, address: str, subject: str, resources: Sequence[str], entry: PolicyEntryInfo, *, update: bool = False
@@ -119,7 +119,7 @@ class AccessAdmin:
         """Return the policies whose subject, and entries whose resource, contain these texts."""
         header = ListAclsRequestHeader(subject_filter=subject, resource_filter=resource)
         response = await self._requests.invoke(address, RequestCode.AUTH_LIST_ACL, header)
-        return [to_body(AclInfo, one) for one in _list(response.body)]
+        return [fastjson.to_struct(AclInfo, one) for one in _list(response.body)]
 
 
 def _list(body: bytes) -> list[Mapping[str, object]]:

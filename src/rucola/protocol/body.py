@@ -39,7 +39,7 @@ def decode_body(body_type: type[B], data: bytes, max_tolerant_size: int | None =
         return typed
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # not standard JSON, or a null for a field with a default: the slow path decodes it or raises
-    return to_body(body_type, fastjson.loads(data, max_tolerant_size))
+    return fastjson.to_struct(body_type, fastjson.loads(data, max_tolerant_size))
 
 
 def decode_request(body_type: type[B], data: bytes, max_size: int = MAX_JSON_BODY_SIZE) -> B:
@@ -57,14 +57,6 @@ def decode_strictly(body_type: type[B], data: bytes) -> B:
         return msgspec.json.decode(data, type=body_type, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"body {body_type.__name__} of {len(data)} bytes: {error}") from None
-
-
-def to_body(body_type: type[B], value: Any) -> B:
-    """Convert a decoded JSON value. RemoteProtocolError if it does not fit."""
-    try:
-        return msgspec.convert(_plain(value), body_type, strict=False, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise RemoteProtocolError(f"body {body_type.__name__}: {error}") from None
 
 
 def encode_body(body: msgspec.Struct, *, quote_keys: bool = False) -> bytes:
@@ -112,17 +104,4 @@ def _without_nulls(value: Any) -> Any:
         return {key: _without_nulls(member) for key, member in value.items() if member is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Remove null members and make integer keys text, for msgspec."""
-    if isinstance(value, dict):
-        return {
-            str(key) if isinstance(key, int) else key: _plain(member)
-            for key, member in value.items()
-            if member is not None
-        }
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
     return value

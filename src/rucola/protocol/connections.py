@@ -21,7 +21,7 @@ from rucola import fastjson
 from rucola.domain.queue import MessageQueue
 from rucola.domain.subscription import SubscriptionData
 from rucola.errors import RemoteProtocolError
-from rucola.protocol.body import Body, decode_object, to_body
+from rucola.protocol.body import Body, decode_object
 from rucola.protocol.command import Header
 from rucola.protocol.queue import from_key, to_key
 
@@ -151,10 +151,12 @@ def decode_running_info(data: bytes) -> ConsumerRunningInfo:
     """Decode the state of a consumer. RemoteProtocolError if malformed."""
     members = decode_object(data, "ConsumerRunningInfo")
     queues = _table(members.pop("mqTable", None), "mqTable")
-    plain = to_body(_PlainRunningInfo, members)
+    plain = fastjson.to_struct(_PlainRunningInfo, members)
     return ConsumerRunningInfo(
         jstack=plain.jstack,
-        mq_table=dict(sorted((from_key(key), to_body(ProcessQueueInfo, value)) for key, value in queues.items())),
+        mq_table=dict(
+            sorted((from_key(key), fastjson.to_struct(ProcessQueueInfo, value)) for key, value in queues.items())
+        ),
         properties=plain.properties,
         status_table=plain.status_table,
         subscription_set=plain.subscription_set,

@@ -2,9 +2,9 @@
 
     adapter (broker/remoting)      decodes a request, calls the service, encodes its result
     interceptors                   see caller, action and resource of every request, and may raise Refused
-    service (here)                 accepts a typed request, returns a typed result or raises Refused
+    service (here)                 accepts domain values, returns some or raises Refused
 
-A service imports neither commands, frames nor response codes, and no connection (tests/test_house.py). It may use the
-plain structs of `rucola.protocol`: request headers serve as typed requests. Services reach clients through the
-protocols `ClientChannel` and `ClientCalls`, which the adapters implement.
+A service imports neither `rucola.protocol` nor a connection (tests/test_house.py). Services reach clients through the
+protocols `ClientChannel` and `ClientCalls`, which the adapters implement. A method that waits for nothing is a plain
+function; a long one is a coroutine, or a generator of steps (`rucola.slices`).
 """

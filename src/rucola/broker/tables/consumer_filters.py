@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
+from rucola import fastjson
 from rucola.broker.bloom import BIT_COUNT, bloom_filter_positions
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.broker.message_filter import Matches, matches
 from rucola.domain.subscription import SubscriptionData
 from rucola.errors import InvalidMessage
-from rucola.protocol.body import Body, to_body
 from rucola.store.config_files import ConfigFile
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ _DEAD_BEFORE_START_MS = 30_000
 """Assumed time between disconnect and start, for groups that were connected at the stop."""
 
 
-class BloomFilterData(Body, kw_only=True):
+class BloomFilterData(msgspec.Struct, rename="camel", kw_only=True):
     bit_num: int
     bit_pos: list[int]
 
 
-class ConsumerFilterData(Body, kw_only=True):
+class ConsumerFilterData(msgspec.Struct, rename="camel", kw_only=True):
     """Filter of one group on one topic; `dead_time` is 0 while the group is connected."""
 
     bloom_filter_data: BloomFilterData
@@ -52,12 +52,12 @@ class ConsumerFilterData(Body, kw_only=True):
     topic: str
 
 
-class GroupFilters(Body, kw_only=True):
+class GroupFilters(msgspec.Struct, rename="camel", kw_only=True):
     group_filter_data: dict[str, ConsumerFilterData] = {}
     topic: str
 
 
-class ConsumerFilters(Body, kw_only=True):
+class ConsumerFilters(msgspec.Struct, rename="camel", kw_only=True):
     filter_data_by_topic: dict[str, GroupFilters] = {}
 
 
@@ -75,7 +75,7 @@ class ConsumerFilterTable:
     def load(self, now_ms: int) -> None:
         """Load the file; all groups count as disconnected. Raises StoreCorrupt if it cannot be parsed."""
         value = self._file.read()
-        stored = to_body(ConsumerFilters, value) if value else ConsumerFilters()
+        stored = fastjson.to_struct(ConsumerFilters, value) if value else ConsumerFilters()
         if self._config.enable_property_filter:
             matches("SQL92", "a IS NULL")  # builds the parser now, not at the first pull: 30 ms
         for topic, groups in stored.filter_data_by_topic.items():

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
+from rucola import fastjson
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.domain.group import SYSTEM_GROUPS, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.topic import DataVersion
 from rucola.message.topics import check_group, is_lmq
-from rucola.protocol.body import to_body
 from rucola.store.config_files import ConfigFile
 
 
@@ -46,7 +46,7 @@ class SubscriptionGroupTable:
         """Load the file, and add the system groups. Raises StoreCorrupt if the file cannot be parsed."""
         value = self._file.read()
         if value:
-            stored = to_body(SubscriptionGroupWrapper, value)
+            stored = fastjson.to_struct(SubscriptionGroupWrapper, value)
             self._table.update(stored.subscription_group_table)
             self.data_version = stored.data_version
         for name, broadcast in SYSTEM_GROUPS.items():

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from rucola.outages import Outages
-from rucola.protocol.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SnapshotWriter = Callable[[], Callable[[], None]]
 """Returns a function that writes a snapshot of a table and may be called in any thread."""
@@ -37,11 +39,11 @@ class TablePersistence:
             await asyncio.wait([writing])  # a cancelled caller does not cancel the write
             writing.result()
 
-    def reply_when_persisted(self, response: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
+    def reply_when_persisted(self, response: T) -> T | Awaitable[T]:
         """Return the response, or an awaitable of it unless every change is on disk."""
         return response if self._running_write() is None else self._reply_later(response)  # most need no task
 
-    async def _reply_later(self, response: RemotingCommand) -> RemotingCommand:
+    async def _reply_later(self, response: T) -> T:
         await self.wait_persisted()
         return response
 

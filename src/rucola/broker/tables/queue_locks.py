@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
+from rucola import fastjson
 from rucola.domain.queue import LockedQueues, MessageQueue, QueueLocks
 from rucola.errors import RemoteProtocolError, StoreCorrupt
-from rucola.protocol.body import to_body
 from rucola.store.config_files import ConfigFile
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class QueueLockTable:
     def load(self, now_ms: int) -> None:
         """Load the holders with locks as long as clients may trust them; if the file is damaged, none is granted."""
         try:
-            stored = to_body(QueueLocks, self._file.read() or {})
+            stored = fastjson.to_struct(QueueLocks, self._file.read() or {})
         except (StoreCorrupt, RemoteProtocolError) as error:
             logger.error("%s; no queue is locked for the next %d s", error, CLIENT_TRUST_MS // 1000)
             self._grants_from_ms = now_ms + CLIENT_TRUST_MS

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from rucola import fastjson
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.domain.group import SubscriptionGroupConfig
@@ -29,7 +30,6 @@ from rucola.domain.topic import (
 )
 from rucola.message import topics
 from rucola.message.topics import retry_topic
-from rucola.protocol.body import to_body
 from rucola.store.config_files import ConfigFile
 
 SCHEDULE_QUEUE_NUMS = 18
@@ -68,7 +68,7 @@ class TopicConfigTable:
         """Load the file, and add the system topics. Raises StoreCorrupt if the file cannot be parsed."""
         value = self._file.read()
         if value:
-            stored = to_body(TopicConfigSerializeWrapper, value)
+            stored = fastjson.to_struct(TopicConfigSerializeWrapper, value)
             self._table.update(stored.topic_config_table)
             self.data_version = stored.data_version
         for topic in self._system_topics():
