@@ -59,6 +59,9 @@ MS_SYNC: Final = 0x10 if _IS_MACOS else 4
 """The value of Linux means "discard the pages" on macOS."""
 
 
+_DEFAULT_MAPPINGS: Final = 65_530
+
+
 def check_platform() -> None:
     """Raise ConfigError on Windows, which lacks the locks and mappings of a store."""
     if sys.platform == "win32":
@@ -75,6 +78,15 @@ def descriptor_limit() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def mapping_limit() -> int:
+    """Return how many mappings a process may have."""
+    try:
+        with open("/proc/sys/vm/max_map_count") as file:
+            return int(file.read())
+    except OSError:  # macOS has no such limit
+        return _DEFAULT_MAPPINGS
 
 
 def keep_freed_memory(size: int) -> None:

@@ -10,9 +10,10 @@ import pytest
 from rucola.broker.background.retention import disk_usage
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.offset import QueueRequestHeader
+from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.topic import CreateTopicRequestHeader
+from rucola.store.config_files import config_path, write_config
 from rucola.store.message_store import MessageStore
 from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config
 from support.broker_peer import Peer
@@ -136,6 +137,7 @@ async def test_empty_queues_of_deleted_topics_are_removed(tmp_path: Path) -> Non
             store.put(inner(topic=topic, queue_id=queue_id, body=bytes(1200)), NOON_MS - age_hours * HOUR_MS)
     assert len(log_files(tmp_path)) == 3
 
+    write_config(config_path(tmp_path, "consumerOffset"), {"offsetTable": {"Gone@G": {"0": 1, "1": 1}}})
     async with aging_broker(tmp_path) as (peer, _):
         created = CreateTopicRequestHeader(topic="T", read_queue_nums=4, write_queue_nums=4, perm=6)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
@@ -145,8 +147,14 @@ async def test_empty_queues_of_deleted_topics_are_removed(tmp_path: Path) -> Non
             return await min_offset(peer) == 2
 
         await until(moved)
-        assert (await peer.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == ResponseCode.SUCCESS
-        assert queues(tmp_path) == ["Gone/1", "Lives/0", "T/0"]
+
+        async def cleaned() -> bool:
+            return queues(tmp_path) == ["Gone/1", "Lives/0", "T/0"]
+
+        await until(cleaned)
+        for queue_id, offset in ((0, "0"), (1, "1")):  # a queue of this name begins at 0 again
+            header = QueryConsumerOffsetRequestHeader(consumer_group="G", topic="Gone", queue_id=queue_id)
+            assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).ext_fields == {"offset": offset}
         assert (await peer.send()).ext_fields["queueOffset"] == "2"  # a group that read to the end misses nothing
 
 

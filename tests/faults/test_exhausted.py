@@ -7,17 +7,19 @@ import os
 import resource
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rucola.store.config import PutMessageStatus
+from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.write_state import WriteState, WriteStatus
 from support.faults import limited, refusing, small_disk
-from support.stores import all_bodies, config, inner
+from support.stores import all_bodies, config, crashed_copy, inner
 
 EXHAUSTIONS = [
     ("posix_fallocate", errno.ENOSPC),
@@ -191,6 +193,39 @@ def test_a_process_without_descriptors_takes_messages_again(tmp_path: Path) -> N
     check_all(store, sent)
     store.close()
     assert check(tmp_path / "store") == []
+
+
+def test_more_queues_than_descriptors(tmp_path: Path) -> None:
+    """Each has messages, is read and flushed, and recovered after a crash and after a clean stop."""
+    count, settings = 600, config(tmp_path / "store", mapped_file_size_commit_log=1 << 20)
+
+    def put_in_each(store: MessageStore, body: bytes) -> None:
+        for queue_id in range(count):
+            assert store.put(inner(body=body, queue_id=queue_id), 1000).status is PutMessageStatus.PUT_OK
+        store.reput()
+        assert store.stall is None
+
+    probe = os.open(tmp_path, os.O_RDONLY)
+    os.close(probe)
+    with limited(resource.RLIMIT_NOFILE, probe + 160):
+        store = MessageStore(settings)
+        store.open(1)
+        put_in_each(store, b"first")
+        store.checkpoint()
+        put_in_each(store, b"second")
+        crashed_copy(store, tmp_path / "crashed")
+        store.close()
+        for path in (tmp_path / "store", tmp_path / "crashed"):
+            again = MessageStore(replace(settings, store_path_root_dir=path))
+            again.open(1)
+            for queue_id in range(count):
+                assert all_bodies(again, "T", queue_id) == [b"first", b"second"]
+            put_in_each(again, b"third")
+            again.close()
+            with StoreReader(path) as reader:
+                assert set(reader.queues().values()) == {(0, 3)}
+                assert [len(reader.units("T", queue_id)) for queue_id in range(count)] == [3] * count
+            assert check(path) == []
 
 
 def test_a_disk_that_is_full_during_a_dispatch_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

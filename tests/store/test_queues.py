@@ -15,7 +15,7 @@ from rucola.message import sysflag
 from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, open_queues, pack_unit
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, MappingPool, open_queues, pack_unit
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, TopicArrivals
 from rucola.store.dispatch_request import DispatchRequest
 from rucola.store.mapped_file import PAGE_SIZE, MappedFileQueue, file_name
@@ -195,18 +195,26 @@ def test_recovery_does_not_write_to_intact_queues(
     again_at=st.sampled_from([0, 3, 10, 25, 40]),
     again=st.integers(0, 35),
     same=st.integers(0, 35),
+    limit=st.sampled_from([0, 1, 100]),
 )
 def test_a_rewound_queue_equals_one_written_that_far(
-    tmp_path_factory: pytest.TempPathFactory, begin: int, count: int, rewound: int, again_at: int, again: int, same: int
+    tmp_path_factory: pytest.TempPathFactory,
+    begin: int,
+    count: int,
+    rewound: int,
+    again_at: int,
+    again: int,
+    same: int,
+    limit: int,
 ) -> None:
     """Whatever comes after a rewind, the same units for a while, others then: nothing of before is left behind it."""
-    directory = tmp_path_factory.mktemp("queues") / "T" / "0"
+    directory, pool = tmp_path_factory.mktemp("queues") / "T" / "0", MappingPool(limit)
     before = [(1000 + number, 10, number) for number in range(begin, begin + count)]
-    queue = ConsumeQueue("T", 0, MappedFileQueue(directory, 200, []))
+    queue = ConsumeQueue("T", 0, MappedFileQueue(directory, 200, []), pool=pool)
     if before:
         queue.append(begin, b"".join(pack_unit(*unit) for unit in before))
     queue.files.close()
-    queue = ConsumeQueue("T", 0, MappedFileQueue.open(directory, writable=True, file_size=200))
+    queue = ConsumeQueue("T", 0, MappedFileQueue.open(directory, writable=True, file_size=200), pool=pool)
     queue.rewind(rewound)
     kept = [unit for unit in before if rewound > begin and unit[2] < rewound]
     first = kept[-1][2] + 1 if kept else again_at
@@ -214,6 +222,7 @@ def test_a_rewound_queue_equals_one_written_that_far(
     after = [(address + number, size, number) for address, size, number in after]
     for unit in after:
         queue.append(unit[2], pack_unit(*unit))
+        queue.unmap_if_idle()
     queue.finish_rewind()
     queue.flush()
     queue.files.close()
@@ -224,6 +233,37 @@ def test_a_rewound_queue_equals_one_written_that_far(
     for file in queue.files:
         assert file.is_zero_from(min(max(queue.max_offset * UNIT_SIZE - file.begin, 0), file.size))
     queue.files.close()
+
+
+def test_files_of_idle_queues_are_unmapped_and_flushed_all_the_same(tmp_path: Path) -> None:
+    pool = MappingPool(4)
+    queues = [
+        ConsumeQueue("T", number, MappedFileQueue(tmp_path / "T" / str(number), 200, []), pool=pool)
+        for number in range(6)
+    ]
+
+    def mapped() -> list[bool]:
+        return [file.is_mapped for queue in queues for file in queue.files]
+
+    for queue in queues:
+        queue.append_one(0, 1000, 10, 1)
+    assert mapped() == [True] * 4 + [False] * 2
+    pool.unmap_idle()
+    queues[0].append_one(1, 1010, 10, 2)
+    assert queues[1].unit(0) == (1000, 10, 1)
+    held = queues[2].files.files[0]
+    held.hold()  # by a flush in another thread
+    pool.unmap_idle()
+    assert mapped() == [True, True, True, False, False, False]
+    held.release()
+    for queue in queues:
+        queue.append_one(queue.max_offset, 2000, 10, 3)
+        queue.flush()
+    assert mapped() == [True] * 4 + [False] * 2
+    for queue in queues:
+        queue.files.close()
+        again = ConsumeQueue("T", queue.queue_id, MappedFileQueue.open(queue.files.directory))
+        assert again.units(0, 9)["tags_code"].tolist() == ([1, 2, 3] if queue is queues[0] else [1, 3])
 
 
 def test_a_large_backlog_is_dispatched_in_parts(open_store: OpenStore) -> None:

@@ -14,6 +14,9 @@ After the last unit the file holds zeros; there is no other end mark. If the fir
 before the first real one in its file are fillers: (0, 0x7fffffff, 0). Units can be rebuilt from the log, so a put is
 acknowledged before its unit is written.
 
+There may be far more queues than descriptors and mappings: a MappingPool limits how many of their files are mapped. A
+file that is not is read and written by system calls, which takes some microseconds longer.
+
 consumequeue_ext (enableConsumeQueueExt) is neither read nor written: such units get the tags code from the record.
 
 Corresponds to org.apache.rocketmq.store.ConsumeQueue.
@@ -22,6 +25,7 @@ Corresponds to org.apache.rocketmq.store.ConsumeQueue.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 import struct
@@ -38,6 +42,9 @@ from rucola.files import sync_directory
 from rucola.message.record import peek
 from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
 from rucola.store.multi_dispatch import is_dispatched_to
+from rucola.system_calls import descriptor_limit, mapping_limit
+
+logger = logging.getLogger(__name__)
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """The numpy type of a unit. Functions of `store` that return arrays of units return copies."""
@@ -58,8 +65,47 @@ _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
 """Bytes of disk blocks requested at a time. The first windows of a file are smaller: most queues have few messages."""
 _TAIL_COUNT: Final = 16
+MAX_MAPPINGS: Final = 1 << 16
+"""Mapped files from which on further descriptors make no difference."""
 _THREADS: Final = 8
 _MAX_SERIAL_FLUSHES: Final = 32
+
+
+class MappingPool:
+    """Limits the mapped files of a store's ConsumeQueues. Belongs to the store's owner thread.
+
+    `limit` is by default a quarter of the descriptors or mappings that the process may have.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit if limit is not None else min(descriptor_limit() or MAX_MAPPINGS, mapping_limit()) // 4
+        self.count = 0
+        """Mapped files, and since the last `unmap_idle` deleted ones."""
+        self._queues: set[ConsumeQueue] = set()
+        self._is_reported = False
+
+    def admit(self, queue: ConsumeQueue) -> bool:
+        """Return whether a further file of the queue may be mapped, and count it."""
+        if self.count >= self.limit:
+            return False
+        self.count += 1
+        self._queues.add(queue)
+        return True
+
+    def unmap_idle(self) -> None:
+        """If the pool is more than half full, unmap the files of queues not used since the last call."""
+        if 2 * self.count > self.limit:
+            for queue in list(self._queues):
+                if queue.unmap_if_idle():
+                    self._queues.discard(queue)
+            self.count = sum(file.is_mapped for queue in self._queues for file in queue.files)
+            if self.count >= self.limit and not self._is_reported:
+                self._is_reported = True
+                logger.warning(
+                    "%d ConsumeQueue files are in use, a quarter of the descriptors; a message elsewhere takes some "
+                    "microseconds more. Raise the limit of open files (LimitNOFILE, ulimit -Hn)",
+                    self.count,
+                )
 
 
 class ConsumeQueue:
@@ -72,13 +118,16 @@ class ConsumeQueue:
         "_aside",
         "_files",
         "_flushed_end",
+        "_is_used",
         "_last",
         "_map",
         "_map_begin",
         "_per_file",
+        "_pool",
         "_read_tags_code",
         "_room_end",
         "_tail",
+        "_used_end",
         "gap",
         "log_begin",
         "max_offset",
@@ -88,8 +137,18 @@ class ConsumeQueue:
     )
 
     def __init__(
-        self, topic: str, queue_id: int, files: MappedFileQueue, read_tags_code: TagsCodeReader | None = None
+        self,
+        topic: str,
+        queue_id: int,
+        files: MappedFileQueue,
+        read_tags_code: TagsCodeReader | None = None,
+        pool: MappingPool | None = None,
     ) -> None:
+        self._pool = pool or MappingPool(MAX_MAPPINGS)
+        self._is_used = False
+        """Whether files were mapped or read since the last `unmap_if_idle`."""
+        self._used_end = 0
+        """`max_offset` at the last `unmap_if_idle`."""
         self.topic = topic
         self.queue_id = queue_id
         self._files = files
@@ -124,7 +183,8 @@ class ConsumeQueue:
             return _UNIT.unpack_from(tail, (queue_offset - begin) * UNIT_SIZE)
         file = self._files.find(queue_offset * UNIT_SIZE)
         assert file is not None, "no file has this unit"
-        return _UNIT.unpack_from(file.map, queue_offset * UNIT_SIZE - file.begin)
+        at = queue_offset * UNIT_SIZE - file.begin
+        return _UNIT.unpack(self._read(file, at, at + UNIT_SIZE))
 
     def units(self, begin: int, end: int) -> npt.NDArray[Any]:
         """Return a copy of the existing units from `begin` to `end`: shape (n,), type UNIT."""
@@ -134,7 +194,7 @@ class ConsumeQueue:
             file = self._files.find(begin * UNIT_SIZE)
             assert file is not None
             until = min(end, file.end // UNIT_SIZE)
-            parts.append(file.map[begin * UNIT_SIZE - file.begin : until * UNIT_SIZE - file.begin])
+            parts.append(self._read(file, begin * UNIT_SIZE - file.begin, until * UNIT_SIZE - file.begin))
             begin = until
         return np.frombuffer(self._resolved(b"".join(parts)), UNIT)
 
@@ -144,7 +204,31 @@ class ConsumeQueue:
             return b""
         begin = queue_offset * UNIT_SIZE - file.begin
         end = min(begin + max_count * UNIT_SIZE, self.max_offset * UNIT_SIZE - file.begin, file.size)
-        return self._resolved(file.map[begin:end])
+        return self._resolved(self._read(file, begin, end))
+
+    def _read(self, file: MappedFile, begin: int, end: int) -> bytes:
+        if self._may_map(file):
+            return file.map[begin:end]
+        return file.read(begin, end)
+
+    def _may_map(self, file: MappedFile) -> bool:
+        self._is_used = True
+        return file.is_mapped or self._pool.admit(self)
+
+    def map_all(self) -> None:
+        """Map the files that the pool admits, to read them even after another process deletes them. Raises OSError."""
+        for file in self._files:
+            _ = self._may_map(file) and file.map
+
+    def unmap_if_idle(self) -> bool:
+        """Unmap the files of a queue not used since the last call; return whether none is mapped."""
+        if self._is_used or self._used_end != self.max_offset:
+            self._is_used, self._used_end = False, self.max_offset
+            return False
+        self._map, self._room_end = _NO_MAP, 0
+        for file in self._files:
+            file.unmap()
+        return not any(file.is_mapped for file in self._files)
 
     def _resolved(self, units: bytes) -> bytes:
         # The high bytes of hashes and times are 0x00 or 0xff: a quick check for 800 units.
@@ -313,7 +397,7 @@ class ConsumeQueue:
             position += size
         self.max_offset = queue_offset + end // UNIT_SIZE
         # During a rewind `_room_end` stays 0: each unit has to be compared with the one in the file (`_write`).
-        if self._aside is None and self._last is not None:
+        if self._aside is None and self._last is not None and self._last.is_mapped:
             self._map, self._map_begin = self._last.map, self._last.begin // UNIT_SIZE
             self._room_end = self._map_begin + self._last.reserved // UNIT_SIZE
 
@@ -341,14 +425,18 @@ class ConsumeQueue:
                 self._files.files.append(file)
                 return file
             self._delete_set_aside()  # otherwise there would be a gap between the new file and them
-        return self._files.create_next(begin, reads_ahead=False)
+        self._room_end = 0
+        return self._files.create_next(begin, reads_ahead=False, is_mapped=self._pool.admit(self))
 
     def _write(self, file: MappedFile, position: int, data: bytes) -> None:
         """Write units, unless a rewind finds the same in the file: no page gets dirty."""
         end = position + len(data)
-        if self._aside is None or file.map[position:end] != data:
-            file.reserve(end, min(max(position - position % PAGE_SIZE, PAGE_SIZE), _RESERVE_WINDOW))
-            file.map[position:end] = data
+        if self._aside is None or self._read(file, position, end) != data:
+            if self._may_map(file):
+                file.reserve(end, min(max(position - position % PAGE_SIZE, PAGE_SIZE), _RESERVE_WINDOW))
+                file.map[position:end] = data
+            else:
+                file.put(position, data)
 
     def rewind(self, queue_offset: int) -> None:
         """Set `max_offset` back, or to 0 without units left. The bytes stay until `finish_rewind`."""
@@ -486,6 +574,7 @@ def _bisect_end(low: int, high: int, unit: Callable[[int], tuple[int, int, int]]
 def open_queues(
     directory: Path,
     read_tags_code: TagsCodeReader | None = None,
+    pool: MappingPool | None = None,
     *,
     writable: bool = False,
     file_size: int = 0,
@@ -495,6 +584,8 @@ def open_queues(
 
     If `writable`, a queue with a missing file is opened as well, rewound to its start (see `gap`).
     """
+
+    pool = pool or MappingPool()
 
     def of_topic(topic: str) -> list[ConsumeQueue]:
         return [
@@ -509,6 +600,7 @@ def open_queues(
                     may_have_gaps=writable,
                 ),
                 read_tags_code,
+                pool,
             )
             for queue_id, path in _queues_of(directory / topic)
         ]

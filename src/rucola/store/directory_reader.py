@@ -1,7 +1,8 @@
 """The store reader: read-only access to a store directory, for Spark and `rucola store`.
 
 A StoreReader writes nothing, takes no lock and leaves no `abort`, so it can read the directory of a running broker, a
-copy, or a read-only file system. It is a snapshot of the time of its opening, and keeps every file open until `close`.
+copy, or a read-only file system. It is a snapshot of the time of its opening, and keeps its files open until `close`,
+except for ConsumeQueues that exceed a quarter of the descriptors.
 
 It does not rely on a clean stop: the log ends at the first invalid record, and a ConsumeQueue ends with its last unit
 that points at its record, since Apache's broker leaves on disk what a recovery has cut off.
@@ -61,10 +62,11 @@ class StoreReader:
         check_store_directory(self.path, log)
         self._index_slots = index_slots
         self._log = MappedFileQueue.open(log)
-        self._log.map_all()
+        for file in self._log:
+            _ = file.map
         self._queues = open_queues(self.path / "consumequeue", tags_code_reader(self._log, parse_delay_levels()))
         for queue in self._queues.values():
-            queue.files.map_all()
+            queue.map_all()
             self._drop_stale_units(queue)
             queue.raise_min_offset(self._log.begin)
 

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from rucola import speed
 from rucola.message import sysflag
 from rucola.message.hashing import index_hash, index_hashes, string_hash
-from rucola.message.topics import DUE_TIME_TOPICS
-from rucola.store.consume_queue import ConsumeQueue, check_queue_name, pack_unit
+from rucola.message.topics import DUE_TIME_TOPICS, is_lmq
+from rucola.store.consume_queue import ConsumeQueue, MappingPool, check_queue_name, pack_unit
 from rucola.store.dispatch_request import DispatchRequest, unit_tags_code
 from rucola.store.index import Index, index_key
 from rucola.store.mapped_file import MappedFileQueue
@@ -58,6 +58,9 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
         super().__init__()
         self.directory = directory
         self.file_size = file_size
+        self.pool = MappingPool()
+        self.lmq_count = 0
+        """The number of light message queues."""
         self._topics: dict[str, TopicQueues] = {}
         """A cache of `of_topic`; deleting any queue of a topic drops the topic's entry."""
 
@@ -67,15 +70,20 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
             queues = self._topics[topic] = TopicQueues(self, topic)
         return queues
 
+    def __setitem__(self, name: tuple[str, int], queue: ConsumeQueue) -> None:
+        self.lmq_count += is_lmq(name[0]) and name not in self
+        super().__setitem__(name, queue)
+
     def __delitem__(self, name: tuple[str, int]) -> None:
         super().__delitem__(name)
+        self.lmq_count -= is_lmq(name[0])
         self._topics.pop(name[0], None)
 
     def __missing__(self, name: tuple[str, int]) -> ConsumeQueue:
         topic, queue_id = name
         check_queue_name(topic, queue_id)
         files = MappedFileQueue(self.directory / topic / str(queue_id), self.file_size, [])
-        queue = self[name] = ConsumeQueue(topic, queue_id, files)
+        queue = self[name] = ConsumeQueue(topic, queue_id, files, pool=self.pool)
         return queue
 
     def count_within_new_queues(self, batch: Sequence[DispatchRequest], max_new: int) -> int:

@@ -15,9 +15,9 @@ When the oldest files are deleted, the logical file starts later; offsets never 
 5. The first flush also syncs the file's directory entry (`sync_name`). The next file is not created before that,
    because a gap between files could not be repaired.
 
-An opened file is mapped at the first access, since descriptors and mappings are limited. A mapping keeps a descriptor,
-and cannot be closed while a memoryview of it exists; the garbage collector closes it later. A detached file can no
-longer be held (`hold`, `release`); after its deletion the last holder closes it.
+An opened file is mapped at the first access, since descriptors and mappings are limited; `read` and `put` do without.
+A mapping keeps a descriptor, and cannot be closed while a memoryview of it exists; the garbage collector closes it
+later. A detached file can no longer be held (`hold`, `release`); after its deletion the last holder closes it.
 
 Corresponds to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 """
@@ -25,6 +25,7 @@ Corresponds to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -112,7 +113,9 @@ class MappedFile:
         return cls(path, path.stat().st_size, writable=writable, begin=begin)
 
     @classmethod
-    def create(cls, path: Path, size: int, *, begin: int = 0, reads_ahead: bool = True) -> MappedFile:
+    def create(
+        cls, path: Path, size: int, *, begin: int = 0, reads_ahead: bool = True, is_mapped: bool = True
+    ) -> MappedFile:
         """Create and map a file of zeros and missing directories; FileExistsError or OSError leaves nothing new."""
         unsynced = [path.parent]
         while not os.path.isdir(unsynced[-1]):
@@ -125,7 +128,8 @@ class MappedFile:
             try:
                 os.ftruncate(fd, size)
                 file = cls(path, size, writable=True, begin=begin, reads_ahead=reads_ahead)
-                file.map = file._mapped(fd)
+                if is_mapped:
+                    file.map = file._mapped(fd)
             except BaseException:
                 path.unlink()
                 raise
@@ -166,12 +170,30 @@ class MappedFile:
             mapped.madvise(mmap.MADV_RANDOM)
         return mapped
 
+    @property
+    def is_mapped(self) -> bool:
+        return "map" in self.__dict__
+
+    def unmap(self) -> bool:
+        """Unmap a file that nobody holds until the next access to `map`; for the owner. Written bytes stay."""
+        with _holders_lock:
+            if self._holders or not self.is_mapped:
+                return False
+            try:
+                self.map.close()
+            except BufferError:
+                return False
+            del self.map
+            self._warmed = 0
+            return True
+
     def seal(self) -> None:
         """End writing to a full file: close `write`'s descriptor, and let the kernel read ahead."""
         self._close_fd()
         if not self.reads_ahead:
             self.reads_ahead = True
-            self.map.madvise(mmap.MADV_NORMAL)
+            if self.is_mapped:
+                self.map.madvise(mmap.MADV_NORMAL)
 
     def _close_fd(self) -> None:
         if self._fd >= 0:
@@ -190,6 +212,23 @@ class MappedFile:
     @property
     def end(self) -> int:
         return self.begin + self.size
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return a range, without mapping the file. Raises OSError."""
+        if self.is_mapped:
+            return self.map[begin:end]
+        with self.opened() as fd:
+            return os.pread(fd, end - begin, begin)
+
+    def put(self, position: int, data: bytes) -> None:
+        """Write to the mapping, to a position that has blocks, or to the file. Raises OSError."""
+        if self.is_mapped:
+            self.map[position : position + len(data)] = data
+            return
+        with self.opened() as fd:
+            if os.pwrite(fd, data, position) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self.is_changed = True
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write many bytes with pwrite, which avoids page faults, to a position that has blocks."""
@@ -250,7 +289,7 @@ class MappedFile:
         is_anything = not self.is_zero_from(position)
         if is_anything:
             page = min(-(-position // PAGE_SIZE) * PAGE_SIZE, self.size)
-            self.map[position:page] = bytes(page - position)
+            self.put(position, bytes(page - position))
             if page < self.size:
                 self._erase_pages(page)
             self.reserved = self._warmed = 0
@@ -258,7 +297,7 @@ class MappedFile:
         return is_anything
 
     def _erase_pages(self, begin: int) -> None:
-        if hasattr(mmap, "MADV_REMOVE"):
+        if self.is_mapped and hasattr(mmap, "MADV_REMOVE"):
             self.map.madvise(mmap.MADV_REMOVE, begin, self.size - begin)
             return
         with self.opened() as fd:
@@ -280,10 +319,10 @@ class MappedFile:
         """Make a range (by default all) and the directory entry durable, unless detached. Raises OSError."""
         if self.hold():
             try:
-                if "map" in self.__dict__:
+                if self.is_mapped:
                     sync_pages(self.map, begin, self.size if end is None else end)
                 # A file that is not mapped was not written by this process, but may have been by an earlier one.
-                if "map" not in self.__dict__ or not SYNC_REACHES_DRIVE:
+                if not self.is_mapped or not SYNC_REACHES_DRIVE:
                     with self.opened() as fd:
                         sync_data(fd)
                 self.sync_name()
@@ -343,7 +382,7 @@ class MappedFile:
         self._is_closed = True
         self._close_fd()
         try:
-            if "map" in self.__dict__:
+            if self.is_mapped:
                 self.map.close()
         except BufferError:
             pass  # a reader still has a memoryview; the mapping is closed with it
@@ -430,20 +469,14 @@ class MappedFileQueue:
             return None
         return files[(offset - files[0].begin) // self.file_size]
 
-    def map_all(self) -> None:
-        """Map all files now, to read them even after another process deletes them. Raises OSError."""
-        for file in self.files:
-            _ = file.map
-
-    def create_next(self, begin: int | None = None, *, reads_ahead: bool = True) -> MappedFile:
+    def create_next(self, begin: int | None = None, *, reads_ahead: bool = True, is_mapped: bool = True) -> MappedFile:
         """Add a file after the last one; the first starts at `begin`, a multiple of the file size."""
         if begin is None or self.files:
             begin = self.end
         if self.files:
             self.files[-1].sync_name()
-        file = MappedFile.create(
-            self.directory / file_name(begin), self.file_size, begin=begin, reads_ahead=reads_ahead
-        )
+        path = self.directory / file_name(begin)
+        file = MappedFile.create(path, self.file_size, begin=begin, reads_ahead=reads_ahead, is_mapped=is_mapped)
         self.files.append(file)
         return file
 

@@ -43,7 +43,6 @@ from rucola.message import MessageInner, MessageInnerBatch, sysflag
 from rucola.message.delay import parse_delay_levels
 from rucola.message.properties import MAX_PROPERTIES_SIZE
 from rucola.message.record import LARGE_BODY, encode, encode_many, encode_parts
-from rucola.message.topics import is_lmq
 from rucola.speed import QueueOffsets
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE, CommitLog
@@ -182,8 +181,11 @@ class MessageStore:
     def _open_queues(self, read_tags_code: TagsCodeReader, after_crash: bool) -> None:
         self._queues = ConsumeQueues(self._root / "consumequeue", self.config.mapped_file_size_consume_queue)
         directory, file_size = self._queues.directory, self._queues.file_size
-        queues = open_queues(directory, read_tags_code, writable=True, file_size=file_size, after_crash=after_crash)
-        self._queues.update(queues)
+        for name, queue in open_queues(
+            directory, read_tags_code, self._queues.pool,
+            writable=True, file_size=file_size, after_crash=after_crash,
+        ).items():  # fmt: skip
+            self._queues[name] = queue
 
     def _close_queues(self) -> None:
         for queue in self._queues.values():
@@ -299,7 +301,8 @@ class MessageStore:
         new = sum(name not in self._next_offsets for name in queues)
         if not new:
             return False
-        return new + sum(is_lmq(topic) for topic, _ in self._next_offsets) > self.config.max_lmq_consume_queue_num
+        self._reput_unless_stalled()
+        return new + self._queues.lmq_count > self.config.max_lmq_consume_queue_num
 
     def put_batch(self, batch: MessageInnerBatch, now_ms: int) -> PutBatchResult:
         """Append messages, all or none, contiguous in one log file and in each queue; otherwise like `put`.
@@ -444,6 +447,7 @@ class MessageStore:
 
     def begin_retention_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
         """Start a retention round, given the local hour and the store's file systems; adjust the write state."""
+        self._queues.pool.unmap_idle()
         self._retention.begin_round(now_ms, hour, disks)
         self.write_state.set_disk_full(self._retention.refusal)
 
@@ -553,6 +557,9 @@ class MessageStore:
         for queue in self._queues.values():
             queue.raise_min_offset(self._log.begin)
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
+
+    def queue_names(self) -> list[tuple[str, int]]:
+        return list(self._queues)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the first readable message; 0 if there never was one."""

@@ -109,7 +109,7 @@ async def start_broker(
     # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.
     scheduler = Scheduler()
     running.push_async_callback(scheduler.stop)
-    await storage.start(scheduler, delivery.prepare_delete)
+    await storage.start(scheduler, delivery.prepare_delete, serving.services.cleanup.delete_unused_queues)
     metadata.schedule(scheduler)
     delivery.start(scheduler)
     connections.schedule(scheduler)

@@ -67,11 +67,16 @@ class Storage:
     def subscribe(self, listener: ArrivalListener) -> None:
         self._arrival_listeners.append(listener)
 
-    async def start(self, scheduler: Scheduler, prepare_delete: Callable[[], Awaitable[bool]]) -> None:
-        """Measure the disks, then schedule flush, checkpoint and retention (`prepare_delete`: see `RetentionTask`)."""
+    async def start(
+        self,
+        scheduler: Scheduler,
+        prepare_delete: Callable[[], Awaitable[bool]],
+        delete_unused_queues: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Measure the disks, then schedule flush, checkpoint and retention (callables: see `RetentionTask`)."""
         config = self._environment.store_config
         clock, probe_disk = self._environment.clock, self._environment.probe_disk
-        retention = RetentionTask(config, self.store, clock, probe_disk, prepare_delete)
+        retention = RetentionTask(config, self.store, clock, probe_disk, prepare_delete, delete_unused_queues)
         await retention.check_disks()
         scheduler.every(config.flush_interval_commit_log, "flush", self.group_commit.start_flush)
         scheduler.every(CHECKPOINT_INTERVAL_MS, "checkpoint", self.group_commit.checkpoint)

@@ -1,7 +1,7 @@
 """Retention task: measures the disks periodically and deletes expired files.
 
 Every cleanResourceInterval it runs one round of `rucola.store.retention`: files are deleted one by one in a thread,
-deleteCommitLogFilesInterval apart.
+deleteCommitLogFilesInterval apart, then the queues of deleted topics that are empty by now.
 
 Corresponds to the tasks of `DefaultMessageStore.addScheduleTask` in Apache RocketMQ 4.9.8. Deliberate difference: the
 disks are measured at the start, so that a full disk refuses the first message; Apache does so after one second.
@@ -35,7 +35,7 @@ def disk_usage(path: Path) -> DiskUsage:
 class RetentionTask:
     """Applies the retention of one store. All methods must be called in its event loop.
 
-    `prepare_delete` moves messages out of the file to delete; if it returns False, the round ends.
+    `prepare_delete` moves messages out of the file to delete; if it returns False, no file is deleted in this round.
     """
 
     def __init__(
@@ -45,12 +45,16 @@ class RetentionTask:
         clock: Callable[[], int],
         probe_disk: DiskUsageProbe,
         prepare_delete: Callable[[], Awaitable[bool]],
+        delete_unused_queues: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
         self._store = store
         self._clock = clock
         self._probe_disk = probe_disk
         self._prepare_delete = prepare_delete
+        self._delete_unused_queues = delete_unused_queues
+        self._cleaned_begin = -1
+        """The log start offset at the last deletion of queues."""
 
     async def check_disks(self) -> None:
         """Report the time, the local hour and the disk usage to the store. Raises OSError."""
@@ -61,6 +65,12 @@ class RetentionTask:
     async def run(self) -> None:
         """Run one round. Raises OSError."""
         await self.check_disks()
+        await self._delete_files()
+        if self._cleaned_begin != (begin := self._store.min_physical_offset):
+            await self._delete_unused_queues()
+            self._cleaned_begin = begin
+
+    async def _delete_files(self) -> None:
         # One file per iteration: messages are moved, the file leaves the log, a thread deletes it. The pause keeps the
         # deletion of large files from saturating the disk.
         while True:

@@ -83,7 +83,7 @@ def build_services(
         configuration=ConfigurationService(state, config_file, topics_registered),
         runtime_info=RuntimeInfoService(state, state.delayed),
         diagnosis=DiagnosisService(state.store, state.topics),
-        cleanup=CleanupService(state.store, state.topics),
+        cleanup=CleanupService(state),
         access=access,
         roles=roles,
     )
