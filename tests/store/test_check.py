@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from rucola.files import temporary_path
 from rucola.store.directory_reader import StoreReader
 from rucola.store.index import HEADER_SIZE
 from rucola.store.message_store import MessageStore
+from rucola.store.tools import check as check_module
+from rucola.store.tools import check_index
 from rucola.store.tools.check import MAX_FINDINGS, check
 from rucola.store.tools.rebuild import rebuild
 from support.stores import OpenStore, config, crashed_copy, derived_files, inner
@@ -29,6 +32,13 @@ def flip(path: Path, position: int, bits: int = 1) -> None:
 
 def write_checkpoint(store: Path, *times: int) -> None:
     (store / "checkpoint").write_bytes(struct.pack(">qqq", *times) + bytes(4072))
+
+
+@pytest.fixture(params=[1, 1 << 20])
+def block_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare the log with the queues and the index in one step, and in as many as there are runs of records."""
+    monkeypatch.setattr(check_module, "_BLOCK_COUNT", request.param)
+    monkeypatch.setattr(check_index, "_STEP", request.param)
 
 
 @pytest.fixture
@@ -51,6 +61,7 @@ SECOND_QUEUE_FILE = QUEUE.with_name(f"{200:020d}")
 CHECKPOINT = Path("checkpoint")
 
 
+@pytest.mark.usefixtures("block_count")
 @pytest.mark.parametrize(
     ("damage", "where", "position", "what"),
     [
@@ -86,6 +97,7 @@ def test_damage_is_found_at_its_offset(
     ), "\n".join(map(str, findings))
 
 
+@pytest.mark.usefixtures("block_count")
 @pytest.mark.parametrize(
     ("at", "bits", "what"),
     [
@@ -129,6 +141,21 @@ def test_a_lost_file_and_a_wrong_size_are_found(store: Path) -> None:
     assert any(f.path == index_file(store) for f in check(store))
     (store / LOG).rename((store / LOG).with_name(f"{5000:020d}"))
     assert check(store) != []
+
+
+@pytest.mark.usefixtures("block_count")
+def test_units_from_before_a_topic_was_created_again_are_found(store: Path, tmp_path: Path) -> None:
+    log = bytearray((store / LOG).read_bytes())
+    for k in range(10, 15):
+        struct.pack_into(">q", log, k * 109 + 20, k - 10)
+    (store / LOG).write_bytes(log)
+    rebuild(store, tmp_path / "rebuilt")
+    shutil.copytree(store / "commitlog", tmp_path / "rebuilt" / "commitlog")
+    shutil.copy(store / CHECKPOINT, tmp_path / "rebuilt")
+    assert check(tmp_path / "rebuilt") == []
+    shutil.copy(store / QUEUE, tmp_path / "rebuilt" / QUEUE)
+    findings = [finding for finding in check(tmp_path / "rebuilt") if finding.path == tmp_path / "rebuilt" / QUEUE]
+    assert [finding.position for finding in findings] == list(range(0, 200, 20))
 
 
 def test_findings_are_bounded(store: Path) -> None:

@@ -281,6 +281,10 @@ class MappedFile:
         except OSError:
             self._can_populate = False
 
+    def drop_pages(self) -> None:
+        """Unmap the pages that were read; they stay in the page cache."""
+        self.map.madvise(mmap.MADV_DONTNEED)
+
     def erase(self, position: int) -> bool:
         """Overwrite with zeros from `position` on, not yet durable; return whether there was anything else.
 

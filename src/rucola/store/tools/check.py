@@ -20,9 +20,10 @@ checkpoint and temporary files are not checked. A finding counts only if it is f
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,39 +40,125 @@ from rucola.store.directory_lock import check_store_directory, is_served
 from rucola.store.diverged_tail import is_diverged_tail
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.features import Support, detect_multi_dispatch, find_features
-from rucola.store.index import HEADER_SIZE, Index, IndexFile, index_paths, is_index_name
+from rucola.store.index import IndexFile, index_paths, is_index_name
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, is_file_name
-from rucola.store.multi_dispatch import MultiDispatch, further_units
+from rucola.store.multi_dispatch import further_units
 from rucola.store.scan import RecordRun, ScanEnd, scan_file
+from rucola.store.tools.check_index import CheckFinding, IndexFileCheck
 
 MAX_FINDINGS: Final = 1000
 
 _SERVED_ROUNDS: Final = 3
+_BLOCK_COUNT: Final = 1 << 20
+"""Records whose units are compared together."""
+_UNITS_PER_STEP: Final = 1 << 16
 
 
-class CheckFinding(NamedTuple):
-    """A violated invariant: the file, the position in it, and a description."""
+class _QueueState:
+    """What the log says of one queue, since the topic was last created."""
 
-    path: Path
-    position: int
-    what: str
+    __slots__ = ("begin", "count", "end", "matched", "missing")
 
-    def __str__(self) -> str:
-        return f"{self.path} at byte {self.position}: {self.what}"
+    def __init__(self) -> None:
+        self.count = 0
+        self.begin = -1
+        """The physical offset of the first record."""
+        self.end = 0
+        """The queue offset after the last record."""
+        self.matched = 0
+        """The number of records whose unit points at them."""
+        self.missing: dict[int, int] = {}
+        """{queue offset: physical offset} of records whose unit does not, up to MAX_FINDINGS."""
 
 
-class _LogSummary:
-    def __init__(self, files: MappedFileQueue, served_end: int | None, multi_dispatch: MultiDispatch) -> None:
+class _Log:
+    """The walk through the log, and what it leads to. Memory does not grow with the number of records."""
+
+    def __init__(self, store: Path, files: MappedFileQueue, served_end: int | None) -> None:
         self.files = files
-        self.multi_dispatch = multi_dispatch
+        self.multi_dispatch = detect_multi_dispatch(store)
         self.served_end = served_end
         """The end of the last dispatched record if a broker serves the store; later bytes are not checked."""
         self.end = files.begin
         self.last_timestamp = 0
-        self.offsets: list[int] = []
-        self.timestamps: list[int] = []
-        self.queues: dict[tuple[str, int], dict[int, int]] = {}
-        """{(topic, queue id): {queue offset: physical offset}} of all records that need a unit."""
+        self.directories = {
+            (topic, queue_id): path for topic, queue_id, path in queue_directories(store / "consumequeue")
+        }
+        self.queues: dict[tuple[str, int], _QueueState] = {}
+        self.index_files: list[IndexFileCheck] = []
+        self._clear(files.begin)
+
+    def _clear(self, begin: int) -> None:
+        self._begin = begin
+        self._offsets: list[npt.NDArray[np.int64]] = []
+        self._timestamps: list[npt.NDArray[np.int64]] = []
+        self._count = 0
+        self._units: dict[tuple[str, int], array[int]] = {}
+        """Triples (queue offset, physical offset, size)."""
+
+    def add_records(self, offsets: npt.NDArray[np.int64], timestamps: npt.NDArray[np.int64]) -> None:
+        self._offsets.append(offsets)
+        self._timestamps.append(timestamps)
+        self._count += len(offsets)
+
+    def add_unit(self, queue: tuple[str, int], queue_offset: int, physical_offset: int, size: int) -> str | None:
+        """Note the unit that a record should have; return what is wrong with its queue offset."""
+        state = self.queues.get(queue)
+        if state is None or (queue_offset == 0 and state.count):  # the topic was deleted and created again
+            state = self.queues[queue] = _QueueState()
+            self._units[queue] = array("q")
+        what = None
+        if state.count and queue_offset != state.end:
+            what = (
+                f"queueOffset is {queue_offset}, but the record before it in {queue[0]}-{queue[1]} has {state.end - 1}"
+            )
+        if not state.count:
+            state.begin = physical_offset
+        state.count += 1
+        state.end = queue_offset + 1
+        units = self._units.get(queue)
+        if units is None:
+            units = self._units[queue] = array("q")
+        units.extend((queue_offset, physical_offset, size))
+        return what
+
+    def is_block(self) -> bool:
+        return self._count >= _BLOCK_COUNT
+
+    def check_block(self) -> Iterator[CheckFinding]:
+        """Compare the records since the last call with queues and index files."""
+        for queue, units in self._units.items():
+            if queue in self.directories and units:
+                _match_units(self.queues[queue], self.directories[queue], queue, np.array(units).reshape(-1, 3))
+        if self._count:
+            offsets, timestamps = np.concatenate(self._offsets), np.concatenate(self._timestamps)
+            for file in self.index_files:
+                yield from file.check_records(self._begin, self.end, offsets, timestamps)
+        self._clear(self.end)
+
+
+def _match_units(state: _QueueState, directory: Path, queue: tuple[str, int], expected: npt.NDArray[np.int64]) -> None:
+    try:
+        files = MappedFileQueue.open(directory)
+    except StoreCorrupt:
+        return  # reported by the check of the queue
+    try:
+        actual = ConsumeQueue(*queue, files)
+        ends = np.flatnonzero(np.diff(expected[:, 0]) != 1) + 1
+        for records in np.split(expected, ends):
+            first = int(records[0, 0])
+            begin = min(max(first, actual.min_offset), actual.max_offset)
+            end = max(begin, min(first + len(records), actual.max_offset))
+            units = actual.units(begin, end)
+            is_matched = np.zeros(len(records), np.bool_)
+            there = slice(begin - first, end - first) if begin < end else slice(0)
+            is_matched[there] = (units["physical_offset"] == records[there, 1]) & (units["size"] == records[there, 2])
+            state.matched += int(is_matched.sum())
+            for queue_offset, physical_offset, _ in records[~is_matched][:MAX_FINDINGS].tolist():
+                if len(state.missing) < MAX_FINDINGS:
+                    state.missing[queue_offset] = physical_offset
+    finally:
+        files.close()
 
 
 def check(
@@ -138,24 +225,41 @@ def _check(
     except StoreCorrupt as error:
         yield CheckFinding(Path(error.path), error.position, error.why)
         return
+    log = _Log(store, files, served_end)
     try:
-        log = _LogSummary(files, served_end, detect_multi_dispatch(store))
+        yield from _open_index(log, store / "index", index_slots)
         yield from _check_log(log, progress)
-        for topic, queue_id, directory in queue_directories(store / "consumequeue"):
-            yield from _check_queue(log, topic, queue_id, directory)
+        for queue, directory in log.directories.items():
+            yield from _check_queue(log, *queue, directory)
         if is_diverged_tail(store):
             return
-        for (topic, queue_id), expected in sorted(log.queues.items()):
-            offset = min(expected.values())
-            yield _at(files, offset, f"{len(expected)} records of {topic}-{queue_id} have no unit, this one first")
-        yield from _check_index(log, store / "index", index_slots)
+        for (topic, queue_id), state in sorted(log.queues.items()):
+            yield _at(files, state.begin, f"{state.count} records of {topic}-{queue_id} have no unit, this one first")
+        for file in log.index_files:
+            yield from file.check_end(log.end)
         yield from _check_epochs(log, store)
         if not served:
             yield from _check_checkpoint(log, store / "checkpoint")
         if progress is not None:
             progress(files.end - files.begin, files.end - files.begin)
     finally:
+        for file in log.index_files:
+            file.close()
         files.close()
+
+
+def _open_index(log: _Log, directory: Path, slot_count: int) -> Iterator[CheckFinding]:
+    if is_diverged_tail(directory.parent):
+        return
+    paths = list(index_paths(directory))
+    for path in paths if log.served_end is None else paths[:-1]:
+        try:
+            file = IndexFileCheck(IndexFile.open(path, slot_count))
+        except StoreCorrupt as error:
+            yield CheckFinding(path, error.position, error.why)
+            continue
+        log.index_files.append(file)
+        yield from file.check_structure()
 
 
 def _at(files: MappedFileQueue, physical_offset: int, what: str) -> CheckFinding:
@@ -191,7 +295,7 @@ def _check_names(store: Path, served: bool) -> Iterator[CheckFinding]:
                 yield CheckFinding(path, 0, "no file of this name belongs in a ConsumeQueue")
 
 
-def _check_log(log: _LogSummary, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
+def _check_log(log: _Log, progress: Callable[[int, int], None] | None) -> Iterator[CheckFinding]:
     ended = False
     for file in log.files:
         if log.served_end is not None and (ended or file.begin >= log.served_end):
@@ -221,6 +325,7 @@ def _check_log(log: _LogSummary, progress: Callable[[int, int], None] | None) ->
                     yield CheckFinding(file.path, position, "after the end of the log there are bytes other than zeros")
             else:
                 log.end = file.end
+    yield from log.check_block()
 
 
 def _scan_past_changed_bodies(file: MappedFile) -> Iterator[RecordRun | ScanEnd | CheckFinding]:
@@ -240,43 +345,33 @@ def _scan_past_changed_bodies(file: MappedFile) -> Iterator[RecordRun | ScanEnd 
         position = one.end - file.begin
 
 
-def _add_run(log: _LogSummary, run: RecordRun) -> Iterator[CheckFinding]:
+def _add_run(log: _Log, run: RecordRun) -> Iterator[CheckFinding]:
     log.end = run.end
     log.last_timestamp = max(log.last_timestamp, int(run.store_timestamps.max()))
-    count = len(run.positions)
+    positions = run.positions
     if log.served_end is not None:
-        count = int(np.searchsorted(run.positions, log.served_end - run.file.begin))
-    log.timestamps += run.store_timestamps[:count].tolist()
-    for position in run.positions.tolist():
-        if log.served_end is not None and run.file.begin + position >= log.served_end:
-            return
-        log.offsets.append(run.file.begin + position)
+        positions = positions[: np.searchsorted(positions, log.served_end - run.file.begin)]
+    log.add_records(positions + run.file.begin, run.store_timestamps[: len(positions)])
+    for position in positions.tolist():
         try:
-            outline = peek(run.file.map, position)
+            record = peek(run.file.map, position)
         except InvalidMessage as error:
             yield CheckFinding(run.file.path, position, str(error))
             continue
-        if sysflag.is_dispatched(outline.sys_flag):
-            own = (outline.topic, outline.queue_id)
-            stored = bytes(run.file.map[outline.properties_begin : outline.properties_end])
-            units = {own: outline.queue_offset, **further_units(stored, own, log.multi_dispatch)}
+        if sysflag.is_dispatched(record.sys_flag):
+            own = (record.topic, record.queue_id)
+            stored = bytes(run.file.map[record.properties_begin : record.properties_end])
+            units = {own: record.queue_offset, **further_units(stored, own, log.multi_dispatch)}
             for queue, queue_offset in units.items():
-                what = _add_unit(log.queues.setdefault(queue, {}), queue, queue_offset, outline.physical_offset)
+                what = log.add_unit(queue, queue_offset, record.physical_offset, record.size)
                 if what is not None:
                     yield CheckFinding(run.file.path, position, what)
+    run.file.drop_pages()
+    if log.is_block():
+        yield from log.check_block()
 
 
-def _add_unit(expected: dict[int, int], queue: tuple[str, int], queue_offset: int, physical_offset: int) -> str | None:
-    what = None
-    if queue_offset == 0 and expected:
-        expected.clear()  # the topic was deleted and created again
-    elif expected and (queue_offset - 1 not in expected or queue_offset in expected):
-        what = f"queueOffset is {queue_offset}, but the record before it in {queue[0]}-{queue[1]} has {max(expected)}"
-    expected[queue_offset] = physical_offset
-    return what
-
-
-def _check_epochs(log: _LogSummary, store: Path) -> Iterator[CheckFinding]:
+def _check_epochs(log: _Log, store: Path) -> Iterator[CheckFinding]:
     try:
         epochs = read_epochs(store)
     except StoreCorrupt as error:
@@ -297,8 +392,8 @@ def _check_epochs(log: _LogSummary, store: Path) -> Iterator[CheckFinding]:
             yield CheckFinding(store / EPOCH_FILE, 0, what)
 
 
-def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:
-    records = log.queues.pop((topic, queue_id), {})
+def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:
+    state = log.queues.pop((topic, queue_id), None) or _QueueState()
     try:
         files = MappedFileQueue.open(directory)
     except StoreCorrupt as error:
@@ -306,31 +401,51 @@ def _check_queue(log: _LogSummary, topic: str, queue_id: int, directory: Path) -
         return
     try:
         queue = ConsumeQueue(topic, queue_id, files)
-        # Every unit points at its record. Found records are removed, so that those without a unit are left.
-        for queue_offset in range(queue.min_offset, queue.max_offset):
-            physical_offset, size, _ = queue.unit(queue_offset)
-            if physical_offset < log.files.begin:
-                continue
-            if log.served_end is not None and physical_offset >= log.served_end:
-                break
-            actual = records.pop(queue_offset, None)
-            what = None
-            if size == FILLER_SIZE:
-                what = f"unit {queue_offset} is a filler, but not before the first unit"
-            elif actual is None:
-                what = f"unit {queue_offset} points at {physical_offset}, but the log has no such message"
-            elif actual != physical_offset or size != _size_at(log.files, physical_offset):
-                what = f"unit {queue_offset} points at {size} bytes from {physical_offset}; the record is at {actual}"
-            if what is not None:
-                file = files.find(queue_offset * UNIT_SIZE)
-                assert file is not None
-                yield CheckFinding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
-        for queue_offset, physical_offset in sorted(records.items()):
-            yield _at(log.files, physical_offset, f"message {queue_offset} of {topic}-{queue_id} has no unit")
+        # Records lead to different units. So if as many units point into the log, each leads to its record.
+        if state.missing or _count_units(log, queue) != state.matched:
+            yield from _check_units(log, state, queue)
         if log.served_end is None:
             yield from _check_zeros_after(files, queue.max_offset * UNIT_SIZE)
     finally:
         files.close()
+
+
+def _count_units(log: _Log, queue: ConsumeQueue) -> int:
+    """Return the number of units that point into the part of the log that is checked."""
+    count = 0
+    for begin in range(queue.min_offset, queue.max_offset, _UNITS_PER_STEP):
+        physical_offsets = queue.units(begin, begin + _UNITS_PER_STEP)["physical_offset"]
+        end = log.served_end if log.served_end is not None else np.iinfo(np.int64).max
+        count += int(np.count_nonzero((physical_offsets >= log.files.begin) & (physical_offsets < end)))
+    return count
+
+
+def _check_units(log: _Log, state: _QueueState, queue: ConsumeQueue) -> Iterator[CheckFinding]:
+    name, is_sound = f"{queue.topic}-{queue.queue_id}", True
+    for queue_offset in range(queue.min_offset, queue.max_offset):
+        physical_offset, size, _ = queue.unit(queue_offset)
+        if physical_offset < log.files.begin:
+            continue
+        if log.served_end is not None and physical_offset >= log.served_end:
+            break
+        record = state.missing.pop(queue_offset, None)
+        what = None
+        if size == FILLER_SIZE:
+            what = f"unit {queue_offset} is a filler, but not before the first unit"
+        elif record is not None:
+            what = f"unit {queue_offset} points at {size} bytes from {physical_offset}; the record is at {record}"
+        elif not state.begin <= physical_offset < log.end or not queue.is_valid_at(queue_offset, log.files):
+            what = f"unit {queue_offset} points at {physical_offset}, but the log has no such message"
+        if what is not None:
+            is_sound = False
+            file = queue.files.find(queue_offset * UNIT_SIZE)
+            assert file is not None
+            yield CheckFinding(file.path, queue_offset * UNIT_SIZE - file.begin, what)
+    for queue_offset, physical_offset in sorted(state.missing.items()):
+        yield _at(log.files, physical_offset, f"message {queue_offset} of {name} has no unit")
+    if is_sound and not state.missing:
+        directory = queue.files.directory
+        yield CheckFinding(directory, 0, f"the log has {state.count} messages of {name}, but not one for each unit")
 
 
 def _check_zeros_after(files: MappedFileQueue, end: int) -> Iterator[CheckFinding]:
@@ -340,128 +455,9 @@ def _check_zeros_after(files: MappedFileQueue, end: int) -> Iterator[CheckFindin
             yield CheckFinding(file.path, position, "after the last unit there are bytes other than zeros")
 
 
-def _size_at(files: MappedFileQueue, physical_offset: int) -> int:
-    file = files.find(physical_offset)
-    try:
-        return peek(file.map, physical_offset - file.begin).size if file is not None else -1
-    except InvalidMessage:
-        return -1
-
-
-def _check_index(log: _LogSummary, directory: Path, slot_count: int) -> Iterator[CheckFinding]:
-    offsets, times = np.array(log.offsets, np.int64), np.array(log.timestamps, np.int64)
-    files: list[IndexFile] = []
-    try:
-        paths = list(index_paths(directory))
-        for path in paths if log.served_end is None else paths[:-1]:
-            try:
-                files.append(IndexFile.open(path, slot_count))
-            except StoreCorrupt as error:
-                yield CheckFinding(path, error.position, error.why)
-                continue
-            yield from _check_index_file(files[-1], offsets, times, log.files.begin)
-    finally:
-        Index(directory, slot_count, 0, files).close()
-
-
-def _check_index_file(
-    index: IndexFile, offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64], begin: int
-) -> Iterator[CheckFinding]:
-    path = index.file.path
-    # The counts in the header, on which all else depends.
-    if not 1 <= index.count <= index.max_count:
-        yield CheckFinding(path, 36, f"indexCount is {index.count}; the file has room for {index.max_count}")
-        return
-    entries, slots = index.entries(), index.slots().astype(np.int64)
-    used = np.flatnonzero(slots)
-    if len(used) != index.slots_used:
-        yield CheckFinding(path, 32, f"hashSlotCount is {index.slots_used}, but {len(used)} slots are in use")
-    outside = (slots < 0) | (slots >= index.count)
-    for slot in np.flatnonzero(outside)[:10].tolist():
-        yield CheckFinding(path, HEADER_SIZE + 4 * slot, f"the slot points at entry {slots[slot]} of {index.count - 1}")
-    if outside.any() or not len(entries):
-        return
-    yield from _check_entries(index, entries, slots[used], offsets, begin)
-    for position, name, stated, entry in (
-        (16, "beginPhyOffset", index.begin_physical_offset, 0),
-        (24, "endPhyOffset", index.end_physical_offset, -1),
-    ):
-        if stated != int(entries["physical_offset"][entry]):
-            actual = int(entries["physical_offset"][entry])
-            which = ("first", "last")[entry]
-            yield CheckFinding(path, position, f"{name} is {stated}, but the {which} entry has {actual}")
-    yield from _check_index_times(index, entries, offsets, times)
-
-
-def _check_entries(
-    index: IndexFile,
-    entries: npt.NDArray[np.void],
-    used_slots: npt.NDArray[np.int64],
-    offsets: npt.NDArray[np.int64],
-    begin: int,
-) -> Iterator[CheckFinding]:
-    numbers = np.arange(1, index.count)
-    previous = entries["previous"].astype(np.int64)
-    hashes = entries["hash"].astype(np.int64)
-    wrong = (previous < 0) | (previous >= numbers)
-    # Count the references to each entry, from a slot or a later entry. Entry 0 means the end of a chain.
-    reached = np.zeros(index.count, np.int64)
-    np.add.at(reached, used_slots, 1)
-    np.add.at(reached, previous[~wrong], 1)
-    reached[0] = 1
-    other_slot = np.zeros(len(entries), bool)
-    linked = (previous > 0) & ~wrong
-    other_slot[linked] = hashes[linked] % index.slot_count != hashes[previous[linked] - 1] % index.slot_count
-    physical_offsets = entries["physical_offset"]
-    unknown = (physical_offsets < 0) | (physical_offsets >= begin) & ~_is_in(physical_offsets, offsets)
-    entries_at = HEADER_SIZE + 4 * index.slot_count
-    for bad, what in (
-        (wrong, "the chain does not lead back"),
-        (other_slot, "the chain leads into another slot"),
-        (reached[1:] != 1, "the entry is in no chain, or in two"),
-        (hashes < 0, "the hash is negative"),
-        (entries["seconds"] < 0, "the time difference is negative"),
-        (unknown, "the entry points at no record of the log"),
-    ):
-        for k in np.flatnonzero(bad)[:10].tolist():
-            yield CheckFinding(index.file.path, entries_at + 20 * (k + 1), f"entry {k + 1}: {what}")
-
-
-def _is_in(values: npt.NDArray[np.int64], ascending: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """A faster isin for ascending values."""
-    if not len(ascending):
-        return np.zeros(len(values), np.bool_)
-    found: npt.NDArray[np.bool_] = ascending[np.searchsorted(ascending, values).clip(max=len(ascending) - 1)] == values
-    return found
-
-
-def _check_index_times(
-    index: IndexFile, entries: npt.NDArray[np.void], offsets: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
-) -> Iterator[CheckFinding]:
-    at = np.searchsorted(offsets, entries["physical_offset"])
-    known = _is_in(entries["physical_offset"], offsets)
-    stored = times[np.where(known, at, 0)] if len(times) else np.zeros(len(entries), np.int64)
-    for position, name, stated, entry in (
-        (0, "beginTimestamp", index.begin_timestamp, 0),
-        (8, "endTimestamp", index.end_timestamp, -1),
-    ):
-        if known[entry] and stated != int(stored[entry]):
-            yield CheckFinding(
-                index.file.path, position, f"{name} is {stated}, but the message has {int(stored[entry])}"
-            )
-    expected = ((stored - index.begin_timestamp) // 1000).clip(0, 0x7FFFFFFF)  # the range of the field
-    # The first entry was written before the file had its beginTimestamp.
-    wrong = known & (entries["seconds"] != expected) & (index.begin_timestamp > 0)
-    for k in np.flatnonzero(wrong[1:])[:10].tolist():
-        position = HEADER_SIZE + 4 * index.slot_count + 20 * (k + 2)
-        yield CheckFinding(
-            index.file.path, position, f"entry {k + 2}: {entries['seconds'][k + 1]} s, but it is {expected[k + 1]} s"
-        )
-
-
-def _check_checkpoint(log: _LogSummary, path: Path) -> Iterator[CheckFinding]:
+def _check_checkpoint(log: _Log, path: Path) -> Iterator[CheckFinding]:
     if not path.exists():
-        if log.offsets:
+        if log.last_timestamp:
             yield CheckFinding(path, 0, "there is no checkpoint")
         return
     if path.stat().st_size != CHECKPOINT_SIZE:
