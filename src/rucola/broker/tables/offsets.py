@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,30 +166,33 @@ class ConsumerOffsetTable:
         return {queue_id: queue_offset for queue_id, queue_offset in queues.items() if queue_offset >= 0}
 
     def remove_group(self, group: str) -> None:
-        for topic in self.topics_of(group):
-            self._remove(group, topic)
+        self._remove(group, self.topics_of(group))
+        if self._topics_of.pop(group, None) is not None:
+            self._changes += 1
 
     def remove_queue(self, topic: str, queue_id: int) -> None:
         """Remove the offsets of all groups on a queue that is deleted: another one of its name begins at 0."""
         for group in self.groups_of(topic):
             queues = self._table[topic + _SEPARATOR + group]
-            if queue_id not in queues:
-                continue
-            if len(queues) == 1:
-                self._remove(group, topic)
-            else:
+            if queue_id in queues:
                 self.commit(group, topic, queue_id, -1)  # so that it counts as a change
                 self._count -= 1
                 del queues[queue_id]
+            if not queues:
+                self._remove(group, [topic])
+                del self._topics_of[group][topic]
+                if not self._topics_of[group]:
+                    del self._topics_of[group]
 
-    def _remove(self, group: str, topic: str) -> None:
-        self._changes += 1
-        self._count -= len(self._table.pop(topic + _SEPARATOR + group))
-        self._changed.pop(topic + _SEPARATOR + group, None)
-        for names, first, second in ((self._groups_of, topic, group), (self._topics_of, group, topic)):
-            del names[first][second]
-            if not names[first]:
-                del names[first]
+    def _remove(self, group: str, topics: Iterable[str]) -> None:
+        for topic in topics:
+            key = topic + _SEPARATOR + group
+            self._count -= len(self._table.pop(key))
+            self._changed.pop(key, None)
+            groups = self._groups_of[topic]
+            del groups[group]
+            if not groups:
+                del self._groups_of[topic]
 
     def topics_of(self, group: str) -> list[str]:
         return list(self._topics_of.get(group, ()))
