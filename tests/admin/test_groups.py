@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rucola import slices
 from rucola.admin import LATEST, AdminClient, TrackType
 from rucola.broker.broker import Broker
 from rucola.cli.main import main
@@ -41,7 +42,7 @@ from rucola.protocol.group import (
     encode_offset_table,
 )
 from rucola.protocol.offset import OffsetResponseHeader
-from rucola.protocol.topic import encode_consume_stats
+from rucola.protocol.topic import consume_stats_steps
 from rucola.remoting.connection import Connection, Processor, Reply
 from support.cluster import Cluster, Tally, cluster
 
@@ -172,7 +173,7 @@ async def test_a_broadcasting_group_at_a_broker_of_rocketmq_4_has_no_backlog(tmp
     async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
         processors: dict[int, Processor] = {
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: body_of(b'{"groupList":["b"]}'),
-            RequestCode.GET_CONSUME_STATS: body_of(encode_consume_stats(stats)),
+            RequestCode.GET_CONSUME_STATS: body_of(slices.run(consume_stats_steps(stats))),
             RequestCode.VIEW_BROKER_STATS_DATA: lambda _, command: command.response(ResponseCode.SYSTEM_ERROR),
         }
         await running.scripted_broker("broker-a", "T", processors)

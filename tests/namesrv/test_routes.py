@@ -15,7 +15,7 @@ from rucola.domain.route import BrokerData, QueueData, RegisterBrokerBody
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.namesrv import routes
 from rucola.namesrv.config import NamesrvConfig
-from rucola.namesrv.routes import BROKER_EXPIRY_MS, RouteTable
+from rucola.namesrv.routes import BROKER_EXPIRY_MS, Registration, RouteTable
 from support.examples import examples
 
 MASTER = "10.0.0.1:10911"
@@ -50,9 +50,8 @@ def register(
     owner: object = None,
 ) -> tuple[str, str] | None:
     ha_server_addr = address.replace("10911", "10912")
-    return table.register(
-        address, name, broker_id, cluster, ha_server_addr, body(*topics, counter=counter), now_ms, owner
-    )
+    broker = Registration(address, name, broker_id, cluster, ha_server_addr)
+    return slices.run(table.registration_steps(broker, body(*topics, counter=counter), now_ms, owner))
 
 
 def test_a_registered_topic_has_a_route() -> None:
@@ -181,7 +180,7 @@ def test_a_registration_with_all_topics_completes_one_with_a_few() -> None:
 
 
 def steps(table: RouteTable, *topics: TopicConfig, counter: int) -> Generator[None, None, object]:
-    return table.registration_steps(MASTER, "a", 0, "C", "", body(*topics, counter=counter), 0)
+    return table.registration_steps(Registration(MASTER, "a", 0, "C", ""), body(*topics, counter=counter), 0)
 
 
 def test_a_registration_in_steps_ends_when_its_broker_is_removed() -> None:
@@ -408,7 +407,8 @@ def test_a_topic_is_deleted_from_one_cluster_or_all() -> None:
 
 def test_a_route_contains_filter_servers() -> None:
     table = RouteTable()
-    table.register(MASTER, "a", 0, "C", "", body(topic("T"), filter_servers=["10.0.0.9:3"]), 0)
+    broker = Registration(MASTER, "a", 0, "C", "")
+    slices.run(table.registration_steps(broker, body(topic("T"), filter_servers=["10.0.0.9:3"]), 0))
     route = table.route("T")
     assert route is not None
     assert route.filter_server_table == {MASTER: ["10.0.0.9:3"]}

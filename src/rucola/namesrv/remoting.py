@@ -15,7 +15,8 @@ from rucola.access import Action, Caller, Resource
 from rucola.domain.topic import DataVersion
 from rucola.errors import MQError
 from rucola.message.properties import is_true
-from rucola.namesrv.services import ConfigurationService, KVService, Registration, RouteService
+from rucola.namesrv.routes import Registration
+from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header, RemotingCommand

@@ -36,6 +36,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -85,6 +86,17 @@ class _Broker:
     queues: dict[str, QueueData] = field(default_factory=dict)
 
 
+class Registration(NamedTuple):
+    """A broker that registers. `master_epoch` is that of a master that knows epochs."""
+
+    broker_addr: str
+    broker_name: str
+    broker_id: int
+    cluster_name: str
+    ha_server_addr: str
+    master_epoch: int | None = None
+
+
 class RouteTable:
     """The route tables of a name server. Results are snapshots, which the caller may keep.
 
@@ -116,32 +128,8 @@ class RouteTable:
 
     # Brokers.
 
-    def register(
-        self,
-        address: str,
-        broker_name: str,
-        broker_id: int,
-        cluster: str,
-        ha_server_addr: str,
-        body: RegisterBrokerBody,
-        now_ms: int,
-        owner: object = None,
-    ) -> tuple[str, str] | None:
-        """Run `registration_steps` to the end."""
-        return slices.run(
-            self.registration_steps(address, broker_name, broker_id, cluster, ha_server_addr, body, now_ms, owner)
-        )
-
     def registration_steps(
-        self,
-        address: str,
-        broker_name: str,
-        broker_id: int,
-        cluster: str,
-        ha_server_addr: str,
-        body: RegisterBrokerBody,
-        now_ms: int,
-        owner: object = None,
+        self, registration: Registration, body: RegisterBrokerBody, now_ms: int, owner: object = None
     ) -> Generator[None, None, tuple[str, str] | None]:
         """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
@@ -149,6 +137,7 @@ class RouteTable:
         removed or registers other topics between two steps. Raises Refused for a second address (see the class) and
         beyond a bound; concurrent registrations may exceed a bound together only while they add topics.
         """
+        address, broker_name, broker_id, cluster, ha_server_addr, _ = registration
         _check_lengths(brokerName=broker_name, clusterName=cluster, brokerAddr=address, haServerAddr=ha_server_addr)
         topics = body.topic_config_serialize_wrapper
         self._admit(address, broker_name, broker_id, topics.topic_config_table.keys())

@@ -23,21 +23,10 @@ from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.namesrv.config import WITHOUT_EFFECT, NamesrvConfig, from_properties
 from rucola.namesrv.kv import KVConfig
-from rucola.namesrv.routes import RouteTable
+from rucola.namesrv.routes import Registration, RouteTable
 from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
-
-
-class Registration(NamedTuple):
-    """A broker that registers. `master_epoch` is that of a master that knows epochs."""
-
-    broker_addr: str
-    broker_name: str
-    broker_id: int
-    cluster_name: str
-    ha_server_addr: str
-    master_epoch: int | None
 
 
 class Registered(NamedTuple):
@@ -78,7 +67,7 @@ class RouteService:
         """Register a broker or refresh its registration in small steps. `remove_owned` of `owner` removes it."""
         if broker.master_epoch is not None:
             self._routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
-        master = yield from self._routes.registration_steps(*broker[:-1], topics, self._clock_ms(), owner)
+        master = yield from self._routes.registration_steps(broker, topics, self._clock_ms(), owner)
         self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))

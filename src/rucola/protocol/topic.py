@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from rucola import slices
 from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.statistics import ConsumeStats, OffsetWrapper
 from rucola.domain.topic import SINGLE_TAG
@@ -64,10 +63,6 @@ def topic_stats_steps(offsets: dict[MessageQueue, TopicOffset]) -> Generator[Non
     return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
 
 
-def encode_topic_stats(offsets: dict[MessageQueue, TopicOffset]) -> bytes:
-    return slices.run(topic_stats_steps(offsets))
-
-
 def decode_topic_stats(data: bytes) -> dict[MessageQueue, TopicOffset]:
     """Decode the ends of a topic's queues. RemoteProtocolError if malformed."""
     return _unkeyed(decode_object(data, "TopicStatsTable").get("offsetTable"), TopicOffset)
@@ -77,10 +72,6 @@ def consume_stats_steps(stats: ConsumeStats) -> Generator[None, None, bytes]:
     """Encode the response body of GET_CONSUME_STATS in small steps (see `rucola.slices`)."""
     table = yield from by_queue_steps(stats.offset_table)
     return b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(stats.consume_tps), table)
-
-
-def encode_consume_stats(stats: ConsumeStats) -> bytes:
-    return slices.run(consume_stats_steps(stats))
 
 
 def by_queue_steps(table: Mapping[MessageQueue, msgspec.Struct | int]) -> Generator[None, None, bytes]:

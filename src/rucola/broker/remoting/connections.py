@@ -34,6 +34,14 @@ def _consumer_group(
     return Resource(group=header.consumer_group)
 
 
+def _producer_group(header: GetProducerConnectionListRequestHeader) -> Resource:
+    return Resource(producer_group=header.producer_group)
+
+
+def _asked(header: GetConsumerStatusRequestHeader) -> Resource:
+    return Resource(header.topic, header.group)
+
+
 class ConnectionAdapter:
     def __init__(self, service: InspectionService, calls: RemotingClientCalls, config: BrokerConfig) -> None:
         self._service = service
@@ -41,43 +49,17 @@ class ConnectionAdapter:
         self._config = config
 
     def endpoints(self) -> tuple[Endpoint, ...]:
+        code, query, call = RequestCode, Action.QUERY, Action.CALL_CLIENT
+        consumers, producers = GetConsumerConnectionListRequestHeader, GetProducerConnectionListRequestHeader
+        info, directly = GetConsumerRunningInfoRequestHeader, ConsumeMessageDirectlyRequestHeader
+        status = GetConsumerStatusRequestHeader
         return (
-            Endpoint(
-                RequestCode.GET_CONSUMER_CONNECTION_LIST,
-                Action.QUERY,
-                self.consumer_connections,
-                GetConsumerConnectionListRequestHeader,
-                _consumer_group,
-            ),
-            Endpoint(
-                RequestCode.GET_PRODUCER_CONNECTION_LIST,
-                Action.QUERY,
-                self.producer_connections,
-                GetProducerConnectionListRequestHeader,
-                lambda header: Resource(producer_group=header.producer_group),
-            ),
-            Endpoint(RequestCode.GET_ALL_PRODUCER_INFO, Action.QUERY, self.all_producers),
-            Endpoint(
-                RequestCode.GET_CONSUMER_RUNNING_INFO,
-                Action.CALL_CLIENT,
-                self.running_info,
-                GetConsumerRunningInfoRequestHeader,
-                _consumer_group,
-            ),
-            Endpoint(
-                RequestCode.CONSUME_MESSAGE_DIRECTLY,
-                Action.CALL_CLIENT,
-                self.consume_directly,
-                ConsumeMessageDirectlyRequestHeader,
-                _consumer_group,
-            ),
-            Endpoint(
-                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
-                Action.CALL_CLIENT,
-                self.consumer_status,
-                GetConsumerStatusRequestHeader,
-                lambda header: Resource(header.topic, header.group),
-            ),
+            Endpoint(code.GET_CONSUMER_CONNECTION_LIST, query, self.consumer_connections, consumers, _consumer_group),
+            Endpoint(code.GET_PRODUCER_CONNECTION_LIST, query, self.producer_connections, producers, _producer_group),
+            Endpoint(code.GET_ALL_PRODUCER_INFO, query, self.all_producers),
+            Endpoint(code.GET_CONSUMER_RUNNING_INFO, call, self.running_info, info, _consumer_group),
+            Endpoint(code.CONSUME_MESSAGE_DIRECTLY, call, self.consume_directly, directly, _consumer_group),
+            Endpoint(code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, call, self.consumer_status, status, _asked),
         )
 
     def consumer_connections(

@@ -21,8 +21,20 @@ from rucola.protocol.group import (
 )
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, consume_stats_steps
 from rucola.remoting.connection import Answer, Connection
-from rucola.remoting.endpoints import Endpoint, server_resource
+from rucola.remoting.endpoints import Endpoint
 from rucola.slices import in_slices
+
+
+def _of_group(header: GetConsumeStatsRequestHeader) -> Resource:
+    return Resource(header.topic or "", header.consumer_group)
+
+
+def _spanned(header: QueryConsumeTimeSpanRequestHeader) -> Resource:
+    return Resource(header.topic, header.group)
+
+
+def _compared(header: QueryCorrectionOffsetRequestHeader) -> Resource:
+    return Resource(header.topic, header.compare_group)
 
 
 class ConsumeStatsAdapter:
@@ -30,35 +42,13 @@ class ConsumeStatsAdapter:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
+        code, query, of_broker = RequestCode, Action.QUERY, GetConsumeStatsInBrokerRequestHeader
+        spans, least = QueryConsumeTimeSpanRequestHeader, QueryCorrectionOffsetRequestHeader
         return (
-            Endpoint(
-                RequestCode.GET_CONSUME_STATS,
-                Action.QUERY,
-                self.of_group,
-                GetConsumeStatsRequestHeader,
-                lambda header: Resource(header.topic or "", header.consumer_group),
-            ),
-            Endpoint(
-                RequestCode.QUERY_CONSUME_TIME_SPAN,
-                Action.QUERY,
-                self.time_spans,
-                QueryConsumeTimeSpanRequestHeader,
-                lambda header: Resource(header.topic, header.group),
-            ),
-            Endpoint(
-                RequestCode.QUERY_CORRECTION_OFFSET,
-                Action.QUERY,
-                self.least_offsets,
-                QueryCorrectionOffsetRequestHeader,
-                lambda header: Resource(header.topic, header.compare_group),
-            ),
-            Endpoint(
-                RequestCode.GET_BROKER_CONSUME_STATS,
-                Action.QUERY,
-                self.of_broker,
-                GetConsumeStatsInBrokerRequestHeader,
-                server_resource,
-            ),
+            Endpoint(code.GET_CONSUME_STATS, query, self.of_group, GetConsumeStatsRequestHeader, _of_group),
+            Endpoint(code.QUERY_CONSUME_TIME_SPAN, query, self.time_spans, spans, _spanned),
+            Endpoint(code.QUERY_CORRECTION_OFFSET, query, self.least_offsets, least, _compared),
+            Endpoint(code.GET_BROKER_CONSUME_STATS, query, self.of_broker, of_broker),
         )
 
     async def of_group(

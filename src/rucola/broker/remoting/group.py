@@ -31,48 +31,33 @@ def _cloned(header: CloneGroupOffsetRequestHeader) -> list[Resource]:
     return [Resource(header.topic or "", group) for group in (header.src_group, header.dest_group)]
 
 
+def _group(request: SubscriptionGroupConfig | DeleteSubscriptionGroupRequestHeader) -> Resource:
+    return Resource(group=request.group_name)
+
+
+def _reset(header: ResetOffsetRequestHeader) -> Resource:
+    return Resource(header.topic, header.group)
+
+
+def _topic(header: TopicRequestHeader) -> Resource:
+    return Resource(header.topic)
+
+
 class GroupAdapter:
     def __init__(self, service: GroupService) -> None:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
+        code, alter, delete = RequestCode, Action.ALTER_GROUP, Action.DELETE_GROUP
+        query, reset = Action.QUERY, Action.RESET_OFFSET
+        group, deleted, moved = SubscriptionGroupConfig, DeleteSubscriptionGroupRequestHeader, ResetOffsetRequestHeader
         return (
-            Endpoint(
-                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-                Action.ALTER_GROUP,
-                self.create_or_update,
-                SubscriptionGroupConfig,
-                lambda group: Resource(group=group.group_name),
-            ),
-            Endpoint(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Action.QUERY, self.all, TableVersionHeader),
-            Endpoint(
-                RequestCode.DELETE_SUBSCRIPTIONGROUP,
-                Action.DELETE_GROUP,
-                self.delete,
-                DeleteSubscriptionGroupRequestHeader,
-                lambda header: Resource(group=header.group_name),
-            ),
-            Endpoint(
-                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-                Action.RESET_OFFSET,
-                self.reset_offsets,
-                ResetOffsetRequestHeader,
-                lambda header: Resource(header.topic, header.group),
-            ),
-            Endpoint(
-                RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
-                Action.QUERY,
-                self.consuming,
-                TopicRequestHeader,
-                lambda header: Resource(header.topic),
-            ),
-            Endpoint(
-                RequestCode.CLONE_GROUP_OFFSET,
-                Action.RESET_OFFSET,
-                self.clone_offsets,
-                CloneGroupOffsetRequestHeader,
-                _cloned,
-            ),
+            Endpoint(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, alter, self.create_or_update, group, _group),
+            Endpoint(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, query, self.all, TableVersionHeader),
+            Endpoint(code.DELETE_SUBSCRIPTIONGROUP, delete, self.delete, deleted, _group),
+            Endpoint(code.INVOKE_BROKER_TO_RESET_OFFSET, reset, self.reset_offsets, moved, _reset),
+            Endpoint(code.QUERY_TOPIC_CONSUME_BY_WHO, query, self.consuming, TopicRequestHeader, _topic),
+            Endpoint(code.CLONE_GROUP_OFFSET, reset, self.clone_offsets, CloneGroupOffsetRequestHeader, _cloned),
         )
 
     async def create_or_update(

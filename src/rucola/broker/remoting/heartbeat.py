@@ -35,6 +35,10 @@ def _left_groups(header: UnregisterClientRequestHeader) -> list[Resource]:
     return producer + consumer or [Resource()]
 
 
+def _listed_group(header: GetConsumerListByGroupRequestHeader) -> Resource:
+    return Resource(group=header.consumer_group)
+
+
 def _checked_subscription(request: CheckClientRequestBody) -> Resource:
     return Resource(request.subscription_data.topic if request.subscription_data else "", request.group)
 
@@ -45,23 +49,12 @@ class HeartbeatAdapter:
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         leaving, members = UnregisterClientRequestHeader, GetConsumerListByGroupRequestHeader
+        checked = CheckClientRequestBody
         return (
             Endpoint(RequestCode.HEART_BEAT, Action.HEARTBEAT, self.heart_beat, HeartbeatData, _announced),
             Endpoint(RequestCode.UNREGISTER_CLIENT, Action.UNREGISTER, self.unregister, leaving, _left_groups),
-            Endpoint(
-                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-                Action.QUERY,
-                self.consumer_ids,
-                members,
-                lambda header: Resource(group=header.consumer_group),
-            ),
-            Endpoint(
-                RequestCode.CHECK_CLIENT_CONFIG,
-                Action.QUERY,
-                self.check_config,
-                CheckClientRequestBody,
-                _checked_subscription,
-            ),
+            Endpoint(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Action.QUERY, self.consumer_ids, members, _listed_group),
+            Endpoint(RequestCode.CHECK_CLIENT_CONFIG, Action.QUERY, self.check_config, checked, _checked_subscription),
         )
 
     def heart_beat(

@@ -9,7 +9,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
 from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint, server_resource
+from rucola.remoting.endpoints import Endpoint
 
 
 def _topic(header: QueryMessageRequestHeader) -> Resource:
@@ -24,7 +24,7 @@ class QueryAdapter:
         by_key, by_id = QueryMessageRequestHeader, ViewMessageRequestHeader
         return (
             Endpoint(RequestCode.QUERY_MESSAGE, Action.READ, self.query, by_key, _topic),
-            Endpoint(RequestCode.VIEW_MESSAGE_BY_ID, Action.READ, self.view, by_id, server_resource),
+            Endpoint(RequestCode.VIEW_MESSAGE_BY_ID, Action.READ, self.view, by_id),
         )
 
     async def query(

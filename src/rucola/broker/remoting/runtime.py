@@ -18,7 +18,7 @@ from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.kv import KVTable
 from rucola.protocol.route import TopicList
 from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint, server_resource
+from rucola.remoting.endpoints import Endpoint
 
 
 class ConfigVersionHeader(Header, kw_only=True):
@@ -36,19 +36,14 @@ class RuntimeAdapter:
         self._diagnosis = diagnosis
 
     def endpoints(self) -> tuple[Endpoint, ...]:
+        statistic = ViewBrokerStatsDataRequestHeader
         return (
             Endpoint(RequestCode.UPDATE_BROKER_CONFIG, Action.ALTER_CONFIG, self.update_config),
             Endpoint(RequestCode.GET_BROKER_CONFIG, Action.QUERY, self.get_config),
             Endpoint(RequestCode.GET_BROKER_RUNTIME_INFO, Action.QUERY, self.figures),
             Endpoint(RequestCode.GET_DIAGNOSIS, Action.QUERY, self.diagnosis),
             Endpoint(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, Action.QUERY, self.system_topics),
-            Endpoint(
-                RequestCode.VIEW_BROKER_STATS_DATA,
-                Action.QUERY,
-                self.statistic,
-                ViewBrokerStatsDataRequestHeader,
-                server_resource,
-            ),
+            Endpoint(RequestCode.VIEW_BROKER_STATS_DATA, Action.QUERY, self.statistic, statistic),
         )
 
     async def diagnosis(

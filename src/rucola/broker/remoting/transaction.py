@@ -9,7 +9,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
-from rucola.remoting.endpoints import Endpoint, server_resource
+from rucola.remoting.endpoints import Endpoint
 
 
 class TransactionAdapter:
@@ -21,10 +21,8 @@ class TransactionAdapter:
     def endpoints(self) -> tuple[Endpoint, ...]:
         end, resume = EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
         return (
-            Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, end, server_resource),
-            Endpoint(
-                RequestCode.RESUME_CHECK_HALF_MESSAGE, Action.RESUME_TRANSACTION, self.resume, resume, server_resource
-            ),
+            Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, end),
+            Endpoint(RequestCode.RESUME_CHECK_HALF_MESSAGE, Action.RESUME_TRANSACTION, self.resume, resume),
         )
 
     def end(
