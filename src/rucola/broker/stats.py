@@ -23,7 +23,7 @@ from rucola.store.dispatch import TopicArrivals
 logger = logging.getLogger(__name__)
 
 MAX_PAIRS: Final = 65_536
-"""Pairs of topic and group with statistics, 2 KB each; a client can pull any topic as any group."""
+"""Pairs of topic and group with statistics, 3 KB each; a client can pull any topic as any group."""
 _SAMPLES_PER_MINUTE = 60_000 // SAMPLE_INTERVAL_MS
 
 
