@@ -14,8 +14,12 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from string import Formatter
 
 import pytest
+
+from rucola import refusals
+from rucola.access import Refusal
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "rucola"
@@ -31,6 +35,7 @@ GROUND = {
     "outages",
     "presentation",
     "rates",
+    "refusals",
     "settings",
     "slices",
     "speed",
@@ -261,6 +266,24 @@ def test_refusals_become_response_codes_in_one_module() -> None:
         for node in nodes_of(module):
             if isinstance(node, ast.Attribute) and node.attr == "reason" and isinstance(node.value, ast.Name):
                 assert node.value.id != "refused", f"{module}:{node.lineno} reads the reason of a refusal"
+
+
+def test_a_refusal_has_the_fields_of_its_text() -> None:
+    wanted = {
+        name: {field for _, field, _, _ in Formatter().parse(refusal.text) if field}
+        for name, refusal in vars(refusals).items()
+        if isinstance(refusal, Refusal)
+    }
+    unused = set(wanted)
+    for module in MODULES:
+        for node in nodes_of(module):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "refusals":
+                unused.discard(node.attr)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Refused", "_refused")) and node.args:
+                name = ast.unparse(node.args[0]).removeprefix("refusals.")
+                given = {keyword.arg for keyword in node.keywords} - {"details"}
+                assert given == wanted.get(name, given), f"{module}:{node.lineno}: {name}"
+    assert unused == set()
 
 
 READ_A_CALLER = {

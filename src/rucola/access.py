@@ -148,13 +148,32 @@ class Reason(Enum):
     CLIENT_TIMEOUT = auto()
 
 
-class Refused(MQError):
-    """Rejects a request: `reason` for programs, the text for people, `details` as ext fields."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A kind of refusal: its reason and its text, a format string. `rucola.refusals` lists those of the servers."""
 
-    def __init__(self, reason: Reason, text: str, details: Mapping[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.reason = reason
+    reason: Reason
+    text: str
+
+
+class Refused(MQError):
+    """Rejects a request.
+
+    `reason` and `fields` are for programs, the text is for people, and `details` are ext fields of the response. With a
+    plain reason, the text is taken as it is: `Refused(Reason.DENIED, "user alice needs a certificate")`.
+    """
+
+    def __init__(
+        self, refusal: Refusal | Reason, text: str = "", *, details: Mapping[str, str] | None = None, **fields: object
+    ) -> None:
+        super().__init__(refusal, text)
+        self.refusal = Refusal(refusal, "{text}") if isinstance(refusal, Reason) else refusal
+        self.reason = self.refusal.reason
+        self.fields = fields | {"text": text} if text else fields
         self.details = details
+
+    def __str__(self) -> str:
+        return self.refusal.text.format_map(self.fields)
 
 
 Check: TypeAlias = Callable[[Caller, Resource], None]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rucola import settings
-from rucola.access import Action, Refused, Resource
+from rucola import refusals, settings
+from rucola.access import Action, Reason, Refused, Resource
 from rucola.acl.credentials import Credentials
 from rucola.acl.policies import parse_entry
 from rucola.acl.user_store import UserStore
@@ -30,6 +30,7 @@ from rucola.remoting.client import RemotingClient
 from support.access import signed
 from support.cluster import Cluster
 from support.cluster import cluster as plain_cluster
+from support.errors import raises
 from support.remoting_peers import RawPeer
 
 FIRST = '{"username":"root","password":"secret of root"}'
@@ -131,7 +132,7 @@ def test_policies_decide(
     if allowed:
         store.current["alice"].check(action, resource, host)
     else:
-        with pytest.raises(Refused, match="alice"):
+        with raises(Refused, reason=Reason.DENIED):
             store.current["alice"].check(action, resource, host)
 
 
@@ -140,7 +141,7 @@ def test_the_default_policy_counts_if_the_custom_one_does_not_match(tmp_path: Pa
     store.set_policies("User:alice", policy(("Topic:*", "Pub", "", "Allow"), kind="Default"))
     store.set_policies("User:alice", policy(("Topic:Secret", "Pub", "", "Deny")))
     store.current["alice"].check(Action.PUBLISH, Resource("Orders"), "10.0.0.1")
-    with pytest.raises(Refused, match="a policy denies"):
+    with raises(Refused, reason=Reason.DENIED):
         store.current["alice"].check(Action.PUBLISH, Resource("Secret"), "10.0.0.1")
 
 
@@ -158,16 +159,16 @@ def test_policies_are_replaced_listed_and_deleted_by_resource(tmp_path: Path) ->
     assert [entry.resource for entry in found.policies[0].entries] == ["Topic:B"]
     store.delete_policies("User:alice", None, None)
     assert store.policies("User:alice") is None
-    with pytest.raises(Refused, match="there is no user bob"):
+    with raises(Refused, refusal=refusals.NO_USER, user="bob"):
         store.set_policies("User:bob", policy(("Topic:A", "Pub", "", "Allow")))
 
 
 def test_the_last_super_user_stays(tmp_path: Path) -> None:
     store = with_alice(tmp_path)
     for change in (UserInfo(user_type="Normal"), UserInfo(user_status="disable")):
-        with pytest.raises(Refused, match="no enabled super user"):
+        with raises(Refused, refusal=refusals.LAST_SUPER_USER):
             store.update_user("root", change, "root", by_super=True)
-    with pytest.raises(Refused, match="no enabled super user"):
+    with raises(Refused, refusal=refusals.LAST_SUPER_USER):
         store.delete_user("root", "root", by_super=True)
     store.update_user("alice", UserInfo(user_type="Super"), "root", by_super=True)
     store.delete_user("root", "alice", by_super=True)
@@ -182,7 +183,7 @@ def test_only_super_users_change_super_users(tmp_path: Path) -> None:
         lambda: store.update_user("alice", UserInfo(user_type="Super"), "alice", by_super=False),
         lambda: store.delete_user("root", "alice", by_super=False),
     ):
-        with pytest.raises(Refused, match="only super users"):
+        with raises(Refused, refusal=refusals.NO_SUPER_USER, user="alice"):
             change()
 
 

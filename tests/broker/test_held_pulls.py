@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from rucola import refusals
 from rucola.access import Refused
 from rucola.broker import pull_request_hold
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
@@ -27,6 +26,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from simulation.turns import Turns
 from support.broker_peer import Peer, broker_peer
+from support.errors import raises
 from support.stores import config, inner
 
 HELD = pull.SUBSCRIPTION | pull.SUSPEND
@@ -156,7 +156,7 @@ def test_a_connection_may_hold_so_many_pulls_and_the_refusal_names_the_limit(tmp
     with desk.store:
         for number in range(3):
             desk.pull(str(number), "A", greedy)
-        with pytest.raises(Refused, match="holds 3 pulls already \\(maxHeldPullsPerConnection\\)"):
+        with raises(Refused, refusal=refusals.PULLS_HELD, count=3):
             desk.pull("3", "A", greedy)
         desk.pull("other", "A", other)
         assert len(desk.hold) == 4
@@ -187,7 +187,7 @@ def test_a_pull_with_a_long_filter_counts_as_several(tmp_path: Path) -> None:
     with desk.store:
         for number in range(2):
             desk.pull(f"long {number}", " ".join(f"{number}-{tag}" for tag in range(400)), greedy)
-        with pytest.raises(Refused, match="holds 2 pulls already, which count as 40"):
+        with raises(Refused, refusal=refusals.PULLS_HELD, count=2, weight=40):
             desk.pull("third", " ".join(map(str, range(400))), greedy)
         for number in range(30):
             desk.pull(str(number), "A", good)
@@ -195,7 +195,7 @@ def test_a_pull_with_a_long_filter_counts_as_several(tmp_path: Path) -> None:
         assert len(desk.hold) == 31
         desk.put("1-399")
         assert desk.retried == [("long 1", 0)]
-        with pytest.raises(Refused, match="too many pulls for one this large"):
+        with raises(Refused, refusal=refusals.PULL_TOO_LARGE):
             desk.pull("huge", " ".join(map(str, range(1200))), Channel())
         desk.hold.closed(good)
         desk.loop.turn()

@@ -10,6 +10,7 @@ from rucola.access import Refused
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
+from support.errors import raises
 
 
 def test_values_live_under_namespace_and_key() -> None:
@@ -74,15 +75,15 @@ def test_the_table_is_bounded(tmp_path: Path) -> None:
     kv = KVConfig(path, lambda: NamesrvConfig(max_kv_size=20, max_kv_entries=5))
     kv.put("n", "key", "é" * 4)
     written = path.read_bytes()
-    with pytest.raises(Refused, match=r"would have 21 bytes; the limit is 20 \(maxKvSize\)"):
+    with raises(Refused, key="maxKvSize", found=21, limit=20):
         kv.put("n", "other", "1234")
-    with pytest.raises(Refused, match="would have 21 bytes"):
+    with raises(Refused, key="maxKvSize", found=21):
         kv.put("n", "key", "1" * 17)
     assert (kv.namespace("n"), path.read_bytes()) == ({"key": "é" * 4}, written)
     kv.put("n", "key", "1")
     for number in range(3):
         kv.put("n", str(number), "1")
-    with pytest.raises(Refused, match=r"would have 6 values and namespaces; the limit is 5 \(maxKvEntries\)"):
+    with raises(Refused, key="maxKvEntries", found=6, limit=5):
         kv.put("n", "3", "1")
     kv.put("n", "2", "2")
     kv.delete("n", "2")
@@ -108,7 +109,7 @@ def test_a_file_above_the_limits_is_kept_and_can_shrink(tmp_path: Path) -> None:
     kv.load()
     assert len(kv.namespace("n") or {}) == 4
     kv.put("n", "0", "v")
-    with pytest.raises(Refused, match="would have 22 bytes"):
+    with raises(Refused, key="maxKvSize", found=22):
         kv.put("n", "0", "va")
     for number in range(3):
         kv.delete("n", str(number))

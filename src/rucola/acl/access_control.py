@@ -19,7 +19,8 @@ import secrets
 from hmac import compare_digest
 from typing import Any, Final, NoReturn, Protocol
 
-from rucola.access import Action, Caller, Check, Reason, Refused, Resource
+from rucola import refusals
+from rucola.access import Action, Caller, Check, Refused, Resource
 from rucola.acl.challenge import Challenge
 from rucola.acl.plain_acl import PlainAccount
 from rucola.acl.plain_acl_files import PlainAclFiles
@@ -78,7 +79,7 @@ class PolicyAccounts:
             _refuse_unknown(command, content, challenge)
         _verify(user.signer, command, content, challenge)
         if not user.is_enabled:
-            raise Refused(Reason.DENIED, f"user {user.name} is disabled")
+            raise Refused(refusals.USER_DISABLED, user=user.name)
         return user
 
     def is_white(self, host: str) -> bool:
@@ -104,12 +105,12 @@ class AccessControl:
             return caller
         account = self._accounts.account(user.name) if user is not None else None
         if account is None or not isinstance(user, Principal):
-            raise Refused(Reason.DENIED, "the account of this request does not exist any more")
+            raise Refused(refusals.NO_ACCOUNT_ANY_MORE)
         if user.is_authenticated:
             return caller if account is user else caller.as_user(account)
         if isinstance(account, PlainAccount) and account.white_addresses.admit(caller.host):
             return caller
-        raise Refused(Reason.DENIED, f"{caller.host} is no white address of account {user.name} any more")
+        raise Refused(refusals.NO_WHITE_ADDRESS_ANY_MORE, host=caller.host, user=user.name)
 
     def is_white(self, host: str) -> bool:
         return self._accounts.is_white(host)
@@ -119,7 +120,7 @@ class AccessControl:
         account = self._accounts.account(access_key)
         signer = account.signer if account is not None else _NOBODY
         if not compare_digest(signer.proof(challenge, access_key), proof) or account is None:
-            raise Refused(Reason.DENIED, f"unknown access key or wrong secret key, accessKey={access_key[:64]}")
+            raise Refused(refusals.WRONG_KEYS, access_key=access_key[:64])
         return account
 
     def check_for(self, action: Action) -> Check:
@@ -128,7 +129,7 @@ class AccessControl:
         def check(caller: Caller, resource: Resource) -> None:
             user: Any = caller.user
             if user is None:
-                raise Refused(Reason.DENIED, "the request is not authenticated")
+                raise Refused(refusals.NOT_AUTHENTICATED)
             if (number, resource, caller.host) not in user.allowed:
                 user.check(action, resource, caller.host)
 
@@ -162,6 +163,6 @@ def _refuse_unknown(command: RemotingCommand, content: SignedContent, challenge:
 
 def _refused(content: SignedContent) -> Refused:
     if not content.access_key:
-        return Refused(Reason.DENIED, "the request has no access key: give the client an access key and a secret key")
-    what = "unknown access key or wrong secret key" if content.signature else "the request has no signature"
-    return Refused(Reason.DENIED, f"{what}, accessKey={content.access_key[:64]}")
+        return Refused(refusals.NO_ACCESS_KEY)
+    refusal = refusals.WRONG_KEYS if content.signature else refusals.NO_SIGNATURE
+    return Refused(refusal, access_key=content.access_key[:64])

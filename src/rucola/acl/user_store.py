@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from rucola import refusals
 from rucola.access import Reason, Refused
 from rucola.acl.policies import (
     CUSTOM,
@@ -80,11 +81,11 @@ class UserStore:
     def create_user(self, name: str, given: UserInfo, by: str, *, by_super: bool) -> None:
         """Create a user. Raises Refused; only super users create super users."""
         if name in self._users:
-            raise Refused(Reason.INVALID, f"user {name} exists already")
+            raise Refused(refusals.USER_EXISTS, user=name)
         if len(self._users) >= MAX_USERS:
-            raise Refused(Reason.FAILED, f"there are {MAX_USERS} users already")
+            raise Refused(refusals.TOO_MANY_USERS, limit=MAX_USERS)
         if not name or not given.password:
-            raise Refused(Reason.INVALID, "a user needs a name and a password")
+            raise Refused(refusals.INCOMPLETE_USER)
         type_, status = _type(given) or UserType.NORMAL, _status(given) or UserStatus.ENABLE
         self._check_super(type_ is UserType.SUPER, by, by_super)
         user = UserInfo(username=name, password=given.password, user_type=type_.value, user_status=status.value)
@@ -119,7 +120,7 @@ class UserStore:
         """Add entries to a user's policies, replacing those for the same resource. Raises Refused."""
         name = self._user_of(subject)
         if not acl.policies:
-            raise Refused(Reason.INVALID, "the policies are empty")
+            raise Refused(refusals.NO_POLICIES_GIVEN)
         policies = {kind: list(entries) for kind, entries in self._policies.get(name, {}).items()}
         try:
             for policy in acl.policies:
@@ -130,7 +131,7 @@ class UserStore:
         except ConfigError as error:
             raise Refused(Reason.INVALID, str(error)) from None
         if sum(map(len, policies.values())) > MAX_ENTRIES:
-            raise Refused(Reason.INVALID, f"a user has at most {MAX_ENTRIES} entries of policies")
+            raise Refused(refusals.TOO_MANY_POLICIES, limit=MAX_ENTRIES)
         self._save(self._users, self._policies | {name: policies})
 
     def delete_policies(self, subject: str, policy_type: str | None, resource: str | None) -> None:
@@ -138,7 +139,7 @@ class UserStore:
         name = self._user_of(subject)
         before = self._policies.get(name)
         if not before:
-            raise Refused(Reason.INVALID, f"{subject} has no policies")
+            raise Refused(refusals.NO_POLICIES, subject=subject)
         after: Policies = {}
         if resource:
             try:
@@ -171,19 +172,19 @@ class UserStore:
     def _existing(self, name: str) -> UserInfo:
         user = self._users.get(name)
         if user is None:
-            raise Refused(Reason.INVALID, f"there is no user {name}")
+            raise Refused(refusals.NO_USER, user=name)
         return user
 
     def _user_of(self, subject: str) -> str:
         if not subject.startswith(USER_SUBJECT):
-            raise Refused(Reason.INVALID, f"subject {subject!r}: expected User:NAME")
+            raise Refused(refusals.NO_SUBJECT, subject=subject)
         name = subject[len(USER_SUBJECT) :]
         self._existing(name)
         return name
 
     def _check_super(self, concerns_super: bool, by: str, by_super: bool) -> None:
         if concerns_super and not by_super:
-            raise Refused(Reason.DENIED, f"{by} is no super user, and only super users create or change super users")
+            raise Refused(refusals.NO_SUPER_USER, user=by)
 
     # The file.
 
@@ -227,7 +228,7 @@ class UserStore:
 
     def _save(self, users: dict[str, UserInfo], policies: dict[str, Policies]) -> None:
         if _has_super(self._users) and not _has_super(users):
-            raise Refused(Reason.INVALID, "this would leave no enabled super user; create or enable another one first")
+            raise Refused(refusals.LAST_SUPER_USER)
         content = encode_body(
             AuthFile(
                 users=list(users.values()),
@@ -237,7 +238,7 @@ class UserStore:
         try:
             replace_file(self._path, content)
         except OSError as error:
-            raise Refused(Reason.FAILED, f"{self._path} cannot be written: {error.strerror}") from None
+            raise Refused(refusals.USERS_NOT_WRITTEN, path=self._path, why=error.strerror) from None
         self._users, self._policies = users, policies
         self._apply()
 
@@ -265,7 +266,7 @@ def _type(user: UserInfo) -> UserType | None:
     for one in UserType:
         if one.value.lower() == user.user_type.lower():
             return one
-    raise Refused(Reason.INVALID, f"user type {user.user_type!r}: expected Super or Normal")
+    raise Refused(refusals.NO_USER_TYPE, user_type=user.user_type)
 
 
 def _status(user: UserInfo) -> UserStatus | None:
@@ -274,7 +275,7 @@ def _status(user: UserInfo) -> UserStatus | None:
     for one in UserStatus:
         if one.value.lower() == user.user_status.lower():
             return one
-    raise Refused(Reason.INVALID, f"user status {user.user_status!r}: expected enable or disable")
+    raise Refused(refusals.NO_USER_STATUS, user_status=user.user_status)
 
 
 def _policy_type(text: str | None) -> str:

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from rucola.access import Action, Caller, Check, Reason, Refused, Resource
+from rucola import refusals
+from rucola.access import Action, Caller, Check, Refused, Resource
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 
@@ -37,15 +39,15 @@ class _Gate:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.refusal: str | None = None
+        self.refusal: Callable[[], Refused] | None = None
 
     def check(self, caller: Caller, resource: Resource) -> None:
         if self.refusal is not None:
-            raise Refused(Reason.BUSY, self.refusal)
+            raise self.refusal()
 
-    def decide(self, refusal: str | None) -> None:
+    def decide(self, refusal: Callable[[], Refused] | None) -> None:
         if refusal is not None and self.refusal is None:
-            logger.warning("%s are refused: %s", self.name, refusal)
+            logger.warning("%s are refused: %s", self.name, refusal())
         self.refusal = refusal
 
 
@@ -99,10 +101,10 @@ class FlowControl:
         self._last_tick_ms = now_ms
         config = self._config
 
-        def too_long(limit_ms: int, key: str) -> str | None:
+        def too_long(limit_ms: int, key: str) -> Callable[[], Refused] | None:
             if not config.broker_fast_failure_enable or iteration_ms < limit_ms:
                 return None
-            return _refusal("TIMEOUT", iteration_ms, limit_ms, key)
+            return partial(Refused, refusals.BUSY, kind="TIMEOUT", waited_ms=iteration_ms, limit_ms=limit_ms, key=key)
 
         # 2. Each gate has its own limit; a busy disk closes only the sends' gate.
         sends = self._disk_is_busy(now_ms) or too_long(config.wait_time_mills_in_send_queue, "waitTimeMillsInSendQueue")
@@ -113,17 +115,11 @@ class FlowControl:
         )
         self._heartbeats.decide(too_long(config.wait_time_mills_in_heartbeat_queue, "waitTimeMillsInHeartbeatQueue"))
 
-    def _disk_is_busy(self, now_ms: int) -> str | None:
+    def _disk_is_busy(self, now_ms: int) -> Callable[[], Refused] | None:
         since_ms = self._touching_since_ms
         touched_ms = 0 if since_ms is None else now_ms - since_ms
         limit_ms = self._config.os_page_cache_busy_time_out_mills
         if touched_ms < limit_ms:
             return None
-        return _refusal("PCBUSY", touched_ms, limit_ms, "osPageCacheBusyTimeOutMills")
-
-
-def _refusal(kind: str, waited_ms: int, limit_ms: int, key: str) -> str:
-    return (
-        f"[{kind}_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: {waited_ms}ms, "
-        f"limit {limit_ms} ms ({key} on the broker)"
-    )
+        key = "osPageCacheBusyTimeOutMills"
+        return partial(Refused, refusals.BUSY, kind="PCBUSY", waited_ms=touched_ms, limit_ms=limit_ms, key=key)

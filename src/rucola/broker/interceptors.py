@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from rucola import refusals
 from rucola.access import Action, Caller, Check, Interceptor, Reason, Refused, Resource
 from rucola.acl.access_control import AccessControl
 from rucola.broker.config import BrokerConfig
@@ -89,19 +90,14 @@ def broker_interceptors(
     return [interceptor for interceptor in chain if interceptor is not None]
 
 
-_NO_MESSAGES = (Reason.UNAVAILABLE, "this broker is a slave and takes no messages")
-_NO_CHANGES = (
-    Reason.FAILED,
-    "Can't modify topic or subscription group from slave broker, please execute it from master broker.",
-)
 _REFUSED_BY_SLAVE = {
-    Action.PUBLISH: _NO_MESSAGES,
-    Action.RETRY: _NO_MESSAGES,
-    Action.END_TRANSACTION: (Reason.NOT_MASTER, "this broker is a slave and ends no transactions"),
-    Action.ALTER_TOPIC: _NO_CHANGES,
-    Action.DELETE_TOPIC: _NO_CHANGES,
-    Action.ALTER_GROUP: _NO_CHANGES,
-    Action.DELETE_GROUP: _NO_CHANGES,
+    Action.PUBLISH: refusals.SLAVE_TAKES_NO_MESSAGES,
+    Action.RETRY: refusals.SLAVE_TAKES_NO_MESSAGES,
+    Action.END_TRANSACTION: refusals.SLAVE_ENDS_NO_TRANSACTIONS,
+    Action.ALTER_TOPIC: refusals.SLAVE_CHANGES_NOTHING,
+    Action.DELETE_TOPIC: refusals.SLAVE_CHANGES_NOTHING,
+    Action.ALTER_GROUP: refusals.SLAVE_CHANGES_NOTHING,
+    Action.DELETE_GROUP: refusals.SLAVE_CHANGES_NOTHING,
 }
 
 
@@ -120,10 +116,9 @@ class SlaveRefusal:
         refusal = _REFUSED_BY_SLAVE.get(action)
         if refusal is None:
             return None  # reads, heartbeats and consumer offsets: a slave serves them
-        reason, text = refusal
 
         def refuse(caller: Caller, resource: Resource) -> None:
-            raise Refused(reason, f"{text}; its master is {self._master_address() or 'not known yet'}")
+            raise Refused(refusal, master=self._master_address() or "not known yet")
 
         return refuse
 
@@ -145,14 +140,10 @@ class LeaseRefusal:
 
         def refuse(caller: Caller, resource: Resource) -> None:
             if not is_held():
-                raise Refused(Reason.UNAVAILABLE, write_state.reason or LEASE_ENDED)
+                why = write_state.reason
+                raise Refused(Reason.UNAVAILABLE, why) if why else Refused(refusals.LEASE_ENDED)
 
         return refuse
-
-
-LEASE_ENDED = (
-    "this master accepts no messages: etcd does not answer, and neither do all brokers that could be elected instead"
-)
 
 
 class Permission:
@@ -183,7 +174,7 @@ class Permission:
         if not self._config.broker_permission & PERM_WRITE:
             raise self._forbidden("broker", self._config.broker_ip1, "sending", self._region)
         if name in NOT_ALLOWED_SEND_TOPICS:
-            raise Refused(Reason.FORBIDDEN, f"Sending message to topic[{name}] is forbidden.", self._region)
+            raise Refused(refusals.SEND_TOPIC_FORBIDDEN, topic=name, details=self._region)
         raise self._forbidden("topic", name, "sending", self._region)
 
     def check_retry(self, caller: Caller, resource: Resource) -> None:
@@ -200,10 +191,10 @@ class Permission:
             raise self._forbidden("broker", self._config.broker_ip1, "pulling")
         group = self._groups.get(resource.group)
         if group is not None and not group.consume_enable:
-            raise Refused(Reason.FORBIDDEN, f"subscription group no permission, {resource.group}")
+            raise Refused(refusals.GROUP_FORBIDDEN, group=resource.group)
         topic = self._topic(resource.topic)
         if topic is not None and not topic.perm & PERM_READ:
             raise self._forbidden("topic", resource.topic, "pulling")
 
     def _forbidden(self, kind: str, name: str, doing: str, details: Mapping[str, str] | None = None) -> Refused:
-        return Refused(Reason.FORBIDDEN, f"the {kind}[{name}] {doing} message is forbidden", details)
+        return Refused(refusals.FORBIDDEN, kind=kind, name=name, doing=doing, details=details)

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.config import BrokerConfig
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.domain.client import HeartbeatData
@@ -38,13 +39,13 @@ class Limits:
     def refused(self, key: str, limit: int, found: str) -> Refused:
         """Count and log a refusal and return it. `found`, in lower case, is what exceeds the limit."""
         self.refusals[key] += 1
-        text = f"{found}; the limit is {limit} ({key})"
+        refused = Refused(refusals.BEYOND_LIMIT, found=found, limit=limit, key=key)
         now_ms = self._clock()
         logged_ms = self._logged_ms.get(key)
         if logged_ms is None or now_ms - logged_ms >= LOG_INTERVAL_MS:
             self._logged_ms[key] = now_ms
-            logger.warning("refused: %s; %d refusals by this limit since the start", text, self.refusals[key])
-        return Refused(Reason.FAILED, text)
+            logger.warning("refused: %s; %d refusals by this limit since the start", refused, self.refusals[key])
+        return refused
 
     def check_new_topic(self, topic: str, count: int) -> None:
         """Raise Refused if a request would create a topic in addition to `count` others."""
@@ -93,7 +94,7 @@ class Limits:
     def check_offset(self, offsets: ConsumerOffsetTable, group: str, topic: str, queue_id: int) -> None:
         """Raise Refused if a commit would add an entry to a full table, or one of another group than it names."""
         if "@" in topic or not topic:
-            raise Refused(Reason.INVALID, f"an offset of group {group!r} on {topic!r}, which is no name of a topic")
+            raise Refused(refusals.NO_TOPIC_NAME, group=group, topic=topic)
         if offsets.has(group, topic, queue_id):
             return
         if len(offsets) >= (limit := self._config.max_consumer_offsets):
@@ -102,7 +103,7 @@ class Limits:
         if not offsets.has_group(group):
             self.check_name(group, "a consumer group")
             if "@" in group or not group:
-                raise Refused(Reason.INVALID, f"an offset on topic {topic} of {group!r}, which is no name of a group")
+                raise Refused(refusals.NO_GROUP_NAME, topic=topic, group=group)
             if offsets.group_count >= (limit := self._config.max_subscription_group_nums):
                 found = f"group {group} commits no offset beside {offsets.group_count} others"
                 raise self.refused("maxSubscriptionGroupNums", limit, found)
@@ -110,9 +111,7 @@ class Limits:
     def check_name(self, name: str, what: str) -> None:
         """Raise Refused for a name that is longer than any that clients use."""
         if len(name) > MAX_NAME_LENGTH:
-            raise Refused(
-                Reason.INVALID, f"the name of {what} has {len(name)} characters; the limit is {MAX_NAME_LENGTH}"
-            )
+            raise Refused(refusals.NAME_TOO_LONG, kind=what, size=len(name), limit=MAX_NAME_LENGTH)
 
     def check_queue_nums(self, name: str, count: int) -> None:
         """Raise Refused for more queues than a topic may have. `name` is the field of the request."""

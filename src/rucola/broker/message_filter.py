@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.config import BrokerConfig
 from rucola.domain.subscription import SubscriptionData, subscription
 from rucola.errors import InvalidMessage
@@ -72,8 +73,4 @@ def matches(expression_type: str, expression: str) -> Matches:
 
 def check_supported(wanted: SubscriptionData, config: BrokerConfig) -> None:
     if not wanted.is_tag_type and not config.enable_property_filter:
-        raise Refused(
-            Reason.FAILED,
-            f"The broker does not support consumer to filter message by {wanted.expression_type}; "
-            "set enablePropertyFilter=true on the broker",
-        )
+        raise Refused(refusals.FILTER_NOT_ENABLED, expression_type=wanted.expression_type)

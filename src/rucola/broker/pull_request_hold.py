@@ -31,7 +31,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.client_registry import ClientChannel
 from rucola.broker.delayed_operations import DelayedOperations
 from rucola.broker.services.results import Waiting
@@ -116,12 +117,7 @@ class PullRequestHold:
         weight = _weight(pull)
         holder = self._holders.get(pull.channel)
         if holder is not None and holder.weight + weight > self._max_per_connection:
-            counted = "" if holder.weight == len(holder.pulls) else f", which count as {holder.weight}"
-            raise Refused(
-                Reason.BUSY,
-                f"the connection holds {len(holder.pulls)} pulls already{counted} (maxHeldPullsPerConnection); "
-                "pull again later",
-            )
+            raise Refused(refusals.PULLS_HELD, count=len(holder.pulls), weight=holder.weight)
         self._make_room(weight)
         self._holders.setdefault(pull.channel, _Holder()).pulls[pull] = None
         self._watch(pull)
@@ -244,7 +240,7 @@ class PullRequestHold:
             else:
                 self._operations.complete(next(iter(holder.pulls)))
         if self._weight + weight > self._max_count:
-            raise Refused(Reason.BUSY, "the broker holds too many pulls for one this large (maxHeldPulls)")
+            raise Refused(refusals.PULL_TOO_LARGE)
 
 
 def _weight(pull: HeldPull) -> int:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.errors import ConfigError, RemoteProtocolError
 from rucola.files import replace_file
 from rucola.namesrv.config import NamesrvConfig
@@ -84,8 +85,7 @@ class KVConfig:
         ):
             if found > limit:
                 what = "bytes" if key == "maxKvSize" else "values and namespaces"
-                text = f"the key-value table would have {found} {what}; the limit is {limit} ({key})"
-                raise Refused(Reason.FAILED, text)
+                raise Refused(refusals.KV_BEYOND_LIMIT, found=found, what=what, limit=limit, key=key)
 
     def _measure(self) -> None:
         tables = self._namespaces.items()

@@ -40,8 +40,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from rucola import slices
-from rucola.access import Reason, Refused
+from rucola import refusals, slices
+from rucola.access import Refused
 from rucola.domain.role import MASTER_ID
 from rucola.domain.route import (
     BrokerData,
@@ -210,9 +210,9 @@ class RouteTable:
         broker = self._brokers.get(broker_name)
         known = address if broker is None else broker.addresses.get(broker_id, address)
         if known != address and not (broker_id == MASTER_ID and self.newest_master(broker_name)[1] == address):
-            text = f"broker {broker_name} with id {broker_id} is at {known}; {address} must wait until it is gone"
-            logger.warning("refused a registration: %s", text)
-            raise Refused(Reason.FAILED, text)
+            raise _logged(
+                Refused(refusals.ADDRESS_TAKEN, broker=broker_name, broker_id=broker_id, known=known, address=address)
+            )
 
     def admit_master(self, address: str, broker_name: str, epoch: int) -> None:
         """Record a master's epoch before its registration; Refused if another address had it or a later one."""
@@ -225,11 +225,15 @@ class RouteTable:
             self._masters[broker_name] = max(epoch, newest), address
             self._refused.discard(address)
             return
-        text = f"{address} was master of {broker_name} in epoch {epoch} at most; {at} is in epoch {newest}"
+        details = {"masterEpoch": str(newest), "masterAddr": at}
+        refused = Refused(
+            refusals.EPOCH_TAKEN, details=details,
+            address=address, broker=broker_name, epoch=epoch, master=at, newest=newest,
+        )  # fmt: skip
         if address not in self._refused and len(self._refused) < MAX_MASTERS:
             self._refused.add(address)
-            logger.error("refused a second master: %s. Start %s with brokerRole=SLAVE", text, address)
-        raise Refused(Reason.FAILED, text, {"masterEpoch": str(newest), "masterAddr": at})
+            logger.error("refused a second master: %s. Start %s with brokerRole=SLAVE", refused, address)
+        raise refused
 
     def newest_master(self, broker_name: str) -> tuple[int, str]:
         """Return epoch and address of a broker name's newest master; (0, "") without epochs."""
@@ -402,16 +406,21 @@ class RouteTable:
 
 
 def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) -> Refused:
-    text = f"broker {broker_name} at {address} is not registered: {found}; the limit is {limit} ({key})"
-    logger.warning("refused a registration: %s", text)
-    return Refused(Reason.FAILED, text)
+    return _logged(
+        Refused(refusals.BROKER_BEYOND_LIMIT, broker=broker_name, address=address, found=found, limit=limit, key=key)
+    )
+
+
+def _logged(refused: Refused) -> Refused:
+    logger.warning("refused a registration: %s", refused)
+    return refused
 
 
 def _check_lengths(**fields: str) -> None:
     """Raise Refused for a name or address longer than any broker's."""
     for field_name, text in fields.items():
         if len(text) > MAX_NAME_LENGTH:
-            raise Refused(Reason.FAILED, f"{field_name} has {len(text)} characters; the limit is {MAX_NAME_LENGTH}")
+            raise Refused(refusals.FIELD_TOO_LONG, field=field_name, size=len(text), limit=MAX_NAME_LENGTH)
 
 
 def _broker_data(broker: _Broker) -> BrokerData:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
-from rucola import settings
-from rucola.access import Caller, Reason, Refused
+from rucola import refusals, settings
+from rucola.access import Caller, Refused
 from rucola.domain.route import ORDER_TOPIC_CONFIG, ClusterInfo, RegisterBrokerBody, TopicRouteData
 from rucola.domain.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
 from rucola.errors import ConfigError
@@ -96,7 +96,7 @@ class RouteService:
         """Return the route of a topic. Raises Refused if no broker has it."""
         route = self._routes.route(topic)
         if route is None:
-            raise Refused(Reason.TOPIC_NOT_FOUND, f"No topic route info in name server for the topic: {topic}")
+            raise Refused(refusals.NO_ROUTE, topic=topic)
         if self._configuration.config.order_message_enable:
             route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, topic)
         return route
@@ -143,7 +143,7 @@ class KVService:
         """Return a value. Raises Refused if there is none."""
         value = self._kv_config.get(namespace, key)
         if value is None:
-            raise Refused(Reason.NO_VALUE, f"No config item, Namespace: {namespace} Key: {key}")
+            raise Refused(refusals.NO_VALUE, namespace=namespace, key=key)
         return value
 
     def delete(self, namespace: str, key: str) -> None:
@@ -154,7 +154,7 @@ class KVService:
         """Return the keys and values of a namespace. Raises Refused if it was never used."""
         table = self._kv_config.namespace(namespace)
         if table is None:
-            raise Refused(Reason.NO_VALUE, f"No config item, Namespace: {namespace}")
+            raise Refused(refusals.NO_NAMESPACE, namespace=namespace)
         return table
 
 
@@ -195,7 +195,7 @@ class ConfigurationService:
         """
         properties = settings.parse_request(text)
         if self.config.fixed_keys & properties.keys():
-            raise Refused(Reason.FORBIDDEN, "Can not update config in black list.")
+            raise Refused(refusals.SETTINGS_BLACKLISTED)
         unused = settings.without_effect((NamesrvConfig,), WITHOUT_EFFECT, properties)
         self.config = dataclasses.replace(self.config, **settings.changes(self.config, properties))
         changed = {key: value for key, value in properties.items() if key not in unused}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.protocol.command import FLAG_ONEWAY, RemotingCommand
 from rucola.remoting.connection import Connection, Processor, Reply
 
@@ -29,7 +30,7 @@ class ServerRequests:
             if connection.unsent_bytes > MAX_UNSENT and not command.flag & FLAG_ONEWAY:
                 return None
             if connection.pending_replies >= MAX_PENDING:
-                raise Refused(Reason.BUSY, f"this client is working on {MAX_PENDING} requests of this server already")
+                raise Refused(refusals.TOO_MANY_CALLS, limit=MAX_PENDING)
             return process(connection, command)
 
         return bounded

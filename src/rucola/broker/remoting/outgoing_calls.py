@@ -11,7 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.client_calls import OffsetReset, PushedReply
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
@@ -142,9 +143,9 @@ class RemotingClientCalls:
         try:
             answer = await _connection(channel).request(request, Deadline(CLIENT_TIMEOUT_MS))
         except RemotingTimeout as error:
-            raise Refused(Reason.CLIENT_TIMEOUT, f"consumer {consumer} Timeout: {error}") from None
+            raise Refused(refusals.CLIENT_TIMEOUT, consumer=consumer, why=error) from None
         except RemotingConnectError as error:
-            raise Refused(Reason.FAILED, f"invoke consumer {consumer} Exception: {error}") from None
+            raise Refused(refusals.CLIENT_CALL_FAILED, consumer=consumer, why=error) from None
         forwarded = command.response(answer.code, body=answer.body, remark=answer.remark)
         forwarded.ext = dict(answer.ext_fields)
         return forwarded

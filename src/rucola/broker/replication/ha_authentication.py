@@ -21,7 +21,8 @@ import secrets
 from struct import Struct
 from typing import Final
 
-from rucola.access import Action, Caller, Reason, Refused, Resource
+from rucola import refusals
+from rucola.access import Action, Caller, Refused, Resource
 from rucola.acl.access_control import AccessControl
 from rucola.acl.credentials import Credentials
 from rucola.errors import RemotingConnectError
@@ -50,11 +51,7 @@ async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) 
     caller = Caller(stream.peer, None, stream.certificate)
     if _REPORT.unpack(first) != (HELLO,):
         if control is not None and not control.is_white(caller.host):
-            raise Refused(
-                Reason.DENIED,
-                "it did not authenticate: a slave of Rucola does with aclEnable=true and an admin's credentials; the "
-                "address of a slave of Apache must be a global white address",
-            )
+            raise Refused(refusals.SLAVE_NOT_AUTHENTICATED)
         return first
     (size,) = _SIZE.unpack(await _read(stream, _SIZE.size, timeout_ms))
     if size > MAX_ACCESS_KEY_SIZE:

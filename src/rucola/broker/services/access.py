@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from rucola import refusals
 from rucola.access import Caller, Reason, Refused
 from rucola.acl.plain_acl_files import PlainAclFiles
 from rucola.acl.principal import Principal
@@ -91,13 +92,13 @@ class AccessService:
 
     def _plain(self, reason: Reason) -> PlainAclFiles:
         if self._files is None:
-            raise Refused(reason, "this broker has no accounts of plain_acl.yml: aclEnable=true enables them")
+            raise Refused(reason, refusals.NO_PLAIN_ACCOUNTS)
         return self._files
 
     @property
     def _users(self) -> UserStore:
         if self._store is None:
-            raise Refused(Reason.FAILED, "this broker has no users: authenticationEnabled=true enables them")
+            raise Refused(refusals.NO_USERS)
         return self._store
 
     async def _change(self, change: Callable[[], None], reason: Reason = Reason.FAILED) -> None:

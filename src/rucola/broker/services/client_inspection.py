@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 
-from rucola.access import Caller, Check, Reason, Refused, Resource
+from rucola import refusals
+from rucola.access import Caller, Check, Refused, Resource
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.state import BrokerState
@@ -40,7 +41,7 @@ class InspectionService:
         """Return a consumer group's members and subscriptions. Raises Refused without members."""
         group = self._state.clients.consumers.get(name)
         if group is None:
-            raise Refused(Reason.CLIENT_OFFLINE, f"the consumer group[{name}] not online")
+            raise Refused(refusals.GROUP_OFFLINE, group=name)
         return ConsumerConnection(
             connection_set=_connections(group.members),
             consume_from_where=group.consume_from_where,
@@ -53,18 +54,14 @@ class InspectionService:
         """Return the members of a producer group. Raises Refused without members."""
         members = self._state.clients.producers.get(name)
         if members is None:
-            raise Refused(Reason.NOT_FOUND, f"the producer group[{name}] not exist")
+            raise Refused(refusals.PRODUCER_GROUP_NOT_FOUND, group=name)
         return ProducerConnection(connection_set=_connections(members))
 
     async def all_producers(self) -> ProducerTableInfo:
         """Return the members of all producer groups. Raises Refused if they are too many for one response."""
         count = sum(map(len, self._state.clients.producers.values()))
         if count > MAX_PRODUCERS:
-            raise Refused(
-                Reason.FAILED,
-                f"the producer groups have {count} members, and a response {MAX_PRODUCERS} at most; "
-                "ask for the connections of one group",
-            )
+            raise Refused(refusals.TOO_MANY_PRODUCERS, count=count, limit=MAX_PRODUCERS)
         return await in_slices(self._all_producers())
 
     def _all_producers(self) -> Generator[None, None, ProducerTableInfo]:
@@ -89,14 +86,14 @@ class InspectionService:
         for channel, member in known.members.items() if known else ():
             if member.client_id == client_id:
                 return channel
-        raise Refused(Reason.NOT_FOUND, f"The Consumer <{group}> <{client_id}> not online")
+        raise Refused(refusals.CONSUMER_NOT_FOUND, group=group, client_id=client_id)
 
     def record_of(self, caller: Caller, offset_msg_id: str) -> bytes:
         """Return the record of an offsetMsgId. Raises InvalidMessage if it is malformed, or Refused."""
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
         record = self._state.store.record_at(physical_offset)
         if record is None:
-            raise Refused(Reason.NOT_FOUND, f"can not find message by the offset, {physical_offset}")
+            raise Refused(refusals.MESSAGE_NOT_FOUND, physical_offset=physical_offset)
         if self._check_read is not None:
             self._check_read(caller, Resource(decode(record, decompress=False).topic))
         return bytes(record)
@@ -110,7 +107,7 @@ class InspectionService:
         """
         group = self._state.clients.consumers.get(name)
         if group is None:
-            raise Refused(Reason.NOT_FOUND, f"No Any Consumer online in the consumer group: [{name}]")
+            raise Refused(refusals.NO_MEMBER, group=name)
         members = {
             channel: member.client_id
             for channel, member in group.members.items()

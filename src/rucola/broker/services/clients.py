@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rucola import refusals
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.client_registry import ClientChannel
 from rucola.broker.message_filter import check_supported, matches
@@ -61,7 +62,7 @@ class ClientService:
         """Return the client ids of a consumer group's members. Raises Refused if it has none."""
         members = self._state.clients.consumers.get(group)
         if members is None:
-            raise Refused(Reason.NOT_FOUND, f"no consumer for this group, {group}")
+            raise Refused(refusals.NO_CONSUMER, group=group)
         return members.client_ids
 
     def check_subscription(self, wanted: SubscriptionData | None) -> None:

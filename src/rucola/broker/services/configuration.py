@@ -16,8 +16,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from rucola import settings
-from rucola.access import Caller, Reason, Refused
+from rucola import refusals, settings
+from rucola.access import Caller, Refused
 from rucola.broker.apache_settings import APACHE_SETTINGS, WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig, from_properties
 from rucola.broker.state import BrokerState
@@ -97,15 +97,12 @@ class ConfigurationService:
         # A key that is not present has no value, or is a secret.
         fixed = sorted(key for key in wanted.keys() - CHANGEABLE if wanted[key].strip() != present.get(key))
         if fixed:
-            raise Refused(
-                Reason.FORBIDDEN,
-                f"{', '.join(fixed)}: read at start-up only; write it into broker.conf and restart the broker",
-            )
+            raise Refused(refusals.SETTINGS_FIXED, keys=", ".join(fixed))
         # 2. Write the file, in a thread: the disk may be slow.
         try:
             await asyncio.to_thread(self._write, {key: value.strip() for key, value in wanted.items()})
         except (OSError, UnicodeDecodeError) as error:
-            raise Refused(Reason.FAILED, f"{self._file} cannot be written, so nothing is changed: {error}") from None
+            raise Refused(refusals.CONFIGURATION_NOT_WRITTEN, path=self._file, why=error) from None
         # 3. Apply.
         self._apply(wanted)
         logger.info("%s changed the configuration: %s", caller.address, wanted)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.services.groups import is_subscribed
 from rucola.broker.state import BrokerState
 from rucola.domain.queue import MessageQueue
@@ -101,7 +102,7 @@ class ConsumeStatsService:
     def _time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
         config = self._state.topics.get(topic)
         if config is None:
-            raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{topic}] not exist")
+            raise Refused(refusals.TOPIC_NOT_FOUND, topic=topic)
         spans: list[QueueTimeSpan] = []
         for queue_id in range(config.write_queue_nums):
             spans.append(self._time_span(group, topic, queue_id))
@@ -160,10 +161,7 @@ class ConsumeStatsService:
 
 def _check_count(count: int) -> None:
     if count > MAX_QUEUES:
-        raise Refused(
-            Reason.FAILED,
-            f"the statistics of more than {MAX_QUEUES} queues do not fit into a response; ask for one group and topic",
-        )
+        raise Refused(refusals.TOO_MANY_QUEUES, limit=MAX_QUEUES)
 
 
 def _text(timestamp_ms: int) -> str:

@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rucola import fastjson
-from rucola.access import Caller, Reason, Refused
+from rucola import fastjson, refusals
+from rucola.access import Caller, Refused
 from rucola.broker.message_filter import ALL_MESSAGES, Matches, MessageFilter, accepted_codes, check_supported, matches
 from rucola.broker.services.requests import FetchRequest
 from rucola.broker.services.results import Fetched, FetchOutcome, Waiting
@@ -108,19 +108,17 @@ class FetchService:
         name = request.group
         group = self._group(name) or self._state.groups.find(name, self._clock())
         if group is None:
-            raise Refused(
-                Reason.GROUP_NOT_FOUND,
-                f"subscription group [{request.group}] does not exist; create it, or set "
-                "autoCreateSubscriptionGroup=true on the broker",
-            )
+            raise Refused(refusals.FETCH_GROUP_NOT_FOUND, group=request.group)
         topic = self._topic(request.topic)
         if topic is None:
-            raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{request.topic}] not exist, apply first please!")
+            raise Refused(refusals.FETCH_TOPIC_NOT_FOUND, topic=request.topic)
         if not 0 <= request.queue_id < topic.read_queue_nums:
             raise Refused(
-                Reason.INVALID,
-                f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{caller.address}]",
+                refusals.FETCH_QUEUE_ILLEGAL,
+                queue_id=request.queue_id,
+                topic=request.topic,
+                read_queue_nums=topic.read_queue_nums,
+                consumer=caller.address,
             )
         # Most pulls accept all messages, and contain their subscription.
         is_for_all = request.expression == SUB_ALL and request.expression_type == TAG
@@ -129,7 +127,7 @@ class FetchService:
         try:
             return group, self._filter(request, group)
         except InvalidMessage as error:
-            raise Refused(Reason.INVALID_SUBSCRIPTION, f"parse the consumer's subscription failed: {error}") from None
+            raise Refused(refusals.SUBSCRIPTION_NOT_PARSED, why=error) from None
 
     def _filter(self, request: FetchRequest, group: SubscriptionGroupConfig) -> MessageFilter:
         matched: Matches | None = None
@@ -146,10 +144,7 @@ class FetchService:
             if not wanted.is_tag_type:
                 matched = self._state.filters.matches(request.topic, request.group)
                 if matched is None:
-                    raise Refused(
-                        Reason.FILTER_NOT_FOUND,
-                        "The broker's consumer filter data is not exist!Your expression may be wrong!",
-                    )
+                    raise Refused(refusals.FILTER_NOT_FOUND)
         if config.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
             matched = self._retry_filter(request.topic.removeprefix(RETRY_PREFIX))
         return MessageFilter(accepted_codes(wanted) if wanted.is_tag_type else None, matched)
@@ -166,24 +161,14 @@ class FetchService:
     def _subscription(self, request: FetchRequest, group: SubscriptionGroupConfig) -> SubscriptionData:
         members = self._state.clients.consumers.get(request.group)
         if members is None:
-            raise Refused(
-                Reason.SUBSCRIPTION_NOT_FOUND,
-                f"the consumer's group info not exist: no member of {request.group} has sent a heartbeat",
-            )
+            raise Refused(refusals.GROUP_WITHOUT_HEARTBEAT, group=request.group)
         if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
-            raise Refused(
-                Reason.FORBIDDEN,
-                f"the consumer group[{request.group}] can not consume by broadcast way",
-            )
+            raise Refused(refusals.BROADCAST_FORBIDDEN, group=request.group)
         known = members.subscriptions.get(request.topic)
         if known is None:
-            raise Refused(
-                Reason.SUBSCRIPTION_NOT_FOUND,
-                f"the consumer's subscription not exist: {request.group} does not subscribe to "
-                f"{request.topic}; members of one group must subscribe alike",
-            )
+            raise Refused(refusals.NOT_SUBSCRIBED, group=request.group, topic=request.topic)
         if known.sub_version < request.sub_version:
-            raise Refused(Reason.SUBSCRIPTION_OUTDATED, "the consumer's subscription not latest")
+            raise Refused(refusals.SUBSCRIPTION_OUTDATED)
         return known
 
     # The read.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.client_calls import ClientCalls, OffsetReset
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
 from rucola.broker.state import BrokerState
@@ -77,18 +78,13 @@ class GroupService:
         """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
         topic = self._state.topics.get(request.topic)
         if topic is None:
-            raise Refused(
-                Reason.NOT_FOUND,
-                f"[reset-offset] reset offset failed, no topic in this broker. topic={request.topic}",
-            )
+            raise Refused(refusals.RESET_TOPIC_NOT_FOUND, topic=request.topic)
         if not self._state.offsets.of(request.group, request.topic):
-            raise Refused(Reason.NOT_FOUND, f"THe consumer group <{request.group}> not exist")
+            raise Refused(refusals.RESET_GROUP_NOT_FOUND, group=request.group)
         group = self._state.clients.consumers.get(request.group)
         if group is None:
             raise Refused(
-                Reason.CLIENT_OFFLINE,
-                f"Consumer not online, so can not reset offset, Group: {request.group} Topic: {request.topic} "
-                f"Timestamp: {request.timestamp}",
+                refusals.RESET_GROUP_OFFLINE, group=request.group, topic=request.topic, timestamp=request.timestamp
             )
         offsets = await in_slices(self._reset_targets(request, topic))
         await self._calls.reset_offsets(list(group.members.items()), request, offsets)

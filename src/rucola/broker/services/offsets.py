@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.role import LogPosition
 from rucola.broker.state import BrokerState
 
@@ -30,10 +31,7 @@ class OffsetService:
         if queue_offset >= 0:
             return queue_offset
         if self._is_old(topic, queue_id):
-            raise Refused(
-                Reason.NO_VALUE,
-                f"Not found: {group} has no offset on {topic}:{queue_id}, maybe this group consumer boot first",
-            )
+            raise Refused(refusals.NO_CONSUMER_OFFSET, group=group, topic=topic, queue_id=queue_id)
         return 0
 
     def _is_old(self, topic: str, queue_id: int) -> bool:

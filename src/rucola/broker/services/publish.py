@@ -33,7 +33,8 @@ from itertools import accumulate, chain
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias, cast
 
-from rucola.access import Caller, Check, Reason, Refused, Resource
+from rucola import refusals
+from rucola.access import Caller, Check, Reason, Refusal, Refused, Resource
 from rucola.broker.delivery.delay import delay_level, redirect_by_level
 from rucola.broker.delivery.timer import redirect_delayed
 from rucola.broker.durability import Durability, Missing
@@ -70,20 +71,11 @@ _RESERVE: Final = 512
 """Bytes of a CommitLog file that a waiting message must leave free, since it is put again with a longer record."""
 
 _PUT_REFUSALS = {
-    PutMessageStatus.SERVICE_NOT_AVAILABLE: (Reason.UNAVAILABLE, "the store takes no messages"),
-    PutMessageStatus.CREATE_MAPEDFILE_FAILED: (Reason.FAILED, "the disk has no room for the message"),
-    PutMessageStatus.MESSAGE_ILLEGAL: (
-        Reason.ILLEGAL_MESSAGE,
-        "the message is illegal: it does not fit a record, or the record does not fit a file of the CommitLog",
-    ),
-    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: (
-        Reason.ILLEGAL_MESSAGE,
-        f"the message is illegal: its properties take more than {properties.MAX_PROPERTIES_SIZE} bytes",
-    ),
-    PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: (
-        Reason.FAILED,
-        "there are as many light message queues as maxLmqConsumeQueueNum allows, and the message names another one",
-    ),
+    PutMessageStatus.SERVICE_NOT_AVAILABLE: refusals.STORE_TAKES_NO_MESSAGES,
+    PutMessageStatus.CREATE_MAPEDFILE_FAILED: refusals.NO_DISK_SPACE,
+    PutMessageStatus.MESSAGE_ILLEGAL: refusals.RECORD_TOO_LARGE,
+    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: refusals.PROPERTIES_TOO_LARGE,
+    PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: refusals.TOO_MANY_LIGHT_QUEUES,
 }
 
 
@@ -167,11 +159,7 @@ class PublishService:
             raise self._no_topic(request.topic)
 
     def _no_topic(self, topic: str) -> Refused:
-        return self._refused(
-            Reason.TOPIC_NOT_FOUND,
-            f"topic[{topic}] not exist, apply first please! Create it (`rucola admin updateTopic`), or set "
-            "autoCreateTopicEnable=true on the broker",
-        )
+        return self._refused(refusals.SEND_TOPIC_NOT_FOUND, topic=topic)
 
     def queue_for(self, caller: Caller, request: PublishRequest) -> int:
         """Return the id of the queue to store in, and note the topic's kind of tags in `sys_flag`. Raises Refused.
@@ -187,12 +175,10 @@ class PublishService:
             return queue_id
         if queue_id < 0:
             if topic.write_queue_nums < 1:
-                raise self._refused(Reason.INVALID, f"the topic[{request.topic}] has no queue to write to")
+                raise self._refused(refusals.NO_WRITE_QUEUE, topic=request.topic)
             return random.randrange(topic.write_queue_nums)  # noqa: S311 - spreads load
         if queue_id >= topic.read_queue_nums:
-            raise self._refused(
-                Reason.INVALID, f"request queueId[{queue_id}] is illegal, {topic} Producer: {caller.address}"
-            )
+            raise self._refused(refusals.SEND_QUEUE_ILLEGAL, queue_id=queue_id, topic=topic, producer=caller.address)
         return queue_id
 
     # Usual messages, together.
@@ -335,7 +321,7 @@ class PublishService:
         name = request.topic.removeprefix(topics.RETRY_PREFIX)
         group = self._state.groups.find(name, now_ms)
         if group is None:
-            raise self._refused(Reason.GROUP_NOT_FOUND, f"subscription group not exist, {name}")
+            raise self._refused(refusals.RETRY_GROUP_NOT_FOUND, group=name)
         if request.reconsume_times < max_reconsume_times(group, request.max_reconsume_times):
             return request.topic, queue_id
         pairs.pop(properties.DELAY, None)
@@ -353,11 +339,7 @@ class PublishService:
                 self._topics.ensure_timer_topic(now_ms)
             return queue
         if self._config.reject_transaction_message:
-            raise self._refused(
-                Reason.FORBIDDEN,
-                f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden "
-                "(rejectTransactionMessage)",
-            )
+            raise self._refused(refusals.TRANSACTIONS_FORBIDDEN, broker=self._config.broker_ip1)
         if request.producer_group:
             pairs.setdefault(properties.PGROUP, request.producer_group)  # END_TRANSACTION must name the same group
         return self._transactions.prepare(*target, pairs, now_ms)
@@ -477,14 +459,15 @@ class PublishService:
 
     def _not_stored(self, status: PutMessageStatus) -> Refused:
         self._stats.failed_puts += 1
-        reason, text = _PUT_REFUSALS.get(status, (Reason.FAILED, status.name))
-        return self._refused(reason, self._store.write_state.reason or text)
+        refusal = _PUT_REFUSALS.get(status, Refusal(Reason.FAILED, status.name))
+        stopped = self._store.write_state.reason
+        return self._refused(refusal.reason, stopped) if stopped else self._refused(refusal)
 
     def illegal(self, error: InvalidMessage) -> Refused:
-        return self._refused(Reason.ILLEGAL_MESSAGE, f"the message is illegal: {error}")
+        return self._refused(refusals.ILLEGAL_MESSAGE, why=error)
 
-    def _refused(self, reason: Reason, text: str) -> Refused:
-        return Refused(reason, text, self._region)
+    def _refused(self, refusal: Refusal | Reason, text: str = "", **fields: object) -> Refused:
+        return Refused(refusal, text, details=self._region, **fields)
 
 
 def _sys_flag(request: PublishRequest, pairs: Mapping[str, str]) -> int:

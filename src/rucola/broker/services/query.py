@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rucola.access import Caller, Check, Reason, Refused, Resource
+from rucola import refusals
+from rucola.access import Caller, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.message.record import decode
 from rucola.slices import in_slices
@@ -60,7 +61,7 @@ class QueryService:
         """Return the record at a physical offset. Raises Refused."""
         record = self._store.record_at(physical_offset)
         if record is None:
-            raise Refused(Reason.NOT_FOUND, f"can not find message by the offset, {physical_offset}")
+            raise Refused(refusals.MESSAGE_NOT_FOUND, physical_offset=physical_offset)
         self._check(caller, record)
         return bytes(record)
 

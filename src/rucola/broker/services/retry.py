@@ -21,6 +21,7 @@ import logging
 import random
 from dataclasses import replace
 
+from rucola import refusals
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
@@ -48,20 +49,14 @@ class RetryService:
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
         if group is None:
-            raise Refused(
-                Reason.GROUP_NOT_FOUND,
-                f"subscription group not exist, {request.group}; create it, or set "
-                "autoCreateSubscriptionGroup=true on the broker",
-            )
+            raise Refused(refusals.SEND_BACK_GROUP_NOT_FOUND, group=request.group)
         # The retry topic is created before the message is found, so that its subscribers get a route in any case.
         topic_sys_flag = TOPIC_FLAG_UNIT_SUB if request.unit_mode else 0
         topic = self._state.topics.ensure_retry_topic(group, now_ms, topic_sys_flag)
         try:
             message = stored_message(self._state.store, request.physical_offset)
         except InvalidMessage as error:
-            raise Refused(
-                Reason.NOT_FOUND, f"look message by offset failed, {request.physical_offset}: {error}"
-            ) from None
+            raise Refused(refusals.SEND_BACK_NOT_FOUND, physical_offset=request.physical_offset, why=error) from None
         # Without this, a consumer could copy any message of the log into its own retry topic.
         if self._check_read is not None:
             self._check_read(caller, Resource(message.topic))

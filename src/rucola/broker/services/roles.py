@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from rucola import refusals
 from rucola.access import Caller, Reason, Refused
 from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
@@ -243,7 +244,7 @@ class RoleService:
 
     def _check_broker_id(self, broker_id: int) -> None:
         if self._control.member_id <= 0 and broker_id <= 0:
-            raise Refused(Reason.INVALID, "a slave needs a brokerId above 0: give one, unique among its name")
+            raise Refused(refusals.NO_BROKER_ID)
 
     async def promote(self, caller: Caller, epoch: int, *, force: bool, is_switchover: bool) -> int:
         """Become master in the background; return the epoch, at least `epoch`. Raises Refused.
@@ -255,9 +256,9 @@ class RoleService:
             return self.epoch
         self._check_not_elected()
         if not self._store.config.is_slave and self._mastership.is_valid and self._store.write_state.is_writable:
-            raise Refused(Reason.FAILED, f"this broker is master already, in epoch {self._mastership.epoch}")
+            raise Refused(refusals.MASTER_ALREADY, epoch=self._mastership.epoch)
         if self._replication.is_following and not force:
-            raise Refused(Reason.FAILED, "its master is connected, and may go on to accept messages: end it first")
+            raise Refused(refusals.MASTER_CONNECTED)
         newest, _ = await self._registration.newest_master(epoch)
         epoch = max(epoch, newest + 1, self._mastership.epochs.last.number + 1, self._mastership.fenced_by + 1)
         logger.warning("%s promotes this broker to master, in epoch %d", caller.address, epoch)
@@ -279,15 +280,13 @@ class RoleService:
         """Hand over to a slave; return the new epoch and the pause in milliseconds. Raises Refused."""
         mastership = self._mastership
         if not mastership.is_valid:
-            raise Refused(Reason.FAILED, "this broker is no master")
+            raise Refused(refusals.NO_MASTER)
         if target.target_id not in self._replication.confirmed():
-            raise Refused(Reason.FAILED, f"slave {target.target_id} is not connected, or knows no epochs")
+            raise Refused(refusals.SLAVE_NOT_CONNECTED, member=target.target_id)
         self._check_broker_id(target.broker_id)
         figures = None if self._election is None else self._election.figures()
         if figures is not None and target.target_id not in figures.in_sync:
-            raise Refused(
-                Reason.FAILED, f"slave {target.target_id} is not in the in-sync set {sorted(figures.in_sync)}"
-            )
+            raise Refused(refusals.SLAVE_NOT_IN_SYNC, member=target.target_id, in_sync=sorted(figures.in_sync))
         logger.warning("%s has this master hand over to %s", caller.address, target.target_addr)
         began_s = time.monotonic()
         mastership.pause(f"{SWITCHOVER} {target.target_addr} becomes master; send again in a moment")
@@ -301,14 +300,14 @@ class RoleService:
         except (TimeoutError, BrokerError) as error:
             mastership.resume()
             why = str(error) or f"it does not have the whole log after {target.timeout_ms} ms"
-            raise Refused(Reason.FAILED, f"this broker stays master, and not {target.target_addr}: {why}") from None
+            raise Refused(refusals.SWITCHOVER_FAILED, target=target.target_addr, why=why) from None
         except MQError as error:  # it may have got the request
             logger.error("switchover: %s did not answer: %s", target.target_addr, error)
         if self._election is not None:
             # The election continues without this service, which ends; the operator sees the new master.
             if not await self._election.hand_over(target.timeout_ms / 1000):
                 mastership.resume()
-                raise Refused(Reason.FAILED, "this broker stays master: etcd names no other one that could be elected")
+                raise Refused(refusals.SWITCHOVER_WITHOUT_ELECTION)
             return mastership.epoch + 1, 0
         status = await self._wait_master(target, mastership.epoch)
         pause_ms = round((time.monotonic() - began_s) * 1000)
@@ -327,11 +326,7 @@ class RoleService:
             except MQError:  # it restarts
                 pass
             await asyncio.sleep(POLL_S)
-        raise Refused(
-            Reason.FAILED,
-            f"{target.target_addr} was asked to become master, and does not answer. This broker accepts no messages: "
-            "`rucola admin promote` on either ends that",
-        )
+        raise Refused(refusals.SWITCHOVER_UNKNOWN, target=target.target_addr)
 
     def _master_address(self, ha_address: str) -> str:
         """The HA address to follow: empty if the name servers have it."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 
-from rucola.access import Reason, Refused
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.state import BrokerState
 from rucola.domain.statistics import BrokerStatsData
@@ -37,7 +38,7 @@ class RuntimeInfoService:
         self._store.reput()
         data = self._stats.view(name, key, self._clock())
         if data is None:
-            raise Refused(Reason.NOT_FOUND, f"The stats <{name}> <{key}> not exist")
+            raise Refused(refusals.NO_STATISTIC, name=name, key=key)
         return data
 
     def system_topics(self) -> list[str]:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rucola import fastjson
-from rucola.access import Reason, Refused
+from rucola import fastjson, refusals
+from rucola.access import Refused
 from rucola.broker.state import BrokerState
 from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.subscription import SubscriptionData
@@ -79,7 +79,7 @@ class TopicService:
     def _queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
         topic = self._state.topics.get(name)
         if topic is None:
-            raise Refused(Reason.TOPIC_NOT_FOUND, f"topic[{name}] not exist")
+            raise Refused(refusals.TOPIC_NOT_FOUND, topic=name)
         offsets: dict[MessageQueue, TopicOffset] = {}
         for queue_id in range(topic.write_queue_nums):
             max_offset = max(0, self._state.store.max_offset(name, queue_id, visible=True))
@@ -98,7 +98,7 @@ class TopicService:
         """Return up to `MAX_UNITS` units; None if the offset is outside the queue. Raises Refused if it is missing."""
         ends = self._state.store.queues().get((topic, queue_id))
         if ends is None:
-            raise Refused(Reason.NOT_FOUND, f"{queue_id}@{topic} is not exist!")
+            raise Refused(refusals.QUEUE_NOT_FOUND, queue_id=queue_id, topic=topic)
         if not ends[0] <= queue_offset < ends[1]:
             return None  # Apache answers that with success and a remark
         units = self._state.store.units(topic, queue_id, queue_offset, max(0, min(count, MAX_UNITS)))

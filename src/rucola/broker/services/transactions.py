@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rucola import refusals
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionEnd
 from rucola.message import sysflag
@@ -30,11 +31,7 @@ class TransactionService:
         if outcome == sysflag.TRANSACTION_NOT:
             return False
         if outcome not in (sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK):
-            raise Refused(
-                Reason.INVALID,
-                f"commitOrRollback is {outcome}; {sysflag.TRANSACTION_COMMIT} (commit), "
-                f"{sysflag.TRANSACTION_ROLLBACK} (rollback) or {sysflag.TRANSACTION_NOT} (not known yet) is expected",
-            )
+            raise Refused(refusals.NO_OUTCOME, outcome=outcome)
         failure = self._transactions.end(
             request, self._clock(), lambda topic: self._check_publish(caller, Resource(topic))
         )
