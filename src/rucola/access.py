@@ -166,7 +166,7 @@ class Refused(MQError):
     def __init__(
         self, refusal: Refusal | Reason, text: str = "", *, details: Mapping[str, str] | None = None, **fields: object
     ) -> None:
-        super().__init__(refusal, text)
+        super().__init__()
         self.refusal = Refusal(refusal, "{text}") if isinstance(refusal, Reason) else refusal
         self.reason = self.refusal.reason
         self.fields = fields | {"text": text} if text else fields

@@ -28,7 +28,15 @@ from os import PathLike, fspath
 
 
 class MQError(Exception):
-    """Base class of all exceptions of this package."""
+    """Base class of all exceptions of this package.
+
+    `subject` names what is wrong, for programs: a setting, argument or field, a path, an address or a topic. It may be
+    empty. The text is for people and may change.
+    """
+
+    def __init__(self, text: str = "", subject: object = "") -> None:
+        super().__init__(text)
+        self.subject = str(subject)
 
 
 class InvalidMessage(MQError):
@@ -47,7 +55,7 @@ class InvalidExpression(InvalidMessage):
         self.position = position
         self.why = why
         shown = expression if len(expression) <= 200 else expression[:200] + "..."
-        super().__init__(f"filter {shown!r}, position {position}: {why}")
+        super().__init__(f"filter {shown!r}, position {position}: {why}", expression)
 
     def __reduce__(self) -> tuple[type[InvalidExpression], tuple[str, int, str]]:
         return InvalidExpression, (self.expression, self.position, self.why)
@@ -68,7 +76,7 @@ class StoreCorrupt(StoreError):
         self.path = fspath(path)
         self.position = position
         self.why = why
-        super().__init__(f"{self.path} at byte {position}: {why}")
+        super().__init__(f"{self.path} at byte {position}: {why}", self.path)
 
     def __reduce__(self) -> tuple[type[StoreCorrupt], tuple[str, int, str]]:
         return StoreCorrupt, (self.path, self.position, self.why)
@@ -105,7 +113,7 @@ class BrokerError(RemotingError):
         self.code = code
         self.remark = remark
         self.address = address
-        super().__init__(f"{address} responded with code {code}: {remark or 'no remark'}")
+        super().__init__(f"{address} responded with code {code}: {remark or 'no remark'}", address)
 
     def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str | None, str]]:
         return BrokerError, (self.code, self.remark, self.address)
@@ -131,7 +139,7 @@ class SendFailed(RemotingError):
         self.attempts = tuple(attempts)
         tries = "; ".join(f"{queue}: {error}" for queue, error in attempts)
         count = len(self.attempts)
-        super().__init__(f"no broker took a message for {topic}, tried {count} time{'s' * (count > 1)}: {tries}")
+        super().__init__(f"no broker took a message for {topic}, tried {count} time{'s' * (count > 1)}: {tries}", topic)
 
     def __reduce__(self) -> tuple[type[SendFailed], tuple[str, tuple[tuple[str, RemotingError], ...]]]:
         return SendFailed, (self.topic, self.attempts)

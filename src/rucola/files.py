@@ -144,7 +144,8 @@ def _refuse_link(path: Path, cause: OSError | None = None) -> None:
         raise StoreError(
             f"{path} is a link to {target}: a directory that others have prepared could have any file read or "
             f"overwritten by it. Put what it leads to in its place; for a directory on another disk, use a mount "
-            f"(`mount --bind`), or for a log storePathCommitLog"
+            f"(`mount --bind`), or for a log storePathCommitLog",
+            subject=path,
         ) from cause
     if cause is not None and path.exists() and not path.is_file() and not path.is_dir():
         raise _special_file(path) from cause
@@ -215,10 +216,13 @@ def check_ownership(directory: Path) -> None:
         owner, own = _name(status.st_uid), _name(user)
         raise StoreError(
             f"{directory} belongs to {owner} and not to {own}: run this as {owner} (`sudo -u {owner} ...`), or "
-            f"`chown -R {own} {directory}` makes it {own}'s"
+            f"`chown -R {own} {directory}` makes it {own}'s",
+            subject=directory,
         )
     if status.st_mode & stat.S_IWOTH:
-        raise StoreError(f"every user of this machine can change {directory}: `chmod -R o-w {directory}` mends it")
+        raise StoreError(
+            f"every user of this machine can change {directory}: `chmod -R o-w {directory}` mends it", subject=directory
+        )
 
 
 def _write(path: Path, content: bytes, model: Path) -> None:

@@ -201,7 +201,7 @@ def test_store_rebuilds_or_names_lost_files_and_directories(sound: Sound, tmp_pa
 def test_store_without_its_log_does_not_open_as_an_empty_one(sound: Sound, tmp_path: Path) -> None:
     """As where the log has a disk of its own that is not mounted."""
     shutil.rmtree(sound.root / "commitlog")
-    with pytest.raises(StoreError, match="storePathCommitLog"):
+    with pytest.raises(StoreError):
         MessageStore(config(sound.root)).open(1)
     assert (sound.root / QUEUE).exists()
 

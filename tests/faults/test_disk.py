@@ -30,6 +30,7 @@ from rucola.store.tools.dump import dump
 from rucola.store.tools.grep import SearchQuery, grep
 from rucola.store.tools.repair import repair
 from rucola.system_calls import EXHAUSTED
+from support.errors import raises
 from support.faults import limited, refusing, small_disk
 from support.servers import run, server
 from support.stores import all_bodies, config, crashed_copy, inner
@@ -112,10 +113,10 @@ def test_store_stays_read_only_after_one_failed_flush(tmp_path: Path, monkeypatc
     store = MessageStore(config(tmp_path))
     store.open(1)
     store.put(inner(), 1)
-    with refusing(monkeypatch, "sync_pages", errno.EIO), pytest.raises(OSError, match="Input/output"):
+    with refusing(monkeypatch, "sync_pages", errno.EIO), raises(OSError, errno=errno.EIO):
         store.flush()
     for vouch in (store.flush, store.checkpoint):  # the kernel says yes now, to pages that it has given up
-        with pytest.raises(OSError, match="Input/output"):
+        with raises(OSError, errno=errno.EIO):
             vouch()
     assert store.flushed_physical_offset == 0
     store.close()
@@ -141,7 +142,7 @@ def test_failed_flush_of_one_queue_makes_the_store_read_only(
         real(*arguments)
 
     monkeypatch.setattr(mapped_file, "sync_pages", fail_once)
-    with pytest.raises(OSError, match="Input/output"):
+    with raises(OSError, errno=errno.EIO):
         store.close()
     assert (tmp_path / "abort").exists()
     assert Checkpoint(tmp_path / "checkpoint").logics_timestamp == 0
@@ -159,7 +160,7 @@ def test_failed_directory_sync_before_a_flush_fails_the_flush(tmp_path: Path, mo
     store.put(inner(body=bytes(3900)), 1)  # makes the second file
     with refusing(monkeypatch, "fsync", errno.EIO):
         store.warm()
-    with pytest.raises(OSError, match="Input/output"):
+    with raises(OSError, errno=errno.EIO):
         store.flush()
     assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     store.close()
@@ -190,7 +191,7 @@ def test_failed_flush_fails_every_waiter_of_the_group(tmp_path: Path, monkeypatc
         first = threads.submit(store.flush)
         second = threads.submit(flush_second)
         for flush in (first, second):
-            with pytest.raises(OSError, match="Input/output"):
+            with raises(OSError, errno=errno.EIO):
                 flush.result(30)
     assert store.flushed_physical_offset == 0
     store.close()
@@ -257,7 +258,7 @@ def test_store_recovers_from_running_out_of_descriptors(tmp_path: Path) -> None:
     os.close(probe)
     with limited(resource.RLIMIT_NOFILE, probe):
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
-        with pytest.raises(StoreError, match="Too many open files"):
+        with raises(StoreError, subject=str(tmp_path / "other")):
             MessageStore(config(tmp_path / "other")).open(1)
     assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
     store.close()
@@ -326,7 +327,7 @@ def test_read_only_disk_can_be_read_but_not_served(
             assert found.body == sent[7]
         assert repair(root, tmp_path / "copy", settings=config(root)).kept == 20
         for place in (root, tmp_path / "disk" / "new"):
-            with pytest.raises(StoreError, match=f"{place} cannot be opened: .*Read-only file system"):
+            with raises(StoreError, subject=str(place)):
                 MessageStore(config(place)).open(1)
     for place in (root, tmp_path / "copy"):
         with MessageStore(config(place)) as store:

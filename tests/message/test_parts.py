@@ -28,6 +28,7 @@ from rucola.message.compression import (
 from rucola.message.delay import due_time_ms, parse_delay_levels
 from rucola.message.host import decode_host, encode_host
 from rucola.message.properties import join, parse
+from support.errors import raises
 
 # hosts and ids -------------------------------------------------------------------------------------------------------
 
@@ -52,7 +53,7 @@ def test_hosts_round_trip(text: str, size: int, printed: str) -> None:
     "text", ["", "127.0.0.1", ":1", "localhost:1", "1.2.3:4", "1.2.3.4:65536", "1.2.3.4:-1", "1.2.3.4:²"]
 )
 def test_invalid_hosts_are_refused(text: str) -> None:
-    with pytest.raises(InvalidMessage, match="not an address:port"):
+    with pytest.raises(InvalidMessage):
         encode_host(text)
 
 
@@ -91,7 +92,7 @@ def test_offset_msg_ids_of_several_records_are_joined(host: str) -> None:
     ],
 )
 def test_an_invalid_offset_msg_id_is_refused(text: str) -> None:
-    with pytest.raises(InvalidMessage, match="offsetMsgId"):
+    with pytest.raises(InvalidMessage):
         ids.parse_offset_msg_id(text)
 
 
@@ -135,7 +136,7 @@ def test_a_forked_process_generates_other_ids() -> None:
 
 @pytest.mark.parametrize("text", ["", "xyz", "00" * 15, "0" * 31 + "g"])
 def test_an_invalid_unique_id_is_refused(text: str) -> None:
-    with pytest.raises(InvalidMessage, match="not a unique id"):
+    with pytest.raises(InvalidMessage):
         ids.unique_id_time_ms(text, 0)
 
 
@@ -166,9 +167,9 @@ def test_compressed_bodies_round_trip(body: bytes, kind: CompressionType, level:
 @pytest.mark.parametrize("kind", CompressionType)
 def test_a_decompression_bomb_is_refused(kind: CompressionType) -> None:
     packed = compress(bytes(10_000_000), kind)
-    with pytest.raises(InvalidMessage, match=f"than 1000000 bytes: .*; {SIZE_VARIABLE} raises it"):
+    with raises(InvalidMessage, subject=SIZE_VARIABLE):
         decompress(packed, kind.sys_flag, ExpansionLimits(max_size=1_000_000))
-    with pytest.raises(InvalidMessage, match=f"2 times its size or 1000 bytes; {RATIO_VARIABLE} raises the ratio"):
+    with raises(InvalidMessage, subject=RATIO_VARIABLE):
         decompress(packed, kind.sys_flag, ExpansionLimits(max_ratio=2, free_size=1000))
     assert len(decompress(packed, kind.sys_flag, ExpansionLimits(10_000_000, 1, 10_000_000))) == 10_000_000
 
@@ -176,10 +177,10 @@ def test_a_decompression_bomb_is_refused(kind: CompressionType) -> None:
 def test_a_few_kilobytes_expand_to_megabytes_at_most() -> None:
     packed = compress(bytes(100_000_000), CompressionType.ZSTD)
     assert len(packed) < 10_000
-    with pytest.raises(InvalidMessage, match="expands to more than 8388608 bytes"):
+    with raises(InvalidMessage, subject=RATIO_VARIABLE):
         decompress(packed, CompressionType.ZSTD.sys_flag)
     window = compress(bytes(64 << 20), CompressionType.ZSTD)[:4] + b"\x00\x88\x00\x00\x00"  # declares 128 MiB
-    with pytest.raises(InvalidMessage, match="expands to more than 8388608 bytes"):
+    with raises(InvalidMessage, subject=RATIO_VARIABLE):
         decompress(window, CompressionType.ZSTD.sys_flag)
 
 
@@ -191,7 +192,7 @@ def test_the_environment_raises_the_limits_of_decompression(monkeypatch: pytest.
         assert len(decompress(packed, CompressionType.ZSTD.sys_flag)) == 20_000_000
         monkeypatch.setenv(SIZE_VARIABLE, "many")
         expansion_limits.cache_clear()
-        with pytest.raises(ConfigError, match=f"{SIZE_VARIABLE}=many: expected a number of at least 1"):
+        with raises(ConfigError, subject=SIZE_VARIABLE):
             decompress(packed, CompressionType.ZSTD.sys_flag)
     finally:
         expansion_limits.cache_clear()
@@ -214,7 +215,7 @@ def test_streams_of_other_compressors_are_read() -> None:
     assert decompress(lz4.frame.compress(body, store_size=False), 0x101) == body
     assert decompress(compress(body), sysflag.COMPRESSED) == body, "type 0 is zlib"
     assert decompress(body, 0x300) == body, "without bit 0 nothing is compressed"
-    with pytest.raises(InvalidMessage, match="compression type 4"):
+    with pytest.raises(InvalidMessage):
         compression_type(0x401)
 
 
@@ -229,7 +230,7 @@ def test_delay_levels_are_parsed() -> None:
     assert due_time_ms(levels, 1, 500) == 1500
     assert due_time_ms(levels, 99, 500) == 7_200_500
     for text in ("", "5", "s", "-1s", "1s,5s", "1S", "١s"):
-        with pytest.raises(ConfigError, match="messageDelayLevel"):
+        with raises(ConfigError, subject="messageDelayLevel"):
             parse_delay_levels(text)
 
 
@@ -240,7 +241,7 @@ def test_topic_and_group_names_are_checked() -> None:
     for name in ("", " ", "a b", "ü", "a\n", "t" * 128, "a.b", "x/../y"):
         with pytest.raises(InvalidMessage):
             topics.check_topic(name)
-    with pytest.raises(InvalidMessage, match="255 are allowed"):
+    with pytest.raises(InvalidMessage):
         topics.check_group("g" * 256)
     assert (topics.retry_topic("g"), topics.dlq_topic("g")) == ("%RETRY%g", "%DLQ%g")
     assert topics.reply_topic("DefaultCluster") == "DefaultCluster_REPLY_TOPIC"
@@ -285,13 +286,13 @@ def test_a_batch_cut_or_changed_is_refused() -> None:
     first = 22 + 3 + len(join({"TAGS": "A"}))
     for size in range(1, len(whole)):
         if size != first:
-            with pytest.raises(InvalidMessage, match=f"byte {0 if size < first else first}:"):
+            with raises(InvalidMessage, subject=str(0 if size < first else first)):
                 decode_batch(whole[:size])
     for position in (*range(4), *range(16, 20)):
         for bit in range(8):
             damaged = bytearray(whole)
             damaged[position] ^= 1 << bit
-            with pytest.raises(InvalidMessage, match="byte 0:"):
+            with raises(InvalidMessage, subject="0"):
                 decode_batch(damaged)
 
 

@@ -72,11 +72,11 @@ def test_other_bytes_are_an_error_or_a_value(data: bytes) -> None:
 
 @pytest.mark.parametrize("size", [-1, MAX_SIZE + 1])
 def test_the_size_is_bounded(size: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"-2 with {size} bytes"):
+    with pytest.raises(RemoteProtocolError):
         checked_size(INTRODUCTION.pack(JOINS, size), JOINS)
-    with pytest.raises(RemoteProtocolError, match="0 with 5 bytes"):
+    with pytest.raises(RemoteProtocolError):
         checked_size(INTRODUCTION.pack(0, 5), JOINS)
-    with pytest.raises(RemoteProtocolError, match="wants it from 9 on"):
+    with pytest.raises(RemoteProtocolError):
         decode_join(encode_join(Join(1, 1, 9, 8, "", ()))[INTRODUCTION.size :])
     for cut in (b"\x00", b"\x00\x05h:1", b"\x00\x02\xff\xff"):
         with pytest.raises(RemoteProtocolError):

@@ -36,7 +36,7 @@ def test_a_store_whose_lock_file_is_replaced_admits_no_second_broker(tmp_path: P
         store.put(inner(), 1)
         meddle(tmp_path)
         assert is_served(tmp_path)
-        with pytest.raises(StoreLocked, match="file lock was replaced; stop that broker first"):
+        with pytest.raises(StoreLocked):
             MessageStore(config(tmp_path)).open(1)
         third = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path], input="", capture_output=True, text=True)
         assert third.stdout == ""
@@ -58,7 +58,7 @@ def test_a_lock_of_another_process_is_seen_without_its_file(tmp_path: Path) -> N
         assert is_served(tmp_path)
         (tmp_path / "lock").unlink()
         assert is_served(tmp_path)
-        with pytest.raises(StoreLocked, match="served by another broker"):
+        with pytest.raises(StoreLocked):
             DirectoryLock(tmp_path)
         holder.communicate()
     assert not is_served(tmp_path)
@@ -70,7 +70,7 @@ def test_a_refused_lock_leaves_no_descriptor_open(tmp_path: Path) -> None:
     before = open_below(tmp_path)
     assert before
     for _ in range(3):
-        with pytest.raises(StoreLocked, match="in this process"):
+        with pytest.raises(StoreLocked):
             DirectoryLock(tmp_path)
     assert open_below(tmp_path) == before
     lock.release()

@@ -21,6 +21,7 @@ from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, que
 from rucola.store.index import Index, IndexFile, index_file_name, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.tools.check import check
+from support.errors import raises
 from support.examples import examples
 from support.stores import OpenStore
 
@@ -89,7 +90,7 @@ def test_an_interrupted_write_leaves_a_whole_file(tmp_path: Path, monkeypatch: p
 
         with monkeypatch.context() as patch:
             patch.setattr(os, name, failing)
-            with pytest.raises(OSError, match="No space"):
+            with raises(OSError, errno=errno.ENOSPC):
                 write_config(path, {"v": 3})
         assert read_config(path)["v"] in (2, 3)
         write_config(path, {"v": 2})
@@ -100,10 +101,10 @@ def test_a_damaged_file_without_a_backup_is_named(tmp_path: Path) -> None:
     path = config_path(tmp_path, "topics")
     write_config(path, {"v": 1})
     path.write_bytes(b'{"v":')
-    with pytest.raises(StoreCorrupt, match=r"topics\.json"):
+    with raises(StoreCorrupt, path=str(path)):
         read_config(path)
     path.write_bytes(b"  ")
-    with pytest.raises(StoreCorrupt, match="empty"):
+    with raises(StoreCorrupt, path=str(path)):
         read_config(path)
 
 
@@ -207,12 +208,12 @@ def test_an_index_file_of_an_impossible_size_is_refused(tmp_path: Path) -> None:
     assert IndexFile.open(path).slot_count == 3
     assert IndexFile.open(path, 8).max_count == 11
     for slots in (1, 1000):
-        with pytest.raises(StoreCorrupt, match="slots"):
+        with pytest.raises(StoreCorrupt):
             IndexFile.open(path, slots)
     path.write_bytes(bytes(41))
-    with pytest.raises(StoreCorrupt, match="slots"):
+    with pytest.raises(StoreCorrupt):
         IndexFile.open(path)
-    with pytest.raises(StoreCorrupt, match="slots"):
+    with pytest.raises(StoreCorrupt):
         Index.open(tmp_path)
 
 

@@ -85,7 +85,7 @@ def test_a_key_search_reads_only_indexed_records(golden: Path, tmp_path: Path) -
     query = SearchQuery(topic="GA", key="order-6")
     assert found(store, query)
     shutil.rmtree(store / "index")
-    with pytest.raises(StoreCorrupt, match="CRC"):
+    with pytest.raises(StoreCorrupt):
         found(store, query)
 
 

@@ -15,6 +15,7 @@ from rucola.store.config import StoreConfig
 from rucola.store.directory_lock import DirectoryLock
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from support.errors import raises
 from support.stores import OpenStore, inner
 
 
@@ -64,7 +65,7 @@ def test_a_directory_that_every_user_can_change_is_refused(tmp_path: Path, part:
         directory.mkdir()
     open_directory.chmod(0o777)
     config = StoreConfig(store_path_root_dir=root, store_path_commit_log=log, mapped_file_size_commit_log=1 << 16)
-    with pytest.raises(StoreError, match=rf"can change {open_directory}: `chmod -R o-w {open_directory}` mends it"):
+    with raises(StoreError, subject=str(open_directory)):
         MessageStore(config).open()
     assert [*root.iterdir()] == []
     open_directory.chmod(0o770)  # a group that an operator chose
@@ -79,7 +80,7 @@ def test_the_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: p
     other = 54_321
     monkeypatch.setattr(os, "geteuid", lambda: other)
     if owner:
-        with pytest.raises(StoreError, match=rf"belongs to \S+ and not to {other}: .*`chown -R {other} {tmp_path}`"):
+        with raises(StoreError, subject=str(tmp_path)):
             DirectoryLock(tmp_path)
         assert [*tmp_path.iterdir()] == []
     else:
@@ -87,7 +88,7 @@ def test_the_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: p
         os.chown(tmp_path, 12_345, -1)
         for user in (other, 0):
             monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-            with pytest.raises(StoreError, match=r"belongs to 12345 and not to .*sudo -u 12345"):
+            with pytest.raises(StoreError):
                 DirectoryLock(tmp_path)
         assert [*tmp_path.iterdir()] == []
 

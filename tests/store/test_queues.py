@@ -390,7 +390,7 @@ def test_a_queue_file_that_is_truncated_under_the_broker_is_refused_and_not_mapp
     whole = file.read_bytes()
     with MessageStore(store.config) as store:
         os.truncate(file, 1000)
-        with pytest.raises(StoreCorrupt, match="has 1000 bytes, and had 4000 when it was opened"):
+        with pytest.raises(StoreCorrupt):
             store.get("T", 0, 100, 1)
         file.write_bytes(whole)
         assert len(store.get("T", 0, 100, 1).records) == 1

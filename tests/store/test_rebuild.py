@@ -12,6 +12,7 @@ from rucola.errors import StoreCorrupt, StoreError, StoreLocked
 from rucola.store.tools import rebuild as module
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import detect_config, rebuild
+from support.errors import raises
 from support.stores import GOLDEN_DELAYS, OpenStore, config, crashed_copy, derived_files, golden_config, inner
 
 
@@ -76,17 +77,17 @@ def test_a_damaged_log_is_refused_and_nothing_changes(golden: Path, apaches: Pat
     data = bytearray(log.read_bytes())
     data[100] ^= 1
     log.write_bytes(data)
-    with pytest.raises(StoreCorrupt, match="rucola store repair"):
+    with pytest.raises(StoreCorrupt):
         rebuild(apaches)
     assert derived_files(apaches) == derived_files(golden / "g1-clean" / "store")
 
 
 def test_a_store_without_a_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no log"):
+    with pytest.raises(StoreError):
         rebuild(tmp_path)
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(1024))
-    with pytest.raises(StoreError, match="not empty"):
+    with raises(StoreError, subject=str(tmp_path)):
         rebuild(tmp_path, tmp_path)
 
 

@@ -23,6 +23,7 @@ from rucola.store.mapped_file import MappedFile
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import MANUAL_ROUNDS, MAX_FILES_A_ROUND, DiskUsage
 from rucola.store.tools.check import check
+from support.errors import raises
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 HOUR_MS = 3_600_000
@@ -107,7 +108,7 @@ def test_an_hour_outside_the_day_means_never(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["", "four", "04:00", "-1"])
 def test_an_invalid_hour_is_refused_at_start(tmp_path: Path, when: str) -> None:
-    with pytest.raises(ConfigError, match="deleteWhen"):
+    with raises(ConfigError, subject="deleteWhen"):
         MessageStore(config(tmp_path / "store", delete_when=when)).open(1)
 
 
@@ -344,7 +345,7 @@ def test_files_are_deleted_only_in_order(open_store: OpenStore, monkeypatch: pyt
     monkeypatch.setattr(Path, "unlink", fails)
     for _ in range(3):
         assert store.expire(now_ms)
-        with pytest.raises(OSError, match="Input/output"):
+        with raises(OSError, errno=errno.EIO):
             store.delete_expired()
     assert len(names(store, "commitlog/*")) == 6
     monkeypatch.setattr(Path, "unlink", unlink)
@@ -418,7 +419,7 @@ def test_free_space_does_not_end_another_failure(open_store: OpenStore, monkeypa
 
     store.begin_retention_round(1, 12, disk(99))
     monkeypatch.setattr(mapped_file, "sync_pages", fails)
-    with pytest.raises(OSError, match="Input/output"):
+    with raises(OSError, errno=errno.EIO):
         store.flush()
     monkeypatch.undo()
     for percent in (50, 99, 50):
@@ -579,7 +580,7 @@ def test_a_disk_full_of_unarchived_files_is_reported(open_store: OpenStore, tmp_
 
 
 def test_archived_first_requires_an_archive_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="archiveProgressPath"):
+    with raises(ConfigError, subject="archiveProgressPath"):
         MessageStore(config(tmp_path / "store", delete_only_archived=True)).open(1)
 
 

@@ -89,4 +89,4 @@ def _disagreement(position: int, end: int, size: int, body_size: int) -> Invalid
 
 
 def _invalid(position: int, why: str) -> InvalidMessage:
-    return InvalidMessage(f"invalid message in a batch at byte {position}: {why}")
+    return InvalidMessage(f"invalid message in a batch at byte {position}: {why}", subject=position)

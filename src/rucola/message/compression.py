@@ -47,10 +47,11 @@ class ExpansionLimits(NamedTuple):
     def exceeded(self, kind: str, compressed_size: int) -> InvalidMessage:
         limit = self.of(compressed_size)
         if limit == self.max_size:
-            rule = f"the limit of a decompressed body; {SIZE_VARIABLE} raises it"
+            key, rule = SIZE_VARIABLE, "the limit of a decompressed body"
         else:
-            rule = f"{self.max_ratio} times its size or {self.free_size} bytes; {RATIO_VARIABLE} raises the ratio"
-        return InvalidMessage(f"a {kind} body of {compressed_size} bytes expands to more than {limit} bytes: {rule}")
+            key, rule = RATIO_VARIABLE, f"{self.max_ratio} times its size or {self.free_size} bytes"
+        text = f"a {kind} body of {compressed_size} bytes expands to more than {limit} bytes: {rule}; {key} raises it"
+        return InvalidMessage(text, subject=key)
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +67,7 @@ def expansion_limits() -> ExpansionLimits:
 def _from_environment(name: str, default: int) -> int:
     text = os.environ.get(name, "").strip() or str(default)
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name}={text}: expected a number of at least 1")
+        raise ConfigError(f"{name}={text}: expected a number of at least 1", subject=name)
     return int(text)
 
 

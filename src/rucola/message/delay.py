@@ -25,10 +25,15 @@ def parse_delay_levels(text: str = DEFAULT_DELAY_LEVELS) -> list[int]:
     levels = []
     for word in text.split():
         if not (match := re.fullmatch(r"([0-9]+)([smhd])", word, re.ASCII)):
-            raise ConfigError(f"messageDelayLevel contains {word!r}; write delays such as 10s, 5m, 2h or 1d")
+            raise ConfigError(
+                f"messageDelayLevel contains {word!r}; write delays such as 10s, 5m, 2h or 1d",
+                subject="messageDelayLevel",
+            )
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
     if not levels:
-        raise ConfigError(f"messageDelayLevel is empty; the default is {DEFAULT_DELAY_LEVELS!r}")
+        raise ConfigError(
+            f"messageDelayLevel is empty; the default is {DEFAULT_DELAY_LEVELS!r}", subject="messageDelayLevel"
+        )
     return levels
 
 

@@ -59,7 +59,9 @@ class HasProperties:
         try:
             return int(text)
         except ValueError:
-            raise InvalidMessage(f"property {properties.DELAY} is {text!r}; it must be a number") from None
+            raise InvalidMessage(
+                f"property {properties.DELAY} is {text!r}; it must be a number", subject=properties.DELAY
+            ) from None
 
     @delay_level.setter
     def delay_level(self, level: int) -> None:

@@ -396,4 +396,4 @@ def _decode_each(buffer: Buffer, decompress: bool, check_crc: bool) -> Iterator[
 
 
 def _invalid(position: int, why: str) -> InvalidMessage:
-    return InvalidMessage(f"invalid record at byte {position}: {why}")
+    return InvalidMessage(f"invalid record at byte {position}: {why}", subject=position)

@@ -56,7 +56,9 @@ def decode_strictly(body_type: type[B], data: bytes) -> B:
     try:
         return msgspec.json.decode(data, type=body_type, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"body {body_type.__name__} of {len(data)} bytes: {error}") from None
+        raise RemoteProtocolError(
+            f"body {body_type.__name__} of {len(data)} bytes: {error}", subject=body_type.__name__
+        ) from None
 
 
 def encode_body(body: msgspec.Struct, *, quote_keys: bool = False) -> bytes:
@@ -71,7 +73,7 @@ def decode_object(data: bytes, what: str) -> dict[Any, Any]:
     """Decode a JSON object that has no struct. RemoteProtocolError, with `what`, for any other value."""
     value = fastjson.loads(data)
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"body {what}: expected an object, found {type(value).__name__}")
+        raise RemoteProtocolError(f"body {what}: expected an object, found {type(value).__name__}", subject=what)
     return value
 
 

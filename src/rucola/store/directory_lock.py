@@ -111,7 +111,7 @@ def naming_store(store: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename and error.filename != str(store) else ""
-        raise StoreError(f"{store} cannot be opened: {error.strerror or error}{where}") from error
+        raise StoreError(f"{store} cannot be opened: {error.strerror or error}{where}", subject=store) from error
 
 
 def is_served(store: Path) -> bool:

@@ -57,7 +57,9 @@ class StoreReader:
     def __init__(self, path: str | Path, *, index_slots: int = 0, commit_log: str | Path | None = None) -> None:
         self.path = local_path(path)
         if not self.path.is_dir():
-            raise StoreError(f"{self.path} is no directory; give the directory that holds commitlog/")
+            raise StoreError(
+                f"{self.path} is no directory; give the directory that holds commitlog/", subject=self.path
+            )
         log = local_path(commit_log) if commit_log else self.path / "commitlog"
         check_store_directory(self.path, log)
         self._index_slots = index_slots
@@ -150,7 +152,8 @@ class StoreReader:
         if file is None or physical_offset >= file.end:
             raise StoreError(
                 f"physical offset {physical_offset} is outside {self._log.directory}, "
-                f"which holds {self._log.begin} to {self._log.end}"
+                f"which holds {self._log.begin} to {self._log.end}",
+                subject=physical_offset,
             )
         return file
 

@@ -86,7 +86,8 @@ def check_units(queues: Iterable[ConsumeQueue], log: MappedFileQueue, mode: Mult
             raise StoreError(
                 f"{queue.files.directory} has units of messages of {found[1][0]}, which name it in "
                 "INNER_MULTI_DISPATCH: the store is not opened, since these units would be erased. Set "
-                "enableMultiDispatch and enableLmq as they were when it was written"
+                "enableMultiDispatch and enableLmq as they were when it was written",
+                subject=queue.files.directory,
             )
 
 

@@ -79,7 +79,8 @@ class Replica:
             if physical_offset % log.files.file_size:
                 raise StoreError(
                     f"the master's log begins at {physical_offset}, where no file of {log.files.file_size} bytes "
-                    "begins: set mappedFileSizeCommitLog to the master's value"
+                    "begins: set mappedFileSizeCommitLog to the master's value",
+                    subject="mappedFileSizeCommitLog",
                 )
             log.start_at(physical_offset)
             self._complete_end = physical_offset

@@ -76,7 +76,8 @@ class Retention:
         if config.delete_only_archived and config.archive_progress_path is None:
             raise ConfigError(
                 "deleteOnlyArchived=true needs archiveProgressPath, the file with the archive's progress: "
-                "<lake>/_rucola/progress.json"
+                "<lake>/_rucola/progress.json",
+                subject="archiveProgressPath",
             )
         self.refusal: str | None = None
         """Why the disk is too full for messages; None if it is not."""
@@ -197,5 +198,7 @@ def _hours(when: str) -> frozenset[int]:
     except ValueError:
         hours = frozenset({-1})
     if not hours or min(hours) < 0:
-        raise ConfigError(f'deleteWhen={when}: expected hours from 00 to 23, such as "04" or "04;16"')
+        raise ConfigError(
+            f'deleteWhen={when}: expected hours from 00 to 23, such as "04" or "04;16"', subject="deleteWhen"
+        )
     return hours

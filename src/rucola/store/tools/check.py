@@ -170,7 +170,7 @@ def check(
     """
     store = local_path(path)
     if not store.is_dir():
-        raise StoreError(f"{store} is no directory; give the directory that holds commitlog/")
+        raise StoreError(f"{store} is no directory; give the directory that holds commitlog/", subject=store)
     check_store_directory(store)
     if not is_served(store):
         return _collect(store, index_slots, progress, served=False)

@@ -74,11 +74,11 @@ def rebuild(
     check_store_directory(store)
     settings = settings or detect_config(store)
     if not file_paths(log := store / "commitlog"):
-        raise StoreError(f"{log} has no log to rebuild from")
+        raise StoreError(f"{log} has no log to rebuild from", subject=log)
     if out is not None:
         target = local_path(out)
         if target.exists() and any(target.iterdir()):
-            raise StoreError(f"{target} is not empty; give a new directory")
+            raise StoreError(f"{target} is not empty; give a new directory", subject=target)
         return builder(log, target, settings, progress)
     lock = DirectoryLock(store)
     try:

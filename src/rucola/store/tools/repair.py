@@ -120,9 +120,11 @@ def repair(
     """
     source, out = local_path(source), local_path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StoreError(f"{out} is not empty; give a new directory")
+        raise StoreError(f"{out} is not empty; give a new directory", subject=out)
     if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise StoreError(f"{out} is inside {source}, which a repair never changes; give a directory elsewhere")
+        raise StoreError(
+            f"{out} is inside {source}, which a repair never changes; give a directory elsewhere", subject=out
+        )
     check_store_directory(source)
     if (settings.multi_dispatch if settings else detect_multi_dispatch(source)) is not MultiDispatch.OFF:
         raise StoreError(

@@ -82,7 +82,7 @@ def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | No
     """
     paths = {int(path.name): path for path in file_paths(directory)}
     if not paths:
-        raise StoreError(f"{directory} has no CommitLog files; there is nothing to repair")
+        raise StoreError(f"{directory} has no CommitLog files; there is nothing to repair", subject=directory)
     begins = sorted(paths)
     if not file_size:
         sizes = [paths[begin].stat().st_size for begin in begins]
@@ -91,7 +91,8 @@ def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | No
     if file_size < BLANK_SIZE or any((begin - begins[0]) % file_size for begin in begins):
         raise StoreError(
             f"the names in {directory} do not fit files of {file_size} bytes; give a broker.conf with "
-            "mappedFileSizeCommitLog, or move away the file with the wrong name"
+            "mappedFileSizeCommitLog, or move away the file with the wrong name",
+            subject=directory,
         )
     return _Salvager(paths, SalvagedLog(begins[0], begins[0], file_size), progress).run()
 
