@@ -279,7 +279,7 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     by_lower_case = {one.lower(): one for one in known}
     near = difflib.get_close_matches(key.lower(), by_lower_case, n=1)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
-    return ConfigError(f"{key}: there is no such setting{hint}")
+    return ConfigError(f"{key}: there is no such setting{hint}", subject=key)
 
 
 def keys_of(kinds: Iterable[type[Any]]) -> set[str]:
@@ -338,7 +338,9 @@ def to_text(value: Any) -> str:
 def _check_range(key: str, value: int, hint: Any, allowed: Range) -> None:
     if value not in allowed:
         unit = unit_of(hint)
-        raise ConfigError(f"{key}={value}: expected {allowed}" + (f" {unit}" if unit not in ("", "port") else ""))
+        raise ConfigError(
+            f"{key}={value}: expected {allowed}" + (f" {unit}" if unit not in ("", "port") else ""), subject=key
+        )
 
 
 def _value(key: str, text: str, hint: Any) -> Any:
@@ -362,4 +364,4 @@ def _value(key: str, text: str, hint: Any) -> Any:
         return text
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "an integer"}.get(hint) or "one of " + ", ".join(hint.__members__)
-        raise ConfigError(f"{key}={text}: expected {expected}") from None
+        raise ConfigError(f"{key}={text}: expected {expected}", subject=key) from None

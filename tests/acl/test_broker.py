@@ -34,6 +34,7 @@ from rucola.store.tools.check import check
 from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster, signed
 from support.broker_peer import pull_header
 from support.compatibility import rows
+from support.errors import raises
 from support.interceptors import requests_of_every_field
 from support.metrics import sample_value, scrape
 from support.remoting_peers import RawPeer
@@ -98,11 +99,11 @@ async def test_a_message_goes_from_a_writer_to_a_reader(cluster: GuardedCluster)
 async def test_a_reader_cannot_send_and_a_writer_cannot_read(cluster: GuardedCluster) -> None:
     await started(cluster)
     async with Producer("writers", cluster.namesrv, credentials=READER, retry_times=0) as producer:
-        with pytest.raises(SendFailed, match="account reader1 has no permission PUB for topic Orders"):
+        with raises(SendFailed, subject="Orders"):
             await producer.send(Message("Orders", b"forged"))
     async with PullConsumer("readers", cluster.namesrv, credentials=WRITER) as consumer:
         queue = (await consumer.queues("Orders"))[0]
-        with pytest.raises(BrokerError, match="account writer1 has no permission SUB for topic Orders"):
+        with raises(BrokerError, code=ResponseCode.NO_PERMISSION):
             await consumer.pull(queue, 0)
 
 
@@ -258,7 +259,7 @@ async def test_a_held_pull_ends_if_its_account_loses_the_permission(cluster: Gua
         await consumer.max_offset(queue)  # on the same connection: the pull is held when this is answered
         await admin.access.delete_account(broker.address, "reader1")
         await producer.send(Message("Orders", b"secret"), queue)
-        with pytest.raises(BrokerError, match="does not exist any more"):
+        with raises(BrokerError, code=ResponseCode.NO_PERMISSION):
             await pull
 
 
@@ -495,11 +496,11 @@ async def test_users_that_share_a_connection_keep_their_own_permissions(cluster:
 
 async def test_a_broker_does_not_start_with_broken_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with guarded_cluster(tmp_path) as cluster:
-        with pytest.raises(ConfigError, match=r"neither .*plain_acl"):
+        with raises(ConfigError, subject=str(tmp_path / "nowhere" / "conf" / "plain_acl.yml")):
             await cluster.start_broker("a", rocketmq_home=tmp_path / "nowhere")
         monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
-        with pytest.raises(ConfigError, match="set rocketmqHome, or the environment variable ROCKETMQ_HOME"):
+        with raises(ConfigError, subject="ROCKETMQ_HOME"):
             await cluster.start_broker("b", rocketmq_home=None)
-        with pytest.raises(ConfigError, match="cannot read"):
+        with raises(ConfigError, subject=str(tmp_path / "nowhere.yml")):
             await cluster.start_broker("c", credentials_file=tmp_path / "nowhere.yml")
         assert check(tmp_path / "a") == []

@@ -17,6 +17,7 @@ from rucola.acl.credentials import Credentials, credentials_of_file, default_cre
 from rucola.acl.signature import Signer, other_signed_text, signed_text
 from rucola.errors import ConfigError
 from rucola.protocol.command import decode_command
+from support.errors import raises
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "signed.jsonl"
 FIELDS = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=6)
@@ -92,10 +93,10 @@ def test_a_file_has_the_format_of_tools_yml(tmp_path: Path) -> None:
     path.write_text("accessKey: rocketmq2\nsecretKey: 00123456\n")
     assert credentials_of_file(path) == Credentials("rocketmq2", "00123456")
     path.write_text("accessKey: rocketmq2\n")
-    with pytest.raises(ConfigError, match=r"tools.yml: expected the lines"):
+    with raises(ConfigError, subject=str(path)):
         credentials_of_file(path)
     path.write_text("accessKey: x\nsecretKey: 'the secret\n")
-    with pytest.raises(ConfigError, match=r"tools.yml: line \d") as raised:
+    with raises(ConfigError, subject=str(path)) as raised:
         credentials_of_file(path)
     assert "the secret" not in str(raised.value)
 
@@ -104,7 +105,7 @@ def test_the_environment_has_credentials(tmp_path: Path) -> None:
     assert default_credentials({}) is None
     both = {"ROCKETMQ_ACCESS_KEY": "a", "ROCKETMQ_SECRET_KEY": "s", "ROCKETMQ_SECURITY_TOKEN": "t"}
     assert default_credentials(both) == Credentials("a", "s", "t")
-    with pytest.raises(ConfigError, match="ROCKETMQ_SECRET_KEY but not ROCKETMQ_ACCESS_KEY"):
+    with raises(ConfigError, subject="ROCKETMQ_ACCESS_KEY"):
         default_credentials({"ROCKETMQ_SECRET_KEY": "hidden"})
     path = tmp_path / "tools.yml"
     path.write_text("accessKey: a\nsecretKey: s\n")

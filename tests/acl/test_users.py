@@ -75,16 +75,16 @@ def test_the_first_user_is_super_and_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_without_a_super_user_the_broker_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no super user; name the first one by initAuthenticationUser"):
+    with raises(ConfigError, subject="initAuthenticationUser"):
         UserStore(tmp_path / "auth.json", "DefaultCluster")
-    with pytest.raises(ConfigError, match="initAuthenticationUser: expected") as raised:
+    with raises(ConfigError, subject="initAuthenticationUser") as raised:
         UserStore(tmp_path / "auth.json", "DefaultCluster", '{"username":"root","password":hidden')
     assert "hidden" not in str(raised.value)
     (tmp_path / "auth.json").write_text('{"users":[{"username":"root","userType":"Super"}]}')
-    with pytest.raises(ConfigError, match="user root has no password"):
+    with raises(ConfigError, subject=str(tmp_path / "auth.json")):
         store_in(tmp_path)
     (tmp_path / "auth.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"auth\.json"):
+    with raises(ConfigError, subject=str(tmp_path / "auth.json")):
         store_in(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_only_super_users_change_super_users(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_policy_is_an_error(resource: str, actions: list[str], ips: list[str], decision: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected|only stand at the end"):
+    with pytest.raises(ConfigError):
         parse_entry(resource, actions, ips, decision)
 
 
@@ -232,9 +232,9 @@ async def test_the_first_user_is_a_secret(tmp_path: Path, source: str, monkeypat
 
 
 def test_both_versions_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match="choose one version"):
+    with raises(ConfigError, subject="authenticationEnabled"):
         from_properties({"aclEnable": "true", "authenticationEnabled": "true"})
-    with pytest.raises(ConfigError, match="needs authenticationEnabled=true"):
+    with raises(ConfigError, subject="authorizationEnabled"):
         from_properties({"authorizationEnabled": "true"})
 
 
@@ -287,13 +287,13 @@ async def test_users_and_policies_over_the_network(tmp_path: Path, monkeypatch: 
     async with with_users(tmp_path, monkeypatch) as (cluster, broker, admin):
         await admin.topics.create_or_update(broker.address, TopicConfig(topic_name="Orders"))
         async with Producer("p", cluster.namesrv, credentials=ALICE, retry_times=0) as producer:
-            with pytest.raises(BrokerError, match="no policy allows user alice access to topic Orders"):
+            with raises(BrokerError, code=ResponseCode.NO_PERMISSION):
                 await producer.send(Message("Orders", b"one"), (await producer.queues("Orders"))[0])
             entry = PolicyEntryInfo(actions=["Pub"], decision="Allow")
             await admin.access.set_policies(broker.address, "User:alice", ["Topic:Orders"], entry)
             await producer.send(Message("Orders", b"two"))
         async with PullConsumer("g", cluster.namesrv, credentials=ALICE) as consumer:
-            with pytest.raises(BrokerError, match="access to topic Orders"):
+            with raises(BrokerError, code=ResponseCode.NO_PERMISSION):
                 await consumer.pull((await consumer.queues("Orders"))[0], 0)
         found = await admin.access.user(broker.address, "alice")
         assert found is not None
@@ -305,13 +305,13 @@ async def test_users_and_policies_over_the_network(tmp_path: Path, monkeypatch: 
         assert len(await admin.access.all_policies(broker.address)) == 1
         await admin.access.update_user(broker.address, "alice", UserInfo(user_status="disable"))
         async with Producer("p", cluster.namesrv, credentials=ALICE, retry_times=0) as producer:
-            with pytest.raises(BrokerError, match="user alice is disabled"):
+            with raises(BrokerError, code=ResponseCode.NO_PERMISSION):
                 await producer.send(Message("Orders", b"three"), (await producer.queues("Orders"))[0])
         await admin.access.delete_policies(broker.address, "User:alice", "Topic:Orders")
         assert await admin.access.policies(broker.address, "User:alice") is None
         await admin.access.delete_user(broker.address, "alice")
         assert await admin.access.user(broker.address, "alice") is None
-        with pytest.raises(BrokerError, match="aclEnable=true enables them"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await admin.access.versions(broker.address)
         config = await admin.brokers.config(broker.address)
         assert "secret" not in json.dumps(config)

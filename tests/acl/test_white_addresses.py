@@ -57,7 +57,7 @@ def test_a_pattern_admits_the_addresses_that_apache_admits(
     ],
 )
 def test_what_is_no_pattern_is_an_error(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="is no pattern of addresses"):
+    with pytest.raises(ConfigError):
         WhiteAddresses([pattern])
 
 

@@ -13,7 +13,9 @@ from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, RemotingConnectError, TopicNotFound
 from rucola.message.host import encode_host
 from rucola.namesrv.server import Namesrv
+from rucola.protocol.codes import ResponseCode
 from support.cluster import HOST
+from support.errors import raises
 from support.prepared_stores import NOW_MS, cluster_of_stores, fill_store
 
 
@@ -57,9 +59,9 @@ async def test_a_message_by_its_offset_msg_id(tmp_path: Path) -> None:
         found = (await admin.messages.query_by_key("Orders", "b")).messages[0]
         message = await admin.messages.get(f"{address}{found.physical_offset:016X}")
         assert message == found
-        with pytest.raises(BrokerError, match="can not find message by the offset, 1"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await admin.messages.get(f"{address}{1:016X}")
-        with pytest.raises(InvalidMessage, match="not an offsetMsgId"):
+        with pytest.raises(InvalidMessage):
             await admin.messages.get("4711")
 
 
@@ -67,7 +69,7 @@ async def test_an_id_that_names_no_broker_may_be_a_unique_key(tmp_path: Path) ->
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
         port = brokers[0].config.listen_port
         await brokers[0].stop()
-        with pytest.raises(RemotingConnectError, match="is this a unique key"):
+        with pytest.raises(RemotingConnectError):
             await admin.messages.get(encode_host(f"{HOST}:{port}").hex() + 16 * "0")
 
 
@@ -88,7 +90,7 @@ async def test_every_master_of_the_route_is_asked(tmp_path: Path) -> None:
             "broker-b": brokers[1].address,
         }
         assert await admin.cluster.broker_name(brokers[1].address) == "broker-b"
-        with pytest.raises(ConfigError, match="no cluster Elsewhere; the name server knows DefaultCluster"):
+        with raises(ConfigError, subject="Elsewhere"):
             await admin.cluster.masters("Elsewhere")
 
 
@@ -113,7 +115,7 @@ async def test_consume_stats_match_the_golden_groups(golden_store: Path) -> None
 
 async def test_topics_are_created_changed_and_ordered(tmp_path: Path) -> None:
     async with cluster_of_stores(tmp_path) as (admin, brokers, _):
-        with pytest.raises(TopicNotFound, match="New"):
+        with raises(TopicNotFound, subject="New"):
             await admin.topics.route("New")
         config = TopicConfig(topic_name="New", read_queue_nums=3, write_queue_nums=2, perm=6)
         await admin.topics.create_or_update(brokers[0].address, config)
@@ -139,7 +141,7 @@ async def test_a_silent_broker_is_reported_and_the_others_answer(tmp_path: Path)
         result = await admin.messages.query_by_key("Orders", "k")
         assert [message.unique_key for message in result.messages] == ["A"]
         assert list(result.failures) == [nobody]
-        with pytest.raises(RemotingConnectError, match=nobody):
+        with raises(RemotingConnectError, subject=nobody):
             await admin.topics.stats("Orders")
         await brokers[0].stop()
         with pytest.raises(RemotingConnectError):
@@ -150,7 +152,7 @@ async def test_a_client_without_a_reachable_name_server_raises(tmp_path: Path) -
     async with Namesrv(HOST, 0) as namesrv:
         address = f"{HOST}:{namesrv.port}"
     async with AdminClient(address) as admin:
-        with pytest.raises(RemotingConnectError, match=f"no name server answers.*{address}"):
+        with pytest.raises(RemotingConnectError):
             await admin.topics.names()
-    with pytest.raises(ConfigError, match="names no name server"):
+    with pytest.raises(ConfigError):
         AdminClient(" ; ")

@@ -21,6 +21,7 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from support.cluster import Cluster, cluster
+from support.errors import raises
 
 COUNT = 6
 SENT, BEFORE, FAILED = RedriveStatus.SENT, RedriveStatus.DONE_BEFORE, RedriveStatus.FAILED
@@ -86,9 +87,9 @@ async def test_dead_letters_are_counted_and_listed(tmp_path: Path) -> None:
         stats = await scene.admin.dead_letters.stats("g")
         times = [letter.message.store_timestamp for letter in letters]
         assert (stats.count, stats.waiting, stats.oldest_ms, stats.newest_ms) == (COUNT, COUNT, times[0], times[-1])
-        with pytest.raises(TopicNotFound, match="nobody"):
+        with raises(TopicNotFound, subject="nobody"):
             await scene.admin.dead_letters.stats("nobody")
-        with pytest.raises(TopicNotFound, match="group nobody has no dead letters"):
+        with raises(TopicNotFound, subject="nobody"):
             await anext(scene.admin.dead_letters.read("nobody"))
 
 
@@ -150,7 +151,7 @@ async def test_redrive_sends_chosen_dead_letters_alone(tmp_path: Path) -> None:
         assert statuses(await scene.redrive()) == [SENT, BEFORE, SENT, BEFORE, SENT, SENT]
         assert set((await scene.copies()).values()) == {1}
         first = (await scene.admin.messages.query_by_key("T", "k0")).messages[-1]
-        with pytest.raises(ConfigError, match="is a message of T, not of %DLQ%g"):
+        with raises(ConfigError, subject=first.offset_msg_id):
             await scene.redrive(first.offset_msg_id)
 
 
@@ -232,7 +233,7 @@ async def test_two_redrives_of_a_group_exclude_each_other(tmp_path: Path) -> Non
     async with cluster_with_dead_letters(tmp_path) as scene:
         async with aclosing(scene.admin.dead_letters.redrive("g")) as results:
             await anext(results)
-            with pytest.raises(ConfigError, match="another run is re-driving"):
+            with pytest.raises(ConfigError):
                 await scene.redrive()
             assert len(await scene.redrive(dry_run=True)) == COUNT
         assert statuses(await scene.redrive()) == (COUNT - 1) * [SENT]
@@ -246,7 +247,7 @@ async def test_redrive_respects_the_lock_of_another_tool(tmp_path: Path) -> None
         lock = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
         await scene.running.remoting.invoke_ok(scene.broker.address, lock)
         letter, *_ = await scene.letters()
-        with pytest.raises(ConfigError, match="another run is re-driving"):
+        with pytest.raises(ConfigError):
             await scene.redrive(letter.offset_msg_id)
         unlock = RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body))
         await scene.running.remoting.invoke_ok(scene.broker.address, unlock)

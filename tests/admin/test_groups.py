@@ -45,6 +45,7 @@ from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.topic import consume_stats_steps
 from rucola.remoting.connection import Connection, Processor, Reply
 from support.cluster import Cluster, Tally, cluster
+from support.errors import raises
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -124,9 +125,9 @@ async def test_running_info_describes_a_consumer(tmp_path: Path) -> None:
         assert sum(status[scene.client_id].values()) == 10
         assert await scene.admin.offsets.by_client("T", "c", scene.client_id) == status
         assert await scene.admin.offsets.by_client("T", "c", "another") == {}
-        with pytest.raises(BrokerError, match="not online"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await scene.admin.groups.running_info("c", "another")
-        with pytest.raises(BrokerError, match="No Any Consumer online"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await scene.admin.offsets.by_client("T", "nobody")
 
 
@@ -210,7 +211,7 @@ async def test_a_reset_by_time_moves_running_clients(tmp_path: Path) -> None:
         assert (await scene.consumed.reach(21))[-1].body == b"next"
         unmoved = await scene.admin.offsets.reset_by_time("T", "c", 0, force=False)
         assert set(unmoved.offsets.values()) == {0}, "an offset may decrease without force"
-        with pytest.raises(BrokerError, match="not exist"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await scene.admin.offsets.reset_by_time("T", "stranger", 0)
 
 
@@ -218,11 +219,11 @@ async def test_a_reset_to_an_offset_moves_running_clients(tmp_path: Path) -> Non
     async with cluster_with_consumer(tmp_path) as scene:
         await scene.consumed.reach(10)
         queue, other = sorted(scene.consumer.queues)
-        with pytest.raises(BrokerError, match="stranger"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await scene.admin.offsets.reset("stranger", queue, 0)
         for one in (queue, other):
             await scene.admin.offsets.commit(scene.broker.address, "c", one, 5)
-        with pytest.raises(ConfigError, match=r"offset 6 is outside of .*, which has offsets 0 to 5"):
+        with raises(ConfigError, subject=str(queue)):
             await scene.admin.offsets.reset("c", queue, 6)
         result = await scene.admin.offsets.reset("c", queue, 3)
         assert (result.online, result.offsets) == (True, {queue: 3})
@@ -252,15 +253,15 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
         result = await scene.admin.messages.consume_directly("c", scene.client_id, bad.offset_msg_id)
         assert result.consume_result == "CR_THROW_EXCEPTION"
         assert result.remark == "ValueError: bad message"
-        with pytest.raises(BrokerError, match="not online"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await scene.admin.messages.consume_directly("c", "another", first.offset_msg_id)
-        with pytest.raises(BrokerError, match="can not find message"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await scene.admin.messages.consume_directly("c", scene.client_id, first.offset_msg_id[:16] + "7" * 16)
 
         iterating = PushConsumer("i", scene.running.namesrv)
         iterating.subscribe("T")
         async with iterating:
-            with pytest.raises(BrokerError, match="has no listener"):
+            with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
                 await scene.admin.messages.consume_directly("i", iterating.instance.client_id, first.offset_msg_id)
 
 
@@ -340,5 +341,5 @@ async def test_a_reset_to_an_offset_fails_if_a_broker_of_rocketmq_4_has_members(
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset,
         }
         await running.scripted_broker("broker-a", "T", processors)
-        with pytest.raises(ConfigError, match="stop all clients of group g, repeat this command and start them"):
+        with raises(ConfigError, subject="g"):
             await admin.offsets.reset("g", queue, 3)

@@ -12,10 +12,11 @@ from rucola.admin import AdminClient, KeyQueryResult
 from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError
 from rucola.message.record import decode_many
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection, Processor
 from support.cluster import cluster
+from support.errors import raises
 from support.recorded_frames import Exchange, decode, exchanges
 
 CLIENT = "192.0.2.2@W_g_tag-2860957628758"
@@ -60,7 +61,7 @@ async def test_recorded_connections_are_decoded(golden: Path, tmp_path: Path) ->
         found = await admin.groups.consumer_connection("W_g_tag")
         assert [(one.client_id, one.language, one.version) for one in found.connection_set] == [(CLIENT, "JAVA", 409)]
         assert found.subscription_table["WA"].tags_set == ["TagA", "TagB"]
-        with pytest.raises(BrokerError, match=r"the producer group\[W_pg\] not exist"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await admin.groups.producer_connection("W_pg", "WA")
 
 
@@ -169,5 +170,5 @@ async def test_commands_with_empty_responses_succeed(golden: Path, tmp_path: Pat
         await admin.offsets.clone("W_g_tag", "W_g_cloned", "WA", offline=True)
         await admin.brokers.clean_expired_consume_queues(at)
         await admin.brokers.clean_unused_topics(at)
-        with pytest.raises(BrokerError, match=f"responded with code 3.*{int(RequestCode.DELETE_EXPIRED_COMMITLOG)}"):
+        with raises(BrokerError, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
             await admin.brokers.delete_expired_commit_log(at)

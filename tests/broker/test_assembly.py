@@ -70,7 +70,7 @@ async def test_a_start_that_finds_a_port_taken_releases_the_other_parts(
     tmp_path: Path, taken_port: int, part: str
 ) -> None:
     failing = broker(tmp_path, **{part: taken_port}, metrics_exporter_type=MetricsExporterType.PROM)
-    with pytest.raises(RemotingError, match=str(taken_port)):
+    with pytest.raises(RemotingError):
         await failing.start()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     async with broker(tmp_path):

@@ -18,8 +18,7 @@ from rucola.remoting.tls_config import ClientAuth, TlsMode
 from rucola.store.config import StoreConfig
 from support.certificates import Certificates
 from support.cluster import SMALL_FILES
-
-WAYS_OUT = r"set tls.server.mode=enforcing and aclEnable=true, or insecure=true if every machine"
+from support.errors import raises
 
 
 def broker_on(host: str, path: Path, **changed: object) -> Broker:
@@ -53,17 +52,17 @@ def test_servers_listen_on_the_loopback_address_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.99.99.99"])
 async def test_a_broker_and_a_name_server_refuse_other_machines(host: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"the broker does not start on {host}, .*{WAYS_OUT}"):
+    with raises(ConfigError, subject=host):
         await broker_on(host, tmp_path / "store").start()
-    with pytest.raises(ConfigError, match=rf"the name server does not start on {host}, .*{WAYS_OUT}"):
+    with raises(ConfigError, subject=host):
         await Namesrv(host, 0).start()
 
 
 @pytest.mark.parametrize("mode", [TlsMode.permissive, TlsMode.enforcing])
 async def test_tls_alone_does_not_open_a_server(mode: TlsMode, certificates: Certificates, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=WAYS_OUT):
+    with raises(ConfigError, subject="0.0.0.0"):
         await broker_on("0.0.0.0", tmp_path / "store", tls=certificates.config(mode)).start()
-    with pytest.raises(ConfigError, match=WAYS_OUT):
+    with raises(ConfigError, subject="0.0.0.0"):
         await Namesrv("0.0.0.0", 0, config=NamesrvConfig(tls=certificates.config(mode))).start()
 
 
@@ -82,7 +81,7 @@ def test_tls_and_access_control_together_open_a_server(
     if is_open:
         check_exposure("the broker", "0.0.0.0", **ways)
     else:
-        with pytest.raises(ConfigError, match=WAYS_OUT):
+        with raises(ConfigError, subject="0.0.0.0"):
             check_exposure("the broker", "0.0.0.0", **ways)
     assert ("serves everyone who reaches it" in caplog.text) is insecure
 
@@ -107,9 +106,8 @@ async def test_metrics_for_other_machines_need_certificates_or_insecure(
         "metrics_prom_exporter_host": "0.0.0.0",
         "metrics_prom_exporter_port": 0,
     }
-    refused = r"metricsPromExporterHost=0.0.0.0: .*need.client.auth=require, or insecure=true"
     for tls in (certificates.config(TlsMode.disabled), certificates.config()):
-        with pytest.raises(ConfigError, match=refused):
+        with raises(ConfigError, subject="metricsPromExporterHost"):
             await broker_on("127.0.0.1", tmp_path / "store", tls=tls, **metrics).start()
     mutual = certificates.config(server_need_client_auth=ClientAuth.require)
     async with broker_on("127.0.0.1", tmp_path / "store", tls=mutual, **metrics):

@@ -205,7 +205,7 @@ async def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
 
 async def test_a_taken_metrics_port_stops_the_start(tmp_path: Path) -> None:
     async with metered_broker(tmp_path) as (running, broker):
-        with pytest.raises(RemotingError, match="for metrics"):
+        with pytest.raises(RemotingError):
             await running.start_broker(
                 "broker-b",
                 metrics_exporter_type=MetricsExporterType.PROM,

@@ -16,7 +16,7 @@ from rucola.broker.replication import ha_client
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.message import Message
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import TransferDecoder, encode_header, encode_report
 from rucola.remoting.byte_stream import Stream, StreamServer, open_stream
@@ -25,6 +25,7 @@ from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
+from support.errors import raises
 from support.faults import flush_in_threads
 from support.replication import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send
 from support.waiting import until
@@ -324,15 +325,15 @@ async def test_a_slave_refuses_requests_that_change_it(tmp_path: Path) -> None:
     async with pair(tmp_path) as (running, master, slave):
         await send(running, 1)
         await caught_up(running, master, slave)
-        with pytest.raises(BrokerError, match=f"execute it from master broker.; its master is {master.address}"):
+        with raises(BrokerError, code=ResponseCode.SYSTEM_ERROR):
             await running.create_topic(slave, "Another")
-        for code, words in (
-            (RequestCode.SEND_MESSAGE_V2, "code 14: this broker is a slave and takes no messages"),
-            (RequestCode.CONSUMER_SEND_MSG_BACK, "code 14: this broker is a slave and takes no messages"),
-            (RequestCode.END_TRANSACTION, "code 11: this broker is a slave and ends no transactions"),
-            (RequestCode.DELETE_SUBSCRIPTIONGROUP, "code 1: Can't modify topic or subscription group"),
+        for code, refused in (
+            (RequestCode.SEND_MESSAGE_V2, ResponseCode.SERVICE_NOT_AVAILABLE),
+            (RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SERVICE_NOT_AVAILABLE),
+            (RequestCode.END_TRANSACTION, ResponseCode.SLAVE_NOT_AVAILABLE),
+            (RequestCode.DELETE_SUBSCRIPTIONGROUP, ResponseCode.SYSTEM_ERROR),
         ):
-            with pytest.raises(BrokerError, match=f"{words}.*; its master is {master.address}"):
+            with raises(BrokerError, code=refused):
                 await running.remoting.invoke_ok(slave.address, RemotingCommand.request(code))
 
 

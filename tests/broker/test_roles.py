@@ -258,7 +258,7 @@ async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
         await second.role.become_slave(1, 0, f"{HOST}:{first.config.ha_listen_port}")
         await follows(first, second)
         assert (first.role.role_since_ms, second.role.role_since_ms) == since_ms
-        with pytest.raises(StoreError, match="epoch 1 is not new"):
+        with pytest.raises(StoreError):
             await second.role.become_master(1, None)
 
 
@@ -274,7 +274,7 @@ async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
         broker.role.in_background(broker.role.become_slave(1, 1, ""))
         with pytest.raises(StoreCorrupt):
             await failed
-        with pytest.raises(StoreError, match="the broker is stopped"):
+        with pytest.raises(StoreError):
             broker.role.position()
         epochs.write_bytes(whole)
     assert "the role cannot be changed" in caplog.text

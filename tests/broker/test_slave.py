@@ -31,6 +31,7 @@ from rucola.protocol.offset import (
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.route import GetRouteInfoRequestHeader
 from support.cluster import HOST, Cluster, cluster
+from support.errors import raises
 from support.replication import caught_up, pair, send
 from support.waiting import until
 
@@ -139,7 +140,7 @@ async def test_a_send_without_a_master_raises_topic_not_found(tmp_path: Path) ->
         await until(lambda: knows(running, slave, "T"))
         await master.stop()
         async with Producer("p", running.namesrv) as producer:
-            with pytest.raises(TopicNotFound, match="no master of broker-a is registered"):
+            with pytest.raises(TopicNotFound):
                 await producer.send(Message("T", b"x"))
 
 
@@ -276,11 +277,11 @@ def test_settings_of_a_role_are_derived_and_checked() -> None:
     assert (slave.broker_id, slave.ha_listen_port, unused) == (1, 20912, [])
     master, _, _ = from_properties({"brokerRole": "SYNC_MASTER", "brokerId": "1", "haListenPort": "77"})
     assert (master.broker_id, master.ha_listen_port) == (0, 77)
-    with pytest.raises(ConfigError, match=r"brokerId=0: a slave .* needs a unique id above 0"):
+    with raises(ConfigError, subject="brokerId"):
         from_properties({"brokerRole": "SLAVE"})
-    with pytest.raises(ConfigError, match="haMasterAddress: 'nowhere' is no address"):
+    with raises(ConfigError, subject="haMasterAddress"):
         from_properties({"haMasterAddress": "nowhere"})
-    with pytest.raises(ConfigError, match="haTransferBatchSize=0: expected 1 to 16777216 bytes"):
+    with raises(ConfigError, subject="haTransferBatchSize"):
         from_properties({"haTransferBatchSize": "0"})
-    with pytest.raises(ConfigError, match="brokerRole=BOSS"):
+    with raises(ConfigError, subject="brokerRole"):
         from_properties({"brokerRole": "BOSS"})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from rucola.coordination.decisions import (
     Announce,
     ChangeInSync,
@@ -23,6 +21,7 @@ from rucola.coordination.decisions import (
 from rucola.coordination.election import Bounds, Election, Own, Role
 from rucola.coordination.group_keys import NOT_STANDING, ElectedState, Leader, LeaderRecord, MemberRecord, View
 from rucola.errors import StoreError
+from support.errors import raises
 
 BOUNDS = Bounds(ttl_s=4, loop_wait_s=1, retry_timeout_s=1.25, in_sync_timeout_s=3)
 LEASE = 77
@@ -348,7 +347,7 @@ def test_a_wish_to_hand_over_ends_with_the_mastership() -> None:
 
 def test_a_broker_that_is_never_elected_is_not_preferred_either() -> None:
     never = Member(2, Own(3, 500, {}), priority=0)
-    with pytest.raises(StoreError, match="etcdPriority"):
+    with raises(StoreError, subject="etcdPriority"):
         never.election.prefer()
     assert never.election.record.priority == 0
 

@@ -20,6 +20,7 @@ from rucola.coordination.etcd import (
     parse_endpoints,
 )
 from rucola.errors import ConfigError
+from support.errors import raises
 from support.etcd import EtcdServer
 from support.ports import free_port
 
@@ -123,24 +124,24 @@ async def test_a_user_is_authenticated_again_when_its_token_ends(own_etcd: EtcdS
             ("/v3/auth/enable", {}),
         ):
             await admin._call(path, request)
-        with pytest.raises(EtcdError, match="user name is empty"):
+        with pytest.raises(EtcdError):
             await admin.range("/x/")
     async with EtcdClient(EtcdAccess(access.endpoints, "root", "secret"), TIMEOUT_S) as client:
         await client.range("/x/")
         client._token = "no longer valid"
         assert await client.transact([], [Put("/x/a", b"x")]) is not None
     async with EtcdClient(EtcdAccess(access.endpoints, "root", "wrong"), TIMEOUT_S) as client:
-        with pytest.raises(EtcdError, match="does not admit the user root"):
+        with pytest.raises(EtcdError):
             await client.range("/x/")
 
 
 def test_addresses_are_checked(tmp_path: Path) -> None:
     assert parse_endpoints(" a:1; https://b:2/,http://[::1]:3") == ("http://a:1", "https://b:2", "http://[::1]:3")
     for wrong in ("a", "ftp://a:1", "http://:1", "a:b"):
-        with pytest.raises(ConfigError, match="etcdEndpoints"):
+        with raises(ConfigError, subject="etcdEndpoints"):
             parse_endpoints(wrong)
-    with pytest.raises(ConfigError, match="no address"):
+    with raises(ConfigError, subject="etcdEndpoints"):
         EtcdClient(EtcdAccess(()), 1)
     missing = str(tmp_path / "none.pem")
-    with pytest.raises(ConfigError, match="certificates for etcd"):
+    with pytest.raises(ConfigError):
         EtcdClient(EtcdAccess(("https://a:1",), ca_file=missing), 1)

@@ -23,6 +23,7 @@ from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.epoch_file import EpochFile, read_epochs
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
+from support.errors import raises
 from support.stores import config
 
 ELECTED = {"etcdEndpoints": "http://127.0.0.1:2379", "brokerRole": "SLAVE", "brokerId": "1", "brokerName": "a"}
@@ -106,18 +107,18 @@ async def test_a_message_that_was_waited_for_beyond_the_right_is_not_acknowledge
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("changes", "subject"),
     [
-        ({"etcdTtl": "3000"}, "must not exceed 95 % of etcdTtl"),
-        ({"brokerRole": "SYNC_MASTER"}, "begins as brokerRole=SLAVE"),
-        ({"haListenPort": "0"}, "haListenPort=0"),
-        ({"etcdEndpoints": "etcd"}, "'etcd' is no address"),
-        ({"brokerId": "0"}, "needs a unique id above 0"),
+        ({"etcdTtl": "3000"}, "etcdTtl"),
+        ({"brokerRole": "SYNC_MASTER"}, "brokerRole"),
+        ({"haListenPort": "0"}, "haListenPort"),
+        ({"etcdEndpoints": "etcd"}, "etcdEndpoints"),
+        ({"brokerId": "0"}, "brokerId"),
     ],
 )
-def test_contradicting_settings_are_errors(changes: dict[str, str], text: str) -> None:
+def test_contradicting_settings_are_errors(changes: dict[str, str], subject: str) -> None:
     from_properties(ELECTED)
-    with pytest.raises(ConfigError, match=text):
+    with raises(ConfigError, subject=subject):
         from_properties(ELECTED | changes)
 
 
@@ -135,7 +136,7 @@ def test_a_log_that_may_have_lost_something_has_another_incarnation(tmp_path: Pa
     path.unlink()
     assert read("boot 3") != second, "an empty disk"
     path.write_text("{")
-    with pytest.raises(StoreCorrupt, match=r"coordination\.json"):
+    with pytest.raises(StoreCorrupt):
         read("boot 3")
 
 

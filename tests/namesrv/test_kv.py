@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from rucola.access import Refused
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
@@ -57,7 +55,7 @@ def test_a_file_written_by_fastjson_is_read(tmp_path: Path) -> None:
 def test_an_invalid_file_stops_the_start_and_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text('{"configTable":{"ns":')
-    with pytest.raises(ConfigError, match=r"kvConfig\.json is no key-value table"):
+    with raises(ConfigError, subject=str(path)):
         KVConfig(path).load()
     assert path.read_text() == '{"configTable":{"ns":'
 
@@ -65,7 +63,7 @@ def test_an_invalid_file_stops_the_start_and_is_kept(tmp_path: Path) -> None:
 def test_an_unwritable_table_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     table = KVConfig(tmp_path / "file" / "kvConfig.json")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with raises(ConfigError, subject=str(tmp_path / "file" / "kvConfig.json")):
         table.put("n", "k", "v")
 
 

@@ -20,6 +20,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, Reply
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.read_hooks import ReadHooks
+from support.errors import raises
 from support.remoting_peers import BIG, ECHO, HOLD, NOTIFY, SECURITY, RawPeer, echo, request, running_server
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -517,12 +518,12 @@ async def test_a_request_in_flight_fails_when_the_connection_breaks() -> None:
         client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
         connection = await client.connect(address)
-        with pytest.raises(RemotingConnectError, match=f"the connection to {address} broke"):
+        with raises(RemotingConnectError, subject=address):
             await client.invoke(address, request(HOLD))
         posted = connection.post(request(ECHO))
-        with pytest.raises(RemotingConnectError, match="is closed"):
+        with raises(RemotingConnectError, subject=address):
             await posted
-        with pytest.raises(RemotingConnectError, match="is closed"):
+        with raises(RemotingConnectError, subject=address):
             await connection.request(request(ECHO), Deadline(1000))
         assert (await client.invoke(address, request(ECHO))).code == 0, "a new connection is made"
         await client.close()
@@ -533,7 +534,7 @@ async def test_a_request_times_out_and_the_connection_stays_open() -> None:
         client = RemotingClient(tls=SECURITY.client)
         address = f"127.0.0.1:{server.port}"
         await client.connect(address)
-        with pytest.raises(RemotingTimeout, match=f"{address} sent no response to request code 2 within [0-9]+ ms"):
+        with raises(RemotingTimeout, subject=address):
             await client.invoke(address, request(HOLD), timeout_ms=20)
         assert (await client.invoke(address, request(ECHO))).code == 0
         assert len(server.connections) == 1

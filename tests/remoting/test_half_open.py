@@ -16,6 +16,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.server import RemotingServer
+from support.errors import raises
 from support.proxy import Proxy
 from support.remoting_peers import full_backlog
 
@@ -53,7 +54,7 @@ async def test_a_silent_connection_is_closed_and_its_requests_fail(
         proxy.half_open()
         with pytest.raises(RemotingTimeout):
             await client.invoke(proxy.address, request(ECHO), timeout_ms=50)
-        with pytest.raises(RemotingConnectError, match=r"broke: nothing received for \d+ ms"):
+        with pytest.raises(RemotingConnectError):
             await held
         assert not connection.is_open
         assert (await client.invoke(proxy.address, request(ECHO))).code == 0, "a new connection is made"
@@ -141,11 +142,11 @@ async def test_a_timeout_covers_connecting(monkeypatch: pytest.MonkeyPatch) -> N
     with full_backlog() as address:
         client = RemotingClient()
         patient = asyncio.ensure_future(client.connect(address))
-        with pytest.raises(RemotingConnectError, match=f"cannot connect to {address}: no response in 50 ms"):
+        with raises(RemotingConnectError, subject=address):
             await client.invoke(address, request(ECHO), timeout_ms=50)
         assert not patient.done()
         await client.close()
-        with pytest.raises(RemotingConnectError, match="this client was closed"):
+        with pytest.raises(RemotingConnectError):
             await patient
 
 
@@ -153,7 +154,7 @@ async def test_a_closed_client_makes_no_connection() -> None:
     async with behind_a_proxy() as (proxy, _, client):
         await client.invoke(proxy.address, request(ECHO))
         await client.close()
-        with pytest.raises(RemotingConnectError, match=f"cannot connect to {proxy.address}: this client was closed"):
+        with raises(RemotingConnectError, subject=proxy.address):
             await client.invoke(proxy.address, request(ECHO))
         assert proxy.accepted == 1
         client.open()

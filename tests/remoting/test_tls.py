@@ -21,6 +21,7 @@ from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ClientTls, ServerTls
 from rucola.remoting.tls_config import ClientAuth, TlsMode
 from support.certificates import Certificates, encrypt
+from support.errors import raises
 from support.remoting_peers import ECHO, RawPeer, echo, request, running_server
 
 OPENSSL = shutil.which("openssl")
@@ -107,7 +108,7 @@ async def test_an_unknown_authority_and_a_foreign_name_are_refused(
     ):
         await ask(listening, certificates.client(), "127.0.0.2")
     assert await ask(listening, certificates.client(check_hostname=False), "127.0.0.2") == b"body"
-    with pytest.raises(RemotingConnectError, match="not accepted"):
+    with pytest.raises(RemotingConnectError):
         await ask(listening, other.client(check_hostname=False), "127.0.0.2")
     assert "not verified" not in caplog.text
     assert await ask(listening, ClientTls(verify=False), "127.0.0.2") == b"body"
@@ -186,7 +187,7 @@ async def test_unusable_files_leave_the_last_good_certificate(
         before = await served_certificate(server)
         good = (own.directory / "server.pem").read_bytes()
         (own.directory / "server.pem").write_bytes((certificates.directory / "ca.pem").read_bytes())
-        with pytest.raises(ConfigError, match=r"tls.server.certPath, tls.server.keyPath: .* key values mismatch"):
+        with raises(ConfigError, subject="tls.server.keyPath"):
             tls.reload()
         (own.directory / "server.pem").write_bytes(b"half a certif")
         assert await served_certificate(server) == before
@@ -208,7 +209,7 @@ async def test_a_client_follows_its_files_as_well(certificates: Certificates, tm
     client = RemotingClient(tls=ClientTls(ca=trusted))
     async with running_server({ECHO: echo}, tls=own.server()) as server:
         address = f"127.0.0.1:{server.port}"
-        with pytest.raises(RemotingConnectError, match="not accepted"):
+        with pytest.raises(RemotingConnectError):
             await client.invoke(address, request(ECHO))
         trusted.write_bytes((own.directory / "ca.pem").read_bytes())
         assert (await client.invoke(address, request(ECHO, b"x"))).body == b"x"
@@ -347,30 +348,33 @@ if OPENSSL is not None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "subject"),
     [
-        ({"server_cert_path": None}, r"tls.server.mode=enforcing needs tls.server.certPath; `rucola tls init DIR`"),
-        ({"server_key_path": None}, r"needs tls.server.keyPath"),
-        ({"server_key_path": Path("nowhere.key")}, r"tls.server.keyPath: cannot read nowhere.key: there is no such"),
+        ({"server_cert_path": None}, "tls.server.certPath"),
+        ({"server_key_path": None}, "tls.server.keyPath"),
+        ({"server_key_path": Path("nowhere.key")}, "tls.server.keyPath"),
         ({"server_need_client_auth": ClientAuth.require, "server_trust_cert_path": None}, "tls.server.trustCertPath"),
-        ({"server_need_client_auth": ClientAuth.optional, "server_auth_client": False}, "accept any certificate"),
-        ({"server_need_client_auth": ClientAuth.require, "server_trust_cert_path": Path("no.pem")}, "cannot read no.p"),
-        ({"server_handshake_timeout": 0}, "tls.server.handshakeTimeoutMillis=0: expected 1 or more"),
-        ({"server_max_pending_handshakes": -1}, "tls.server.maxPendingHandshakes=-1"),
-        ({"test_mode_enable": True}, "there is no built-in certificate"),
+        ({"server_need_client_auth": ClientAuth.optional, "server_auth_client": False}, "tls.server.authClient"),
+        (
+            {"server_need_client_auth": ClientAuth.require, "server_trust_cert_path": Path("no.pem")},
+            "tls.server.trustCertPath",
+        ),
+        ({"server_handshake_timeout": 0}, "tls.server.handshakeTimeoutMillis"),
+        ({"server_max_pending_handshakes": -1}, "tls.server.maxPendingHandshakes"),
+        ({"test_mode_enable": True}, "tls.test.mode.enable"),
     ],
 )  # fmt: skip
 def test_a_server_without_usable_certificates_is_an_error(
-    certificates: Certificates, changed: dict[str, object], why: str
+    certificates: Certificates, changed: dict[str, object], subject: str
 ) -> None:
-    with pytest.raises(ConfigError, match=why):
+    with raises(ConfigError, subject=subject):
         ServerTls(certificates.config(**changed))
 
 
 def test_an_authority_file_without_certificates_is_an_error(certificates: Certificates) -> None:
-    with pytest.raises(ConfigError, match=r"tls.client.trustCertPath: .*server.key has no certificates in PEM"):
+    with raises(ConfigError, subject="tls.client.trustCertPath"):
         ClientTls(ca=certificates.directory / "server.key").follow()
-    with pytest.raises(ConfigError, match=r"tls.client.keyPath is set without tls.client.certPath"):
+    with raises(ConfigError, subject="tls.client.keyPath"):
         ClientTls(key=certificates.directory / "client.key").follow()
 
 
@@ -378,7 +382,7 @@ def test_the_password_of_a_clients_key_is_not_shown(certificates: Certificates, 
     own = certificates.copy(tmp_path / "own")
     encrypt(own.directory / "client.key", b"swordfish")
     files = {"certificate": own.directory / "client.pem", "key": own.directory / "client.key"}
-    with pytest.raises(ConfigError, match=r"client.key is encrypted; set tls.client.keyPassword"):
+    with raises(ConfigError, subject="tls.client.keyPassword"):
         own.client(**files).follow()
     client = own.client(**files, key_password="swordfish")
     client.follow()

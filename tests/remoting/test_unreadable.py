@@ -76,7 +76,7 @@ async def test_a_request_with_an_unreadable_response_fails_at_once() -> None:
     async with running_server({ECHO: echo, HOLD: answer}) as server:
         client = RemotingClient()
         address = f"127.0.0.1:{server.port}"
-        with pytest.raises(RemoteProtocolError, match=f"{address} gave an answer that cannot be read: .*code"):
+        with pytest.raises(RemoteProtocolError):
             await client.invoke(address, request(HOLD), 60_000)
         assert (await client.invoke(address, request(ECHO))).code == 0
         assert len(server.connections) == 1

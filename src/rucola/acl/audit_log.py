@@ -65,7 +65,9 @@ class AuditLog:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(self._open_file())
         except OSError as error:
-            raise ConfigError(f"auditLogPath: cannot write {self._path}: {error.strerror}") from None
+            raise ConfigError(
+                f"auditLogPath: cannot write {self._path}: {error.strerror}", subject="auditLogPath"
+            ) from None
         self._thread = threading.Thread(target=self._write_lines, name="audit log", daemon=True)
         self._thread.start()
 

@@ -48,7 +48,9 @@ class Credentials:
         if not access_key or not secret_key:
             raise ConfigError("credentials need an access key and a secret key")
         if signature_version not in (1, 2):
-            raise ConfigError(f"signatureVersion is {signature_version}; expected 1 (Apache's) or 2")
+            raise ConfigError(
+                f"signatureVersion is {signature_version}; expected 1 (Apache's) or 2", subject="signatureVersion"
+            )
         self.signature_version = signature_version
         self.access_key = access_key
         self._secret_key = secret_key
@@ -90,7 +92,7 @@ def credentials_of_file(path: Path) -> Credentials:
     keys = document if isinstance(document, Mapping) else {}
     access_key, secret_key, token = (_text(keys.get(name)) for name in ("accessKey", "secretKey", "securityToken"))
     if not access_key or not secret_key:
-        raise ConfigError(f"{path}: expected the lines `accessKey: ...` and `secretKey: ...`")
+        raise ConfigError(f"{path}: expected the lines `accessKey: ...` and `secretKey: ...`", subject=path)
     return Credentials(access_key, secret_key, token, _version(_text(keys.get("signatureVersion"))))
 
 
@@ -104,14 +106,14 @@ def default_credentials(environment: Mapping[str, str] = os.environ) -> Credenti
         present, missing = ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
         if secret_key:
             present, missing = missing, present
-        raise ConfigError(f"the environment has {present} but not {missing}: set both, or neither")
+        raise ConfigError(f"the environment has {present} but not {missing}: set both, or neither", subject=missing)
     path = environment.get(CREDENTIALS_FILE_VARIABLE)
     return credentials_of_file(Path(path)) if path else None
 
 
 def _version(text: str) -> int:
     if not (text.isascii() and text.isdigit()) and text:
-        raise ConfigError(f"signatureVersion is {text[:20]!r}; expected 1 (Apache's) or 2")
+        raise ConfigError(f"signatureVersion is {text[:20]!r}; expected 1 (Apache's) or 2", subject="signatureVersion")
     return int(text or 1)
 
 

@@ -63,7 +63,8 @@ class PlainAclFiles:
         if not paths:
             raise ConfigError(
                 f"aclEnable=true: there is neither {self.default_file} nor a .yml file below {self._directory}; "
-                "docs/access-control.md begins with one"
+                "docs/access-control.md begins with one",
+                subject=self.default_file,
             )
         for path in paths:
             self._known[path] = _Known(_stamp(path), parse_file(read_yaml(path), path))
@@ -153,7 +154,7 @@ class PlainAclFiles:
         with self._lock:
             path = Path(file).absolute() if file else self.default_file
             if path != self.default_file and path not in self._known:
-                raise ConfigError(f"{file} is none of this broker's files of access control")
+                raise ConfigError(f"{file} is none of this broker's files of access control", subject=file)
             WhiteAddresses(patterns)
             document = self._document(path)
             document["globalWhiteRemoteAddresses"] = patterns
@@ -215,7 +216,8 @@ def acl_home(configured: Path | None) -> Path:
     if home is None:
         raise ConfigError(
             f"aclEnable=true: set rocketmqHome, or the environment variable {HOME_VARIABLE}, to the directory of "
-            "conf/plain_acl.yml"
+            "conf/plain_acl.yml",
+            subject=HOME_VARIABLE,
         )
     return home
 

@@ -65,7 +65,8 @@ class UserStore:
         if not _has_super(self._users):
             raise ConfigError(
                 "authenticationEnabled=true: there is no super user; name the first one by initAuthenticationUser or "
-                f'the environment variable {INIT_USER_VARIABLE}: {{"username":"admin","password":"..."}}'
+                f'the environment variable {INIT_USER_VARIABLE}: {{"username":"admin","password":"..."}}',
+                subject="initAuthenticationUser",
             )
 
     # Users.
@@ -209,7 +210,7 @@ class UserStore:
                 for acl in document.acls
             }
         except (RemoteProtocolError, ConfigError, Refused) as error:
-            raise ConfigError(f"{self._path}: {error}") from None
+            raise ConfigError(f"{self._path}: {error}", subject=self._path) from None
         self._apply()
 
     def _create_first(self, text: str) -> None:
@@ -221,7 +222,9 @@ class UserStore:
                 raise ConfigError("username or password is missing")
         except MQError:
             # The text contains a password, and so may the error.
-            raise ConfigError('initAuthenticationUser: expected {"username":"...","password":"..."}') from None
+            raise ConfigError(
+                'initAuthenticationUser: expected {"username":"...","password":"..."}', subject="initAuthenticationUser"
+            ) from None
         if given.username not in self._users:
             super_user = UserInfo(password=given.password, user_type=UserType.SUPER.value)
             self.create_user(given.username, super_user, "broker.conf", by_super=True)

@@ -22,7 +22,7 @@ def read_yaml(path: Path) -> Any:
             raise ConfigError(f"{path} is larger than {MAX_SIZE} bytes")
         return parse_yaml(path.read_bytes(), path)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}", subject=path) from None
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
@@ -38,7 +38,7 @@ def parse_yaml(content: bytes, path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(f"{path}: {where}{error.problem or 'not valid YAML'}") from None
+        raise ConfigError(f"{path}: {where}{error.problem or 'not valid YAML'}", subject=path) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise ConfigError(f"{path}: not valid YAML in UTF-8") from None
 

@@ -24,7 +24,7 @@ class ClusterAdmin:
         info = await self.info()
         if cluster not in info.cluster_addr_table:
             known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-            raise ConfigError(f"there is no cluster {cluster}; the name server knows {known}")
+            raise ConfigError(f"there is no cluster {cluster}; the name server knows {known}", subject=cluster)
         return masters_of(info.broker_addr_table[name] for name in sorted(info.cluster_addr_table[cluster]))
 
     async def addresses(self, cluster: str) -> list[str]:

@@ -206,7 +206,9 @@ class DeadLetterAdmin:
     async def _get(self, group: str, offset_msg_id: str) -> MessageExt:
         message = await self._messages.get(offset_msg_id)
         if message.topic != dlq_topic(group):
-            raise ConfigError(f"{offset_msg_id} is a message of {message.topic}, not of {dlq_topic(group)}")
+            raise ConfigError(
+                f"{offset_msg_id} is a message of {message.topic}, not of {dlq_topic(group)}", subject=offset_msg_id
+            )
         return message
 
     async def _is_redriven(self, message: MessageExt, group: str, redriven: int) -> bool:
@@ -214,4 +216,4 @@ class DeadLetterAdmin:
 
 
 def _no_dead_letters(group: str) -> TopicNotFound:
-    return TopicNotFound(f"group {group} has no dead letters: there is no topic {dlq_topic(group)}")
+    return TopicNotFound(f"group {group} has no dead letters: there is no topic {dlq_topic(group)}", subject=group)

@@ -55,7 +55,8 @@ class MessageAdmin:
             response = await self._requests.invoke(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
         except RemotingConnectError as error:
             raise RemotingConnectError(
-                f"{error} (the broker that {offset_msg_id} names; is this a unique key instead of an offsetMsgId?)"
+                f"{error} (the broker that {offset_msg_id} names; is this a unique key instead of an offsetMsgId?)",
+                subject=offset_msg_id,
             ) from None
         return decode(response.body)
 

@@ -151,7 +151,9 @@ class OffsetAdmin:
         begin = await self._queue_end(address, RequestCode.GET_MIN_OFFSET, queue)
         end = await self._queue_end(address, RequestCode.GET_MAX_OFFSET, queue)
         if not begin <= queue_offset <= end:
-            raise ConfigError(f"offset {queue_offset} is outside of {queue}, which has offsets {begin} to {end}")
+            raise ConfigError(
+                f"offset {queue_offset} is outside of {queue}, which has offsets {begin} to {end}", subject=queue
+            )
         # RocketMQ 4 ignores `queue_id` and `offset`, and sees a reset to the end without force, which moves nothing.
         header = ResetOffsetRequestHeader(
             topic=queue.topic, group=group, timestamp=LATEST, queue_id=queue.queue_id, offset=queue_offset
@@ -167,7 +169,8 @@ class OffsetAdmin:
         if decode_offset_table(response.body) != {queue: queue_offset}:
             raise ConfigError(
                 f"broker {queue.broker_name} runs RocketMQ 4, which cannot reset running clients to an offset: stop "
-                f"all clients of group {group}, repeat this command and start them again, or use resetOffsetByTime"
+                f"all clients of group {group}, repeat this command and start them again, or use resetOffsetByTime",
+                subject=group,
             )
         return ResetResult({queue: queue_offset}, online=True)
 

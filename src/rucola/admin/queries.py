@@ -151,7 +151,9 @@ class KeyQuery:
         index_range = _index_range(response)
         if index_range is not None:
             if index_range[0] < 0:
-                raise ConfigError(f"{address} keeps no index (messageIndexEnable=false), so it finds nothing by key")
+                raise ConfigError(
+                    f"{address} keeps no index (messageIndexEnable=false), so it finds nothing by key", subject=address
+                )
             self.index_ranges[address] = index_range
         return decode_many(response.body) if response.code == ResponseCode.SUCCESS else [], index_range
 

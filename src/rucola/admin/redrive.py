@@ -134,7 +134,9 @@ class RedriveLocks:
         for queue in queues:
             response = await self._send(RequestCode.LOCK_BATCH_MQ, queue)
             if queue not in decode_body(LockBatchResponseBody, response).lock_ok_mq_set:
-                raise ConfigError(f"another run is re-driving {queue}; its lock expires a minute after it ends at most")
+                raise ConfigError(
+                    f"another run is re-driving {queue}; its lock expires a minute after it ends at most", subject=queue
+                )
         self._queues += [queue for queue in queues if queue not in self._queues]
         self._acquired_s = time.monotonic()
 

@@ -86,7 +86,7 @@ class RoleAdmin:
         """
         own, group, silent = await self._changeable_group(address)
         if own.role != SLAVE and own.is_accepting:
-            raise ConfigError(f"{address} is master already, in epoch {own.epoch}")
+            raise ConfigError(f"{address} is master already, in epoch {own.epoch}", subject=address)
         masters = {other: status for other, status in group.items() if status.role != SLAVE and not status.fenced_by}
         reasons = [await self._excess(other, status, own) for other, status in group.items()]
         if masters:
@@ -121,11 +121,13 @@ class RoleAdmin:
         """
         own, group, silent = await self._changeable_group(address, or_elected=True)
         if own.role != SLAVE:
-            raise ConfigError(f"{address} is no slave; name the slave that shall become master")
+            raise ConfigError(f"{address} is no slave; name the slave that shall become master", subject=address)
         masters = [other for other, status in group.items() if status.role != SLAVE and status.is_accepting]
         if len(masters) != 1:
             found = ", ".join(masters) or "none" + (f"; {', '.join(silent)} does not answer" if silent else "")
-            raise ConfigError(f"a switchover needs one running master; found: {found}. See `rucola admin promote`")
+            raise ConfigError(
+                f"a switchover needs one running master; found: {found}. See `rucola admin promote`", address
+            )
         free_id = next(_free_ids(own, *group.values()))
         header = SwitchOverRequestHeader(
             target_addr=address, target_id=own.broker_id, broker_id=free_id, timeout_ms=timeout_ms
@@ -199,7 +201,9 @@ class RoleAdmin:
 
     def _refuse(self, doing: str, address: str, reasons: list[str], *, force: bool) -> None:
         if not force:
-            raise ConfigError(f"{doing} {address} may lose messages: {'; '.join(reasons)}. --force does it anyway")
+            raise ConfigError(
+                f"{doing} {address} may lose messages: {'; '.join(reasons)}. --force does it anyway", subject=address
+            )
 
     async def _wait(self, address: str, condition: Callable[[HaStatus], bool]) -> None:
         """Wait until a restarting broker is in a state. ConfigError after WAIT_S."""

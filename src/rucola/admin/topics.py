@@ -37,7 +37,8 @@ class TopicAdmin:
         except BrokerError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 raise TopicNotFound(
-                    f"no name server knows a route for topic {topic}; `rucola admin topicList` lists the topics"
+                    f"no name server knows a route for topic {topic}; `rucola admin topicList` lists the topics",
+                    subject=topic,
                 ) from None
             raise
         return decode_body(TopicRouteData, response.body)

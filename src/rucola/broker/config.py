@@ -358,7 +358,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
     unused = settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, properties)
     for key, consequence in _REFUSED.items():
         if properties.get(key, "").strip().lower() == "true":
-            raise ConfigError(f"{key}=true: {consequence}; remove the key, or set it to false")
+            raise ConfigError(f"{key}=true: {consequence}; remove the key, or set it to false", subject=key)
     broker = settings.fill(BrokerConfig, properties, **_fields_of(BrokerConfig, defaults))
     for address in broker.namesrv_addresses:
         try:
@@ -369,7 +369,7 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
         try:
             host_and_port(broker.ha_master_address)
         except RemotingConnectError as error:
-            raise ConfigError(f"haMasterAddress: {error}") from None
+            raise ConfigError(f"haMasterAddress: {error}", subject="haMasterAddress") from None
     _check_access(broker)
     store = settings.fill(StoreConfig, properties, **_fields_of(StoreConfig, defaults))
     parse_delay_levels(store.message_delay_level)
@@ -379,23 +379,35 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
         if not store.is_slave:
             raise ConfigError(
                 f"etcdEndpoints and brokerRole={store.broker_role.value}: with an election, every broker of the group "
-                "begins as brokerRole=SLAVE with a brokerId above 0; etcdMasterRole is what the elected one becomes"
+                "begins as brokerRole=SLAVE with a brokerId above 0; etcdMasterRole is what the elected one becomes",
+                subject="brokerRole",
             )
         if not broker.ha_listen_port:
-            raise ConfigError("etcdEndpoints and haListenPort=0: slaves must know the port before the election")
+            raise ConfigError(
+                "etcdEndpoints and haListenPort=0: slaves must know the port before the election",
+                subject="haListenPort",
+            )
     # A master always has id 0, even if brokerId differs: clients find the master by it.
     if not store.is_slave:
         broker.broker_id = MASTER_ID
     elif broker.broker_id <= MASTER_ID:
-        raise ConfigError(f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs a unique id above 0")
+        raise ConfigError(
+            f"brokerId={broker.broker_id}: a slave (brokerRole=SLAVE) needs a unique id above 0", subject="brokerId"
+        )
     return broker, store, unused
 
 
 def _check_access(broker: BrokerConfig) -> None:
     if broker.acl_enable and broker.authentication_enabled:
-        raise ConfigError("aclEnable=true and authenticationEnabled=true: choose one version of access control")
+        raise ConfigError(
+            "aclEnable=true and authenticationEnabled=true: choose one version of access control",
+            subject="authenticationEnabled",
+        )
     if broker.authorization_enabled and not broker.authentication_enabled:
-        raise ConfigError("authorizationEnabled=true needs authenticationEnabled=true: users must be known first")
+        raise ConfigError(
+            "authorizationEnabled=true needs authenticationEnabled=true: users must be known first",
+            subject="authorizationEnabled",
+        )
 
 
 def _fields_of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:

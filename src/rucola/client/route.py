@@ -213,7 +213,7 @@ class TopicRoutes:
         if not route.write_queues:
             without = ", ".join(sorted(name for name, addresses in route.brokers.items() if MASTER_ID not in addresses))
             reason = f"no master of {without} is registered" if without else "see its `perm` in updateTopic"
-            raise TopicNotFound(f"topic {topic} has no queue with write permission: {reason}")
+            raise TopicNotFound(f"topic {topic} has no queue with write permission: {reason}", subject=topic)
         return route
 
     async def refresh(self, topic: str, timeout_ms: float = NAMESRV_TIMEOUT_MS) -> TopicRoute:
@@ -249,7 +249,8 @@ class TopicRoutes:
         response = await self.name_servers.invoke(request)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             raise TopicNotFound(
-                f"no name server knows a route for topic {topic}: create it with `rucola admin updateTopic`"
+                f"no name server knows a route for topic {topic}: create it with `rucola admin updateTopic`",
+                subject=topic,
             )
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, "the name server")

@@ -88,7 +88,8 @@ class Bounds:
             raise ConfigError(
                 f"etcdLoopWait + 2 * etcdRetryTimeout = {self.loop_wait_s + 2 * self.retry_timeout_s:g} s must not "
                 f"exceed 95 % of etcdTtl, {self.right_s:g} s: a renewal may fail, and promises be asked for, before "
-                "the right of the master ends"
+                "the right of the master ends",
+                subject="etcdTtl",
             )
 
 
@@ -218,7 +219,10 @@ class Election:
     def prefer(self) -> None:
         """Be the first of equal candidates in the election after the current epoch. StoreError if never elected."""
         if not self._priority:
-            raise StoreError("this broker is never elected, by etcdPriority=0: set another in its broker.conf first")
+            raise StoreError(
+                "this broker is never elected, by etcdPriority=0: set another in its broker.conf first",
+                subject="etcdPriority",
+            )
         self._preferred_in = self.epoch
         self._record = structs.replace(self._record, priority=PREFERRED)
 

@@ -98,7 +98,9 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
             scheme, rest = "http", address
         host, _, port = rest.rpartition(":")
         if scheme not in ("http", "https") or not host or not port.isdigit():
-            raise ConfigError(f"etcdEndpoints: {address!r} is no address such as http://10.0.0.1:2379")
+            raise ConfigError(
+                f"etcdEndpoints: {address!r} is no address such as http://10.0.0.1:2379", subject="etcdEndpoints"
+            )
         found.append(f"{scheme}://{rest}")
     return tuple(found)
 
@@ -112,7 +114,7 @@ class EtcdClient:
         except ModuleNotFoundError as error:
             raise ConfigError(f"etcdEndpoints: {missing_extra(error, 'etcd')}") from None
         if not access.endpoints:
-            raise ConfigError("etcdEndpoints: no address")
+            raise ConfigError("etcdEndpoints: no address", subject="etcdEndpoints")
         self._errors = (httpx.HTTPError, httpx.InvalidURL)
         self._not_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
         self._silent = httpx.ReadTimeout

@@ -38,7 +38,9 @@ class KVConfig:
         try:
             self._namespaces = decode_body(KVConfigSerializeWrapper, self._path.read_bytes()).config_table
         except (OSError, RemoteProtocolError) as error:
-            raise ConfigError(f"{self._path} is no key-value table ({error}): repair it or move it away") from None
+            raise ConfigError(
+                f"{self._path} is no key-value table ({error}): repair it or move it away", subject=self._path
+            ) from None
         self._measure()
 
     def get(self, namespace: str, key: str) -> str | None:
@@ -98,7 +100,9 @@ class KVConfig:
         try:
             replace_file(self._path, encode_body(KVConfigSerializeWrapper(config_table=self._namespaces)))
         except OSError as error:
-            raise ConfigError(f"{self._path}: the key-value table cannot be written: {error.strerror}") from None
+            raise ConfigError(
+                f"{self._path}: the key-value table cannot be written: {error.strerror}", subject=self._path
+            ) from None
 
 
 def _size(text: str) -> int:

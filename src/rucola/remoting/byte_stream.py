@@ -174,12 +174,12 @@ async def open_stream(address: str, tls: FollowedContext | None = None) -> Strea
     except ssl.SSLError as error:
         assert sock is not None
         sock.close()
-        raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}") from None
+        raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}", subject=address) from None
     except (OSError, TimeoutError, UnicodeError) as error:
         if sock is not None:
             sock.close()
         why = getattr(error, "strerror", None) or error or f"no response in {CONNECT_TIMEOUT_MS} ms"
-        raise RemotingConnectError(f"cannot connect to {address}: {why}") from None
+        raise RemotingConnectError(f"cannot connect to {address}: {why}", subject=address) from None
     except asyncio.CancelledError:
         if sock is not None:
             sock.close()

@@ -88,11 +88,11 @@ class RemotingClient:
             return connection
         purpose = f"cannot connect to {address}"
         if self._is_closed:
-            raise RemotingConnectError(f"{purpose}: this client was closed")
+            raise RemotingConnectError(f"{purpose}: this client was closed", subject=address)
         try:
             return await self._connecting.run(address, lambda: self._open(address), Deadline(timeout_ms), purpose)
         except TimeoutError:
-            raise RemotingConnectError(f"{purpose}: no response in {timeout_ms:.0f} ms") from None
+            raise RemotingConnectError(f"{purpose}: no response in {timeout_ms:.0f} ms", subject=address) from None
 
     def open_connection(self, address: str) -> Connection | None:
         connection = self._connections.get(address)
@@ -146,13 +146,15 @@ class RemotingClient:
                 if self._credentials is not None and self._credentials.signature_version == 2:
                     await _ask_for_challenge(connection, address)
         except TimeoutError:
-            raise RemotingConnectError(f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms") from None
+            raise RemotingConnectError(
+                f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms", subject=address
+            ) from None
         except ssl.SSLError as error:  # before ValueError, a base class of certificate errors
-            raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}") from None
+            raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}", subject=address) from None
         except ValueError:  # an invalid name, for example longer than 63 characters
-            raise RemotingConnectError(f"{address!r} is no address: write host:port") from None
+            raise RemotingConnectError(f"{address!r} is no address: write host:port", subject=address) from None
         except OSError as error:
-            raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}") from None
+            raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}", subject=address) from None
         self._connections[address] = connection
         return connection
 
@@ -164,7 +166,8 @@ async def _ask_for_challenge(connection: Connection, address: str) -> None:
         answer = await connection.request(request, Deadline(CONNECT_TIMEOUT_MS))
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise RemotingConnectError(
-                f"cannot connect to {address}: it does not know signatureVersion 2, which is Rucola's own"
+                f"cannot connect to {address}: it does not know signatureVersion 2, which is Rucola's own",
+                subject=address,
             )
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, address)
@@ -184,9 +187,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Split `host:port` or `[host]:port`. RemotingConnectError for any other form."""
     host, _, port = address.rpartition(":")
     if "/" in address:  # as in a URL
-        raise RemotingConnectError(f"{address!r} is no address: write host:port, as in {_without_scheme(address)}")
+        raise RemotingConnectError(
+            f"{address!r} is no address: write host:port, as in {_without_scheme(address)}", subject=address
+        )
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise RemotingConnectError(f"{address!r} is no address: write host:port")
+        raise RemotingConnectError(f"{address!r} is no address: write host:port", subject=address)
     return host.strip("[]"), int(port)
 
 

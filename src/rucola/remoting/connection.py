@@ -222,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """Send a request, not after the deadline, and return its response. RemotingTimeout, RemotingConnectError."""
         if not (waited_ms := deadline.left_ms):
-            raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}")
+            raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}", subject=self.peer)
         answer = self.post(command)
         try:
             async with deadline.scope():
@@ -230,7 +230,8 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             self.timed_out(command, waited_ms)
             raise RemotingTimeout(
-                f"{self.peer} sent no response to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms"
+                f"{self.peer} sent no response to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms",
+                subject=self.peer,
             ) from None
         finally:
             self._in_flight.pop(command.opaque, None)
@@ -239,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         """Return a future of the response or RemotingConnectError. To stop waiting, call `forget` or `timed_out`."""
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if not self.is_open:
-            answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed"))
+            answer.set_exception(RemotingConnectError(f"the connection to {self.peer} is closed", subject=self.peer))
             return answer
         is_alone = not self._in_flight
         self._in_flight[command.opaque] = answer
@@ -341,7 +342,9 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder()  # the other one refers to this connection
         for answer in self._in_flight.values():
             if not answer.done():
-                answer.set_exception(RemotingConnectError(f"the connection to {self.peer} broke: {why}"))
+                answer.set_exception(
+                    RemotingConnectError(f"the connection to {self.peer} broke: {why}", subject=self.peer)
+                )
         self._in_flight.clear()
         if self._large is not None:
             self._large.release()

@@ -29,7 +29,8 @@ def check_exposure(server: str, host: str, *, is_tls_enforced: bool, has_access_
         raise ConfigError(
             f"{server} does not start on {host}, where everyone who reaches it could read and change everything: set "
             "tls.server.mode=enforcing and aclEnable=true, or insecure=true if every machine of that network is "
-            f"trusted (bindAddress={LOOPBACK} admits only this machine)"
+            f"trusted (bindAddress={LOOPBACK} admits only this machine)",
+            subject=host,
         )
     _warn(server, host)
 
@@ -42,7 +43,8 @@ def check_metrics_exposure(host: str, *, is_mutual_tls: bool, insecure: bool) ->
         raise ConfigError(
             f"metricsPromExporterHost={host}: everyone who reaches it could read the metrics: set "
             "tls.server.mode=enforcing and tls.server.need.client.auth=require, or insecure=true if every machine of "
-            "that network is trusted"
+            "that network is trusted",
+            subject="metricsPromExporterHost",
         )
     _warn("the metrics endpoint", host)
 
@@ -56,4 +58,4 @@ def cannot_listen(host: str, port: int, error: OSError | OverflowError, purpose:
     why = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         why = "another process has this port; stop that one, or choose another port"
-    return RemotingError(f"cannot listen on {host}:{port}{purpose}: {why}")
+    return RemotingError(f"cannot listen on {host}:{port}{purpose}: {why}", subject=f"{host}:{port}")

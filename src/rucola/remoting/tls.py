@@ -167,7 +167,10 @@ class ClientTls:
             assert not isinstance(self.key_password, str)
             _load_certificate(context, Path(self.certificate), key, self.key_password, "tls.client")
         elif self.key is not None:
-            raise ConfigError("tls.client.keyPath is set without tls.client.certPath, the certificate of that key")
+            raise ConfigError(
+                "tls.client.keyPath is set without tls.client.certPath, the certificate of that key",
+                subject="tls.client.keyPath",
+            )
         return context
 
 
@@ -231,7 +234,8 @@ def _check_server(config: TlsConfig) -> None:
     if config.test_mode_enable:
         raise ConfigError(
             "tls.test.mode.enable=true: there is no built-in certificate, which clients could not verify anyway; "
-            "`rucola tls init DIR` makes some for a first try"
+            "`rucola tls init DIR` makes some for a first try",
+            subject="tls.test.mode.enable",
         )
     for key, path in (
         ("tls.server.certPath", config.server_cert_path),
@@ -239,22 +243,27 @@ def _check_server(config: TlsConfig) -> None:
     ):
         if path is None:
             raise ConfigError(
-                f"tls.server.mode={config.server_mode.name} needs {key}; `rucola tls init DIR` makes certificates"
+                f"tls.server.mode={config.server_mode.name} needs {key}; `rucola tls init DIR` makes certificates",
+                subject=key,
             )
     if config.server_need_client_auth is not ClientAuth.none:
         need = f"tls.server.need.client.auth={config.server_need_client_auth.name}"
         if config.server_trust_cert_path is None:
-            raise ConfigError(f"{need} needs tls.server.trustCertPath, the certificate authorities of clients")
+            raise ConfigError(
+                f"{need} needs tls.server.trustCertPath, the certificate authorities of clients",
+                subject="tls.server.trustCertPath",
+            )
         if not config.server_auth_client:
             raise ConfigError(
-                f"{need} with tls.server.authClient=false would accept any certificate; remove the latter"
+                f"{need} with tls.server.authClient=false would accept any certificate; remove the latter",
+                subject="tls.server.authClient",
             )
     for key, value in (
         ("tls.server.handshakeTimeoutMillis", config.server_handshake_timeout),
         ("tls.server.maxPendingHandshakes", config.server_max_pending_handshakes),
     ):
         if value < 1:
-            raise ConfigError(f"{key}={value}: expected 1 or more")
+            raise ConfigError(f"{key}={value}: expected 1 or more", subject=key)
 
 
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
@@ -283,9 +292,11 @@ def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise ConfigError(f"{setting}: {path} has no certificates in PEM: {error.reason or error}") from None
+        raise ConfigError(
+            f"{setting}: {path} has no certificates in PEM: {error.reason or error}", subject=setting
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}", subject=setting) from None
 
 
 def _load_certificate(
@@ -295,20 +306,24 @@ def _load_certificate(
 
     def reveal() -> str:
         if password is None:  # otherwise OpenSSL would prompt on the terminal
-            raise ConfigError(f"{prefix}.keyPath: {key or certificate} is encrypted; set {prefix}.keyPassword")
+            raise ConfigError(
+                f"{prefix}.keyPath: {key or certificate} is encrypted; set {prefix}.keyPassword",
+                subject=f"{prefix}.keyPassword",
+            )
         return password.reveal()
 
     for setting, path in ((f"{prefix}.certPath", certificate), (f"{prefix}.keyPath", key)):
         if path is not None and not os.access(path, os.R_OK):
             why = "permission denied" if path.exists() else "there is no such file"
-            raise ConfigError(f"{setting}: cannot read {path}: {why}")
+            raise ConfigError(f"{setting}: cannot read {path}: {why}", subject=setting)
     try:
         context.load_cert_chain(certificate, key, reveal)
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
         raise ConfigError(
             f"{prefix}.certPath, {prefix}.keyPath: {certificate} and {key or certificate} are no certificate in PEM "
-            f"with its key, or {prefix}.keyPassword is wrong: {reason}"
+            f"with its key, or {prefix}.keyPassword is wrong: {reason}",
+            subject=f"{prefix}.keyPath",
         ) from None
     except OSError as error:
         raise ConfigError(f"{prefix}.certPath, {prefix}.keyPath: cannot be read: {error.strerror}") from None

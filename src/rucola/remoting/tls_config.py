@@ -125,7 +125,7 @@ def read_tls_file(path: Path) -> dict[str, str]:
         settings.without_effect((TlsConfig,), (), given)
         values = settings.changes(TlsConfig, given)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}", subject=path) from None
     directory = path.absolute().parent
     complete = {
         settings.key_of(one): str(directory / values[one.name])

@@ -95,12 +95,14 @@ class Listeners:
         if port < 1:
             raise RemotingError(
                 f"listenPort={listen_port} leaves no port two below it for the VIP channel; choose a port above 2, or "
-                "set vipChannelEnabled=false"
+                "set vipChannelEnabled=false",
+                subject="listenPort",
             )
         try:
             return self._bound(port)
         except RemotingError as error:
             raise RemotingError(
                 f"{error}. It is the VIP channel of listenPort={listen_port}, always two below it; set "
-                "vipChannelEnabled=false if no slave of Apache and no old client needs it"
+                "vipChannelEnabled=false if no slave of Apache and no old client needs it",
+                subject="vipChannelEnabled",
             ) from None

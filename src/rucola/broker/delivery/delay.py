@@ -55,7 +55,8 @@ def delay_level(pairs: Mapping[str, str]) -> int:
         return int(text)
     except ValueError:
         raise InvalidMessage(
-            f"its property {properties.DELAY} is {text!r}; it must be the number of a delay level"
+            f"its property {properties.DELAY} is {text!r}; it must be the number of a delay level",
+            subject=properties.DELAY,
         ) from None
 
 

@@ -101,13 +101,14 @@ def redirect_delayed(
         number = int(pairs[requested][:40])
     except ValueError:
         raise InvalidMessage(
-            f"its property {requested} is {pairs[requested][:40]!r}; it must be a whole number"
+            f"its property {requested} is {pairs[requested][:40]!r}; it must be a whole number", subject=requested
         ) from None
     due_ms = number if requested == properties.TIMER_DELIVER_MS else now_ms + number * _UNITS_MS[requested]
     if due_ms - now_ms > MAX_DELAY_MS:
         unit = "seconds" if requested == properties.TIMER_DELAY_SEC else "milliseconds"
         raise InvalidMessage(
-            f"its property {requested} is {number} {unit}, more than a hundred years ahead; is it in another unit?"
+            f"its property {requested} is {number} {unit}, more than a hundred years ahead; is it in another unit?",
+            subject=requested,
         )
     if due_ms <= now_ms:
         return target
