@@ -19,6 +19,7 @@ from rucola.client.consumer.allocation import (
 )
 from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
+from support.errors import raises
 
 ROOMS = ["a", "a", "b", "b"]
 queues = st.builds(
@@ -131,8 +132,8 @@ def test_by_config_a_member_gets_its_configured_queues_that_exist() -> None:
 
 
 def test_an_impossible_allocation_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="virtual_nodes is 0"):
+    with raises(ConfigError, subject="virtual_nodes"):
         consistent_hash(0)
     nearby = machine_room_nearby(average, lambda queue: "", lambda client_id: "room1")
-    with pytest.raises(ConfigError, match="T@broker-a:0 has no machine room"):
+    with pytest.raises(ConfigError):
         nearby("me", [MessageQueue("T", "broker-a", 0)], ["me"])

@@ -342,7 +342,7 @@ async def test_a_cancelled_opening_is_undone(tmp_path: Path, how: str) -> None:
                 await opening
         else:
             await consumer.close()
-            with pytest.raises(RemotingError, match="PushConsumer of group c was closed before it was open"):
+            with pytest.raises(RemotingError):
                 await opening
         assert not consumer.is_open
         assert broker.left == ["c"]

@@ -22,6 +22,7 @@ from rucola.client import (
     TransactionProducer,
 )
 from rucola.client.trace import MessageTrace
+from support.errors import raises
 
 KEYS = Credentials("webshop", "change-me")
 TLS = ClientTls(verify=False)
@@ -53,7 +54,7 @@ async def test_every_client_takes_keywords_or_the_options_in_place_of_addresses(
     assert connection_of(client(CLUSTER)) == CLUSTER
     assert connection_of(client("127.0.0.1:1;127.0.0.1:2", tls=TLS, credentials=KEYS)) == CLUSTER
     for twice in ({"tls": TLS}, {"credentials": KEYS}):
-        with pytest.raises(ConfigError, match=r"tls= and credentials= are those of the ConnectionOptions"):
+        with pytest.raises(ConfigError):
             client(CLUSTER, **twice)
 
 
@@ -73,21 +74,21 @@ async def test_a_shared_instance_has_the_connection_of_its_clients() -> None:
     shared = ClientInstance(CLUSTER)
     assert Producer("p", instance=shared).instance.connection == CLUSTER
     for keyword, value in (("tls", TLS), ("credentials", KEYS)):
-        with pytest.raises(ConfigError, match=f"group q: {keyword}= is that of the shared instance: pass it to Client"):
+        with raises(ConfigError, subject=keyword):
             Producer("q", instance=shared, **{keyword: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    "options",
     [
-        ({"namesrv": ["h:1"]}, "namesrv= is of type list: write namesrv='host:9876;host:9876'"),
-        ({"tls": True}, r"tls= is of type bool: write tls=ClientTls\(ca=...\)"),
-        ({"credentials": ("a", "b")}, r"credentials= is of type tuple: write credentials=Credentials\("),
+        {"namesrv": ["h:1"]},
+        {"tls": True},
+        {"credentials": ("a", "b")},
     ],
 )
-def test_options_of_another_type_are_refused(options: dict[str, Any], why: str) -> None:
+def test_options_of_another_type_are_refused(options: dict[str, Any]) -> None:
     for make in (ConnectionOptions, ClientInstance, lambda **given: Producer("g", **given)):
-        with pytest.raises(ConfigError, match=why):
+        with raises(ConfigError, subject=next(iter(options))):
             make(**options)
 
 

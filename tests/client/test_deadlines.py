@@ -156,7 +156,7 @@ async def test_nothing_is_sent_after_the_deadline(tmp_path: Path) -> None:
         await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: note})
         (queue,) = await producer.queues("T")
         for timeout_ms in (0,):
-            with pytest.raises(RemotingError, match=r"no response in 0 ms|ended before the message was sent"):
+            with pytest.raises(RemotingError):
                 await producer.send(Message("T", b"x"), queue, timeout_ms=timeout_ms)
             await producer.instance.send_heartbeats()  # so that there is a connection the second time
         assert asked == []

@@ -12,6 +12,7 @@ from rucola.client import MessageExt, PullLimits, PushConsumer, ReconsumeLater, 
 from rucola.errors import ConfigError
 from support.cluster import Tally, cluster
 from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take
+from support.errors import raises
 from support.waiting import until
 
 
@@ -54,7 +55,7 @@ async def test_a_batch_listener_runs_in_a_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_count", [0, 1025])
 def test_a_batch_of_no_or_too_many_messages_is_refused(max_count: int) -> None:
     consumer = PushConsumer("c", "127.0.0.1:1")
-    with pytest.raises(ConfigError, match=f"1 to 1024 messages at a time, not {max_count}"):
+    with raises(ConfigError, subject="max_count"):
         consumer.listen_to_batches(print, max_count)
 
 
@@ -167,7 +168,7 @@ def test_limits_of_a_topic_are_divided_among_its_assigned_queues() -> None:
 
 @pytest.mark.parametrize("name", ["count", "size", "span", "topic_count", "topic_size"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"pull limit {name} is 0"):
+    with pytest.raises(ConfigError):
         PullLimits(**{name: 0})
 
 

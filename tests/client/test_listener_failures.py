@@ -472,7 +472,7 @@ async def test_a_batch_that_its_listener_emptied_is_complete(tmp_path: Path) -> 
     ],
 )
 def test_the_result_of_a_listener_is_validated(make: Callable[[], Exception]) -> None:
-    with pytest.raises(ConfigError, match="it must be a number"):
+    with pytest.raises(ConfigError):
         make()
 
 

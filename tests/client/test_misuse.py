@@ -28,6 +28,7 @@ from rucola.errors import ConfigError, MQError, RemotingError
 from support.broker_thread import servers
 from support.cluster import Tally
 from support.consumers import FIRST, cluster_with_topic, consumer_of
+from support.errors import raises
 from support.waiting import until
 
 ELSEWHERE = "belongs to the event loop on which it was opened"
@@ -122,16 +123,16 @@ async def test_a_second_listener_is_refused(tmp_path: Path) -> None:
         async with consumer:
             consumer.listen(listen)
             for _ in range(2):
-                with pytest.raises(ConfigError, match="has a listener already; a consumer has one"):
+                with pytest.raises(ConfigError):
                     consumer.listen(listen)
-            with pytest.raises(ConfigError, match="has a listener already"):
+            with pytest.raises(ConfigError):
                 consumer.listen_to_batches(print, 8)
             await consumer.open()
             assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("listener ")]) == 2
             assert sorted(await seen.reach(10)) == list(range(10))
         before = consumer_of(running)
         before.listen(listen)
-        with pytest.raises(ConfigError, match="has a listener already"):
+        with pytest.raises(ConfigError):
             before.listen(listen)
 
 
@@ -142,7 +143,7 @@ async def test_iterating_a_consumer_with_a_listener_is_refused(tmp_path: Path) -
         consumer = consumer_of(running)
         async with consumer:
             async for message in consumer:
-                with pytest.raises(ConfigError, match="iterates over messages: end that before it listens"):
+                with pytest.raises(ConfigError):
                     consumer.listen(print)
                 consumer.ack(message)
                 break
@@ -160,7 +161,7 @@ async def test_iterating_a_consumer_with_a_listener_is_refused(tmp_path: Path) -
 
             await until(is_listening)  # the loop closes the generator a moment after the break
             assert await seen.reach(2) == [1, 2]
-            with pytest.raises(ConfigError, match="has a listener, which gets its messages"):
+            with pytest.raises(ConfigError):
                 await anext(consumer.messages())
 
 
@@ -169,9 +170,9 @@ def test_iterating_an_unopened_consumer_raises() -> None:
         async for _ in PushConsumer("c", "127.0.0.1:1"):
             pass
 
-    with pytest.raises(RemotingError, match="PushConsumer of group c is not open: use it inside `async with`"):
+    with pytest.raises(RemotingError):
         asyncio.run(iterate())
-    with pytest.raises(MQError, match="PushConsumer of group c is not open: use it inside `with`"):
+    with pytest.raises(MQError):
         iter(blocking.PushConsumer("c", "127.0.0.1:1"))
 
 
@@ -193,21 +194,15 @@ def broken(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    "make",
     [
-        (blocked, "cannot store the offsets of this member in .*File exists.*; pass another offsets_root"),
-        (
-            lambda root: Path("/proc/offsets"),
-            "cannot store the offsets of this member in /proc/offsets/me/c: .*; pass another offsets_root",
-        ),
-        (
-            lambda root: root / "nul\0",
-            "cannot store the offsets of this member in .*null (byte|character in path); pass another offsets_root",
-        ),
-        (broken, "cannot read the offsets of this member; repair or remove"),
+        blocked,
+        lambda root: Path("/proc/offsets"),
+        lambda root: root / "nul\0",
+        broken,
     ],
 )
-async def test_an_unusable_offset_directory_is_refused(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
+async def test_an_unusable_offset_directory_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     """The consumer would begin somewhere, or nowhere, and forget how far it came."""
 
     async with (
@@ -216,7 +211,7 @@ async def test_an_unusable_offset_directory_is_refused(tmp_path: Path, make: Cal
     ):
         root = make(tmp_path / "offsets")
         consumer = consumer_of(running, instance=instance, offsets_root=root, **BROADCASTING)
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError):
             await consumer.open()
         assert not consumer.is_open
 
@@ -235,14 +230,14 @@ async def test_opening_leaves_the_offset_directory_unchanged(tmp_path: Path) -> 
 
 
 def test_an_invalid_offset_directory_is_refused_on_construction(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="offsets_root is 7: it must be the path of a directory"):
+    with raises(ConfigError, subject="offsets_root"):
         PushConsumer("c", "127.0.0.1:1", offsets_root=7, **BROADCASTING)
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(ConfigError, match=r"Could not determine home directory\.; pass offsets_root"):
+    with raises(ConfigError, subject="offsets_root"):
         PushConsumer("c", "127.0.0.1:1", **BROADCASTING)
     assert consume_options.ConsumeOptions().offsets_root is None
 
@@ -292,7 +287,7 @@ def test_a_blocking_iterator_ends_when_its_consumer_is_closed(consuming: tuple[b
         assert not each.is_alive()
     assert rest == [b"1", b"2", b"3", b"4"]
     assert list(iterator) == []
-    with pytest.raises(MQError, match="inside `with`"):
+    with pytest.raises(MQError):
         iter(consumer)
 
 

@@ -108,7 +108,7 @@ async def test_a_damaged_file_falls_back_to_its_backup(tmp_path: Path) -> None:
     offsets.path.write_bytes(b'{"offsetTable":')
     assert await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE) == 3
     offsets.path.with_name("offsets.json.bak").write_bytes(b"?")
-    with pytest.raises(ConfigError, match=r"repair or remove .*offsets\.json: .*offsets\.json\.bak"):
+    with pytest.raises(ConfigError):
         await LocalOffsetStore(tmp_path, "me", "g").read(QUEUE)
 
 

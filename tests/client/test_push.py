@@ -30,6 +30,7 @@ from support.consumers import (
     send,
     take,
 )
+from support.errors import raises
 from support.waiting import until
 
 
@@ -435,23 +436,23 @@ async def test_an_instance_serves_several_groups_but_each_once(tmp_path: Path) -
             assert sorted(await take(consumer, 3)) == [0, 1, 2]
         await producer.send(Message("T", b"3"))
         again = PushConsumer("c", instance=instance)
-        with pytest.raises(ConfigError, match="group c has a consumer"):
+        with raises(ConfigError, subject="c"):
             await again.open()
-        with pytest.raises(ConfigError, match="group g has a producer"):
+        with raises(ConfigError, subject="g"):
             await Producer("g", instance=instance).open()
         assert await take(consumer, 1) == [3]
 
 
 @pytest.mark.parametrize(("name", "value"), [("concurrency", 0), ("pull_batch_size", 0), ("max_reconsume_times", -1)])
 def test_an_invalid_option_is_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {value}"):
+    with raises(ConfigError, subject=name):
         PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
 async def test_opening_without_a_name_server_fails_cleanly(tmp_path: Path) -> None:
     consumer = PushConsumer("c", "127.0.0.1:1")
     consumer.subscribe("T")
-    with pytest.raises(RemotingConnectError, match="no name server answers"):
+    with pytest.raises(RemotingConnectError):
         await consumer.open()
     assert not consumer.is_open
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -469,22 +470,22 @@ async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kind"),
+    ("name", "value"),
     [
-        ("message_model", "BROADCASTING", "MessageModel"),
-        ("consume_from", "CONSUME_FROM_FIRST_OFFSET", "ConsumeFromWhere"),
-        ("limits", 1000, "PullLimits"),
+        ("message_model", "BROADCASTING"),
+        ("consume_from", "CONSUME_FROM_FIRST_OFFSET"),
+        ("limits", 1000),
     ],
 )
-def test_an_option_of_the_wrong_type_is_refused(name: str, value: object, kind: str) -> None:
+def test_an_option_of_the_wrong_type_is_refused(name: str, value: object) -> None:
     """A string for a message model would quietly share what all were to have."""
-    with pytest.raises(ConfigError, match=f"{name} is .*: it must be a {kind}"):
+    with raises(ConfigError, subject=name):
         PushConsumer("c", "127.0.0.1:1", **{name: value})
 
 
 async def test_an_unknown_filter_type_and_an_invalid_listener_are_refused() -> None:
     consumer = PushConsumer("c", "127.0.0.1:1")
-    with pytest.raises(ConfigError, match="expression_type is 'REGEX': it must be TAG or SQL92"):
+    with pytest.raises(ConfigError):
         consumer.subscribe("T", "a.*", "REGEX")
-    with pytest.raises(ConfigError, match="None cannot be called"):
+    with pytest.raises(ConfigError):
         consumer.listen(None)  # type: ignore[arg-type]

@@ -213,7 +213,7 @@ async def test_a_transaction_cannot_be_delayed(tmp_path: Path) -> None:
         async with TransactionProducer("p", running.namesrv, check=never) as producer:
             message = Message("T", b"body")
             message.delay_level = 3
-            with pytest.raises(InvalidMessage, match="cannot have a delay level"):
+            with pytest.raises(InvalidMessage):
                 await producer.send_in_transaction(message, pytest.fail)
 
 

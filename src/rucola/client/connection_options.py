@@ -37,7 +37,7 @@ class ConnectionOptions:
         )
         for name, value, kind, example in expected:
             if value is not None and not isinstance(value, kind):
-                raise ConfigError(f"{name}= is of type {type(value).__name__}: write {name}={example}")
+                raise ConfigError(f"{name}= is of type {type(value).__name__}: write {name}={example}", subject=name)
 
     @classmethod
     def of(

@@ -39,8 +39,10 @@ class GroupClient(Lifecycle):
         super().__init__()
         check_group(group)
         if instance is not None and (tls is not None or credentials is not None):
-            stated = "tls=" if tls is not None else "credentials="
-            raise ConfigError(f"group {group}: {stated} is that of the shared instance: pass it to ClientInstance")
+            stated = "tls" if tls is not None else "credentials"
+            raise ConfigError(
+                f"group {group}: {stated}= is that of the shared instance: pass it to ClientInstance", subject=stated
+            )
         self.group = group
         self.instance = instance or ClientInstance(
             ConnectionOptions.of(namesrv, tls, credentials), instance_name=instance_name

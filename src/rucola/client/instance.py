@@ -196,7 +196,9 @@ class ClientInstance(Lifecycle):
 
     def _add(self, table: dict[str, T], group: str, client: T, kind: str) -> None:
         if table.setdefault(group, client) is not client:
-            raise ConfigError(f"group {group} has a {kind} on this instance already: give the other its own instance")
+            raise ConfigError(
+                f"group {group} has a {kind} on this instance already: give the other its own instance", subject=group
+            )
         self._heartbeat_due.set()
 
     def _operations_of(self, group: str) -> OperableConsumer | None:

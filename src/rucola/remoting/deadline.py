@@ -14,7 +14,7 @@ class Deadline:
 
     def __init__(self, timeout_ms: float) -> None:
         if not timeout_ms >= 0:  # also refuses NaN
-            raise ConfigError(f"timeout_ms is {timeout_ms}: it must be 0 or more")
+            raise ConfigError(f"timeout_ms is {timeout_ms}: it must be 0 or more", subject="timeout_ms")
         self._loop = asyncio.get_running_loop()
         self.timeout_ms = timeout_ms
         self.at = self._loop.time() + timeout_ms / 1000

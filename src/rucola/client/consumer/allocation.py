@@ -59,7 +59,10 @@ def average_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids
 def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Strategy:
     """CONSISTENT_HASH, with `virtual_nodes` points on the ring per member; the same number for all. ConfigError."""
     if virtual_nodes < 1:
-        raise ConfigError(f"a member needs a point on the ring: virtual_nodes is {virtual_nodes}, must be 1 or more")
+        raise ConfigError(
+            f"a member needs a point on the ring: virtual_nodes is {virtual_nodes}, must be 1 or more",
+            subject="virtual_nodes",
+        )
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> list[MessageQueue]:
         if client_id not in client_ids:

@@ -88,7 +88,9 @@ class ListenerAdapter:
             raise ConfigError(f"a listener must be callable, and {function!r} cannot be called")
         _check_parameters(function, "a message" if max_count is None else "a list of messages")
         if max_count is not None and not 1 <= max_count <= MAX_BATCH:
-            raise ConfigError(f"a batch listener takes 1 to {MAX_BATCH} messages at a time, not {max_count}")
+            raise ConfigError(
+                f"a batch listener takes 1 to {MAX_BATCH} messages at a time, not {max_count}", subject="max_count"
+            )
         self.max_count = max_count or 1
         self.needs_thread = not inspect.iscoroutinefunction(function)
         """Whether the listener is a plain function, which must not block the event loop."""

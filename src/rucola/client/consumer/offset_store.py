@@ -171,4 +171,6 @@ def _default_root() -> Path:
     try:
         return Path.home() / ROOT
     except RuntimeError as error:
-        raise ConfigError(f"no directory for the offsets of this member: {error}; pass offsets_root") from error
+        raise ConfigError(
+            f"no directory for the offsets of this member: {error}; pass offsets_root", subject="offsets_root"
+        ) from error

@@ -84,13 +84,15 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("message_model", MessageModel), ("consume_from", ConsumeFromWhere), ("limits", PullLimits),
         ):  # fmt: skip
             if not isinstance(value := getattr(self, name), kind):
-                raise ConfigError(f"{name} is {value!r}: it must be a {kind.__name__}")
+                raise ConfigError(f"{name} is {value!r}: it must be a {kind.__name__}", subject=name)
         if self.offsets_root is not None and not isinstance(self.offsets_root, (str, Path)):
-            raise ConfigError(f"offsets_root is {self.offsets_root!r}: it must be the path of a directory")
+            raise ConfigError(
+                f"offsets_root is {self.offsets_root!r}: it must be the path of a directory", subject="offsets_root"
+            )
         for name, least in (("concurrency", 1), ("pull_batch_size", 1), ("max_reconsume_times", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}: it must be {least} or more")
+                raise ConfigError(f"{name} is {value}: it must be {least} or more", subject=name)
 
     @property
     def broadcasting(self) -> bool:

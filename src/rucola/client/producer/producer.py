@@ -176,7 +176,7 @@ class Producer(GroupClient):
         ConfigError.
         """
         if in_flight < 1:
-            raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more")
+            raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more", subject="in_flight")
         return Results("Producer.send_many", self._send_many(messages, in_flight, timeout_ms))
 
     async def _send_many(
