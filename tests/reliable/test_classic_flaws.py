@@ -123,9 +123,9 @@ async def test_listener_is_refused_by_broadcasting_and_foreign_consumers(
     listener = idempotent(engine, GROUP, tables=sqlite_db.tables)(handle_async if is_async else handle)
     assert listener.clustering_group == GROUP
     broadcasting = PushConsumer(GROUP, shared_rocketmq.namesrv, message_model=MessageModel.BROADCASTING)
-    with pytest.raises(ConfigError, match="needs a clustering consumer"):
+    with pytest.raises(ConfigError):
         broadcasting.listen(listener)
-    with pytest.raises(ConfigError, match="the listener is one of group billing, and the consumer is of group stock"):
+    with pytest.raises(ConfigError):
         PushConsumer("stock", shared_rocketmq.namesrv).listen(listener)
     PushConsumer(GROUP, shared_rocketmq.namesrv).listen(listener)
 
@@ -166,9 +166,9 @@ async def test_listener_cannot_commit_its_effect_alone(db: OutboxDatabase, is_as
         with db.engine().connect() as connection:
             return len(connection.execute(select(effect)).all())
 
-    with pytest.raises(ReliableError, match="must not commit its session"):
+    with pytest.raises(ReliableError):
         await deliver(commits)
-    with pytest.raises(InvalidRequestError, match="already begun"):
+    with pytest.raises(InvalidRequestError):
         await deliver(begins)
     assert effects() == 0
     await deliver(in_a_savepoint)

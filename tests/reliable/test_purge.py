@@ -98,7 +98,7 @@ def test_effects_of_a_ledger_are_remembered_as_long_as_its_stubs(
         connection.execute(update(done).values(done_at=1))
     with ledger.engine().connect() as connection, other.engine().connect() as wrong:
         for ledgers in ([], [wrong]):
-            with pytest.raises(ReliableError, match=rf"{GROUP}.*--ledger"):
+            with pytest.raises(ReliableError):
                 purge_all(business, *ledgers)
         assert len(done_of(business)) == 1502
         assert purge_all(business, wrong, connection) == 2

@@ -20,6 +20,7 @@ from rucola.spark.lake import read_lake
 from rucola.spark.source import batch_reader
 from rucola.spark.source.options import ReadOptions
 from support.cluster import Cluster, cluster
+from support.errors import raises
 from support.live_reads import send
 
 Archiving = Callable[..., Any]
@@ -70,7 +71,7 @@ async def test_brokers_are_archived_in_bounded_commits(spark: SparkSession, tmp_
         assert progress["broker-a"].queues == {"T": {"0": 4, "1": 4, "2": 2, "3": 2}}
         # Nothing is known of its log, so nothing may be deleted from there on the strength of this archive.
         assert (progress["broker-a"].physical_offset, progress["broker-a"].is_live) == (0, True)
-        with pytest.raises(StoreError, match=r"was archived live into .* cannot be continued from its store"):
+        with pytest.raises(StoreError):
             await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", lake, broker_name="broker-a")
         of_store = await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", tmp_path / "other")
         assert of_store.rows == 12
@@ -88,7 +89,7 @@ async def test_messages_deleted_before_archiving_are_an_error(spark: SparkSessio
         for begin in range(0, 3 * 4096, 4096):
             (tmp_path / "broker-a" / "commitlog" / f"{begin:020d}").unlink()
         await running.start_broker("broker-a", store={"mapped_file_size_commit_log": 4096})
-        with pytest.raises(StoreError, match=r"is archived in .*; the messages between are lost\. Allow the loss"):
+        with pytest.raises(StoreError):
             await archiving()
         summary = await archiving(fail_on_data_loss=False)
         assert 0 < summary.rows < 100
@@ -130,14 +131,14 @@ async def test_a_missing_broker_is_an_error_or_named(spark: SparkSession, tmp_pa
             await running.create_topic(broker, "T")
         sent = await send(running, "T", 10) + await send(running, "T", 6, broker="broker-b")
         await broker.stop()
-        with pytest.raises(RemotingError, match=r"broker-b is not registered .* or allow missing brokers to read"):
+        with raises(RemotingError, subject="broker-b"):
             await archiving(required_brokers=["broker-a", "broker-b"])
         assert not (tmp_path / "lake").exists()
         broker = await running.start_broker("broker-b")
         assert (await archiving(required_brokers=["broker-a", "broker-b"])).rows == 16
         sent += await send(running, "T", 4) + await send(running, "T", 5, broker="broker-b")
         await broker.stop()
-        with pytest.raises(RemotingError, match=r"broker-b is not registered .*: queues 0 to 3 of topic 'T'"):
+        with raises(RemotingError, subject="broker-b"):
             await archiving()
         without = await archiving(fail_on_missing_broker=False)
         assert without.rows == 4
@@ -169,7 +170,7 @@ async def test_a_broker_lost_during_archiving_is_archived_later(
             return batch_reader.plan(options)
 
         monkeypatch.setattr(batch_reader, "plan", plan_later)
-        with pytest.raises(RemotingError, match="broker-b is not registered at the name servers: queues 0 to 3"):
+        with raises(RemotingError, subject="broker-b"):
             await archiving(fail_on_missing_broker=False)
         assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()
         await running.start_broker("broker-b")
@@ -179,6 +180,6 @@ async def test_a_broker_lost_during_archiving_is_archived_later(
 
 def test_unreachable_name_servers_are_an_error(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
-    with pytest.raises(RemotingError, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(RemotingError):
         archive.run_live(None, "127.0.0.1:1", tmp_path / "lake")  # type: ignore[arg-type]
     assert not (tmp_path / "lake").exists()

@@ -22,6 +22,7 @@ from rucola.spark.jobs import archive, audit
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.jobs.time_axis import TimeAxis
 from rucola.spark.session import AnySession
+from support.errors import raises
 from support.small_store import SmallStore
 
 HOUR_MS = 3_600_000
@@ -167,5 +168,5 @@ def test_the_command_prints_a_table_or_json(spark: SparkSession, small_store: Sm
 
 
 def test_an_invalid_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="neither a store directory nor a lake"):
+    with raises(StoreError, subject=str(tmp_path)):
         audit.run(None, [tmp_path])  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.lake.writer import LakeInUse
 from rucola.spark.session import LazySession, local_session
 from support.broker_thread import broker_thread
+from support.errors import raises
 from support.processes import wait_for
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
@@ -151,19 +152,19 @@ def test_a_job_without_work_does_not_start_spark(
 
 @pytest.mark.parametrize("master", ["", "local[", "locally", "spark://", "spark://host", "http://host:7077"])
 def test_an_invalid_master_is_refused(master: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not a Spark master; give local\[4\], spark://host:7077"):
+    with raises(ConfigError, subject=master):
         local_session(master=master)
 
 
 def test_an_unreachable_master_is_an_error() -> None:
     masters = "spark://localhost:1,127.0.0.1:1"
-    with pytest.raises(ConfigError, match=f"no Spark master answers at {masters}: .*refused"):
+    with raises(ConfigError, subject=masters):
         LazySession("tests", masters).get()
 
 
 def test_spark_submit_excludes_the_master_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(ConfigError, match="spark-submit has already selected the master"):
+    with pytest.raises(ConfigError):
         LazySession("tests", "local[1]").get()
 
 

@@ -25,6 +25,7 @@ from rucola.spark.source.lag import lag_of
 from rucola.spark.source.options import parse_read_options
 from support.cluster import Cluster, cluster
 from support.documents import Document
+from support.errors import raises
 from support.live_reads import read, send
 from support.micro_batches import MicroBatches
 
@@ -105,13 +106,13 @@ async def test_a_stream_continues_when_its_broker_is_back(
             await pair.stop_b()
         else:
             stopping_b(pair, monkeypatch, moment, asyncio.get_running_loop())
-        with pytest.raises(RemotingError, match="broker-b"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(query.trigger)
         monkeypatch.undo()
         logged = len(query.logged)
         await pair.send(5, "broker-a")
         for _ in range(2):  # as a supervisor does
-            with pytest.raises(RemotingError, match="broker-b"):
+            with raises(RemotingError, subject="broker-b"):
                 await asyncio.to_thread(lambda: (query.start(), query.trigger()))
         assert len(query.logged) == logged
         await pair.start_b()
@@ -166,7 +167,7 @@ async def test_a_started_batch_waits_for_its_broker(tmp_path: Path, monkeypatch:
             await asyncio.to_thread(query.trigger)
         monkeypatch.undo()
         assert len(query.logged) == 1
-        with pytest.raises(RemotingError, match=r"broker-b .*batch"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(query.start)
         await pair.start_b()
         await asyncio.to_thread(query.start)
@@ -185,7 +186,7 @@ async def test_a_checkpoint_without_some_queues_is_recovered(tmp_path: Path, kil
         await asyncio.to_thread(query.run)
         query.logged.append({"T": {"broker-a": dict(query.logged[-1]["T"]["broker-a"])}})
         await pair.stop_b()
-        with pytest.raises(RemotingError, match="broker-b"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(query.start)
         await pair.start_b()
         await pair.send(7)
@@ -223,7 +224,7 @@ async def test_a_finite_query_waits_for_a_missing_broker(tmp_path: Path) -> None
             if options:
                 await asyncio.to_thread(query.run)
             else:
-                with pytest.raises(RemotingError, match="broker-b was missing when the query was started"):
+                with raises(RemotingError, subject="broker-b"):
                     await asyncio.to_thread(query.run)
             assert len(query.ids) == rows
             await pair.stop_b()
@@ -245,7 +246,7 @@ async def test_a_deleted_topic_is_lost_data_not_a_missing_broker(tmp_path: Path)
         await asyncio.to_thread(query.start)
         assert len(await asyncio.to_thread(query.run)) == 12
         await delete_topic(pair, "U")
-        with pytest.raises(StoreError, match="of topic 'U' on broker-b is gone"):
+        with pytest.raises(StoreError):
             await asyncio.to_thread(query.run)
         await asyncio.to_thread(lambda: query.start(failOnDataLoss="false"))
         await pair.send(4)
@@ -267,7 +268,7 @@ async def test_queues_that_a_topic_no_longer_has_are_no_missing_broker(tmp_path:
         await pair.running.create_topic(pair.b, "T")
         await pair.send(16)
         await pair.running.create_topic(pair.b, "T", queues=1)
-        with pytest.raises(RemotingError, match="broker-b does not let these queues be read"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(query.run)
         await pair.running.create_topic(pair.b, "T")
         await asyncio.to_thread(query.run)
@@ -282,7 +283,7 @@ async def test_a_temporarily_unreadable_queue_keeps_its_offset(tmp_path: Path) -
         await asyncio.to_thread(query.run)
         await pair.send(8, "broker-a")
         await pair.running.create_topic(pair.b, "T", perm=2)
-        with pytest.raises(RemotingError, match="broker-b does not let these queues be read"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(lambda: (query.start(failOnMissingBroker="true"), query.trigger()))
         await asyncio.to_thread(query.start)
         await asyncio.to_thread(query.run)
@@ -304,9 +305,7 @@ async def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: 
         required = {"requiredBrokers": "broker-a, broker-b"}
         assert await reading(**required) == sorted(pair.sent)
         await pair.stop_b()
-        with pytest.raises(
-            RemotingError, match=r"broker-b is not registered at the name servers.*failOnMissingBroker=f"
-        ):
+        with raises(RemotingError, subject="broker-b"):
             await reading(**required)
         assigned = {"subscribe": "", "assign": '{"T":{"broker-a":[0],"broker-b":[1,2]}}'}
         with caplog.at_level(logging.WARNING, "rucola.spark"):
@@ -314,7 +313,7 @@ async def test_a_batch_names_the_broker_that_is_missing(tmp_path: Path, caplog: 
         assert "broker-b is not registered at the name servers" in caplog.text
         del assigned["subscribe"]
         given = {"nameServer": pair.running.namesrv, **assigned}
-        with pytest.raises(RemotingError, match=r"not registered.*: queues 1, 2 of topic 'T'"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(batch_reader.plan, parse_read_options(given))
         (pulls,) = await asyncio.to_thread(batch_reader.plan, parse_read_options({**given, **TOLERANT}))
         assert pulls.broker_name == "broker-a"
@@ -327,7 +326,7 @@ async def test_a_route_that_names_a_silent_broker_is_an_error(tmp_path: Path, ca
         await pair.send(10, "broker-a")
         silent = await pair.running.scripted_broker("broker-c", "T", {})
         await silent.stop()
-        with pytest.raises(RemotingError, match=r"broker-c does not answer .*: queue 0 of topic 'T'"):
+        with raises(RemotingError, subject="broker-c"):
             await asyncio.to_thread(read, pair.running.namesrv, subscribe="T")
         with caplog.at_level(logging.WARNING, "rucola.spark"):
             rows = await asyncio.to_thread(read, pair.running.namesrv, subscribe="T", **TOLERANT)
@@ -341,7 +340,7 @@ async def test_a_new_stream_has_start_offsets_of_all_brokers(tmp_path: Path) -> 
     async with broker_pair(tmp_path) as pair:
         await pair.stop_b()
         given = {**TOLERANT, "requiredBrokers": "broker-b"}
-        with pytest.raises(RemotingError, match=r"broker-b is not registered.*A stream begins"):
+        with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(pair.query(**given, startingOffsets="latest").start)
         query = pair.query(**given)
         await asyncio.to_thread(query.start)

@@ -10,6 +10,7 @@ from rucola.spark.source import options
 from rucola.spark.source.columns import SCHEMA
 from rucola.spark.source.offset_options import EARLIEST
 from rucola.spark.source.options import CorruptRecords, parse_read_options
+from support.errors import raises
 from support.small_store import SmallStore
 
 
@@ -120,7 +121,7 @@ def test_every_option_is_documented() -> None:
 
 def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_path: Path) -> None:
     other = SmallStore(tmp_path / "other")
-    with pytest.raises(ConfigError, match="several"):
+    with pytest.raises(ConfigError):
         parse_read_options({"storePath": f"{small_store.path},{other.path}", "endingCommitLogOffset": "1"})
 
 
@@ -153,18 +154,18 @@ def test_batches_need_a_beginning_and_refuse_options_of_streams(small_store: Sma
     for begin in ("latest", '{"T":{"b":{"0":-1}}}'):
         parsed = parse_read_options({**store, "startingOffsets": begin})
         options.check_for_stream(parsed)
-        with pytest.raises(ConfigError, match="a batch must begin before that"):
+        with raises(ConfigError, subject="startingOffsets"):
             options.check_for_batch(parsed)
-    with pytest.raises(ConfigError, match="is for streams"):
+    with raises(ConfigError, subject="maxOffsetsPerTrigger"):
         options.check_for_batch(parse_read_options({**store, "maxOffsetsPerTrigger": "1"}))
-    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is for streams"):
+    with raises(ConfigError, subject="minOffsetsPerTrigger"):
         options.check_for_batch(parse_read_options({**store, "minOffsetsPerTrigger": "1"}))
-    with pytest.raises(ConfigError, match="commitGroup is for streams"):
+    with raises(ConfigError, subject="commitGroup"):
         options.check_for_batch(parse_read_options({"nameServer": "h:1", "commitGroup": "g"}))
     for name, end in (("endingOffsets", '{"T":{"b":{"0":1}}}'), ("endingTimestamp", "1")):
         parsed = parse_read_options({**store, name: end})
         options.check_for_batch(parsed)
-        with pytest.raises(ConfigError, match=f"{name} is for batches"):
+        with raises(ConfigError, subject=name):
             options.check_for_stream(parsed)
 
 
@@ -185,7 +186,7 @@ def test_offsets_can_omit_the_broker(small_store: SmallStore) -> None:
 
 
 def test_a_source_must_be_named() -> None:
-    with pytest.raises(ConfigError, match="neither option storePath nor nameServer"):
+    with raises(ConfigError, subject="storePath"):
         parse_read_options({})
 
 

@@ -201,7 +201,7 @@ def test_damage_is_reported_without_spark(small_store: SmallStore, tmp_path: Pat
         lambda: archive.run(HERE, small_store.path, tmp_path / "lake"),
         lambda: audit.run(HERE, [small_store.path]),
     ):
-        with pytest.raises(StoreCorrupt, match="the body does not match its CRC"):
+        with pytest.raises(StoreCorrupt):
             job()
     assert not list((tmp_path / "lake").glob("topic=*"))
     assert archive.run(HERE, small_store.path, tmp_path / "lake", corrupt_records="skip").rows == 2
@@ -304,7 +304,7 @@ def test_options_decide_where_a_job_runs(
 
 
 def test_a_master_without_spark_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"leave out the master local\[1\]"):
+    with pytest.raises(ConfigError):
         LazySession("tests", "local[1]", use_spark=False)
 
 

@@ -190,11 +190,11 @@ def awaited(awaiting: str) -> tuple[str, ...]:
 
 def _awaiting(groups: Iterable[str]) -> str:
     if isinstance(groups, str):
-        raise ReliableError(f"groups is the text {groups!r}: give a list of groups")
+        raise ReliableError(f"groups is the text {groups!r}: give a list of groups", subject="groups")
     names = set(groups)
     for group in names:
         if not isinstance(group, str):
-            raise ReliableError(f"groups has {group!r:.40}, which is no text: give names of groups")
+            raise ReliableError(f"groups has {group!r:.40}, which is no text: give names of groups", subject="groups")
         check_group(group)
     return "".join(f",{group}" for group in sorted(names)) + ","
 

@@ -102,7 +102,9 @@ class Tables:
 
     def __init__(self, prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> None:
         if not _is_prefix(prefix):
-            raise ReliableError(f"prefix {prefix!r}: use lower-case letters, digits and _, 31 characters at most")
+            raise ReliableError(
+                f"prefix {prefix!r}: use lower-case letters, digits and _, 31 characters at most", subject="prefix"
+            )
         self.prefix = prefix
         self.schema = schema
         self.metadata = MetaData(schema=schema)

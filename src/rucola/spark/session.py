@@ -61,7 +61,9 @@ def local_session(
     if the master is invalid or unreachable.
     """
     if master is not None and _MASTER.fullmatch(master) is None:
-        raise ConfigError(f"{master!r} is not a Spark master; give local[4], spark://host:7077, yarn or k8s://address")
+        raise ConfigError(
+            f"{master!r} is not a Spark master; give local[4], spark://host:7077, yarn or k8s://address", subject=master
+        )
     is_submitted = _SUBMITTED in os.environ
     if is_submitted and master is not None:
         raise ConfigError(f"spark-submit has already selected the master; leave out the master {master}")
@@ -146,7 +148,7 @@ def _check_reachable(master: str) -> None:
             return
         except OSError as error:
             why = error
-    raise ConfigError(f"no Spark master answers at {master}: {why}")
+    raise ConfigError(f"no Spark master answers at {master}: {why}", subject=master)
 
 
 class LazySession:

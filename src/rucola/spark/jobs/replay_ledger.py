@@ -157,7 +157,7 @@ def open_ledger(directory: str | Path) -> Iterator[ReplayLedger]:
     """
     root = local_path(directory).absolute()
     if root.exists() and not os.path.lexists(root / "lock") and (not root.is_dir() or any(root.iterdir())):
-        raise ConfigError(f"{root} holds other things than the ledger of a replay; name a new directory")
+        raise ConfigError(f"{root} holds other things than the ledger of a replay; name a new directory", subject=root)
     check_inside(root)
     make_directory(root)
     with _open(root / "lock") as lock:

@@ -40,7 +40,10 @@ def check_source(source: str | Path, selection: Selection) -> None:
         archive.verify()
         return
     if not is_store(directory):
-        raise StoreError(f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/")
+        raise StoreError(
+            f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/",
+            subject=directory,
+        )
     if selection.topics is not None:
         StoreSource(parse_read_options({"storePath": str(directory), **selection.read_options()})).bounds()
 

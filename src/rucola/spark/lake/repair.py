@@ -95,7 +95,9 @@ def run(
     root = local_path(lake).absolute()
     own = root / METADATA_DIRECTORY
     if not own.is_dir() and next(root.glob("topic=*/date=*/*.parquet"), None) is None:
-        raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
+        raise StoreError(
+            f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written", subject=root
+        )
     check_links(root)
     if not dry_run:
         make_directory(own)

@@ -184,7 +184,9 @@ def read_snapshot(root: str | Path) -> Snapshot:
     """Read the current snapshot. Raises StoreError if there is no lake, StoreCorrupt if it is missing or unreadable."""
     root = local_path(root)
     if not is_lake(root):
-        raise StoreError(f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written")
+        raise StoreError(
+            f"{root} is not a lake; give a directory into which `rucola pipeline archive` has written", subject=root
+        )
     path = snapshot_path(root)
     found = read_json(path, Snapshot)
     if found is None and (traces := committed_files(root)):

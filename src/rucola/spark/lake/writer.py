@@ -268,7 +268,7 @@ def open_lake(root: str | Path) -> Iterator[LakeWriter]:
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
         if next(root.glob("topic=*"), None) is not None:
             raise lake_damage(root, own, 0, "the directory is missing, but there are messages of a lake")
-        raise ConfigError(f"{root} is not empty and not a lake; give an empty or a new directory")
+        raise ConfigError(f"{root} is not empty and not a lake; give an empty or a new directory", subject=root)
     check_ownership(root)
     check_links(root)
     make_directory(own)

@@ -286,7 +286,8 @@ class _OptionParser:
         for name in self._given:
             if name not in known:
                 raise ConfigError(
-                    f"the data source rocketmq has no option {name!r} for {what}; it has {', '.join(names)}"
+                    f"the data source rocketmq has no option {name!r} for {what}; it has {', '.join(names)}",
+                    subject=name,
                 )
 
     def take(self, name: str, read: Callable[[str], T], default: T) -> T:
@@ -296,12 +297,14 @@ class _OptionParser:
         try:
             return read(text)
         except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"option {name} is {text!r}: {error}") from error
+            raise ConfigError(f"option {name} is {text!r}: {error}", subject=name) from error
 
     def exclude(self, *names: str) -> None:
         found = [name for name in names if name.lower() in self._given]
         if len(found) > 1:
-            raise ConfigError(f"options {' and '.join(found)} contradict each other; give one of them")
+            raise ConfigError(
+                f"options {' and '.join(found)} contradict each other; give one of them", subject=found[0]
+            )
 
 
 SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
@@ -322,7 +325,8 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     if name_server is None:
         raise ConfigError(
             "option nameServer is missing; it, or the environment variable "
-            f"{NAMESRV_VARIABLES[0]}, names the name servers of the brokers to write to"
+            f"{NAMESRV_VARIABLES[0]}, names the name servers of the brokers to write to",
+            subject="nameServer",
         )
     return SinkOptions(
         name_server,
@@ -421,14 +425,18 @@ def check_for_batch(options: ReadOptions) -> None:
     given = options.starting_offsets
     if given == LATEST or (isinstance(given, Mapping) and LATEST in given.values()):
         raise ConfigError(
-            "startingOffsets is latest, so there would be nothing to read; a batch must begin before that"
+            "startingOffsets is latest, so there would be nothing to read; a batch must begin before that",
+            subject="startingOffsets",
         )
     if options.max_offsets_per_trigger is not None:
-        raise ConfigError("maxOffsetsPerTrigger is for streams; a batch is bounded by endingOffsets or endingTimestamp")
+        raise ConfigError(
+            "maxOffsetsPerTrigger is for streams; a batch is bounded by endingOffsets or endingTimestamp",
+            subject="maxOffsetsPerTrigger",
+        )
     if options.min_offsets_per_trigger is not None:
-        raise ConfigError("minOffsetsPerTrigger is for streams; a batch does not wait")
+        raise ConfigError("minOffsetsPerTrigger is for streams; a batch does not wait", subject="minOffsetsPerTrigger")
     if options.commit_group is not None:
-        raise ConfigError("commitGroup is for streams; a batch commits no offsets")
+        raise ConfigError("commitGroup is for streams; a batch commits no offsets", subject="commitGroup")
 
 
 def check_for_stream(options: ReadOptions) -> None:
@@ -443,7 +451,7 @@ def check_for_stream(options: ReadOptions) -> None:
     }
     for name, value in endings.items():
         if value is not None:
-            raise ConfigError(f"{name} is for batches; a stream has no end")
+            raise ConfigError(f"{name} is for batches; a stream has no end", subject=name)
 
 
 def _check_consistency(options: ReadOptions) -> None:
@@ -480,7 +488,8 @@ def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
         raise ConfigError(
             "neither option storePath nor nameServer is given: storePath names a store directory, which holds "
             f"commitlog/, nameServer (or the environment variable {NAMESRV_VARIABLES[0]}) the name servers of live "
-            "brokers"
+            "brokers",
+            subject="storePath",
         )
     directories = [local_path(path).absolute() for path in paths]
     for directory in directories:

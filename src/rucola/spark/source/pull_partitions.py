@@ -184,7 +184,9 @@ async def _check_routes(consumer: PullConsumer, partition: PullPartition) -> Non
     for each in partition.ranges:
         if MessageQueue(each.topic, partition.broker_name, each.queue_id) not in readable[each.topic]:
             queue = BrokerQueue(each.topic, partition.broker_name, each.queue_id)
-            raise RemotingError(f"{queue} was readable when the query was planned, and is in no route now")
+            raise RemotingError(
+                f"{queue} was readable when the query was planned, and is in no route now", queue.broker_name
+            )
 
 
 async def _pull_ranges(
@@ -219,7 +221,7 @@ async def _pull(
     try:
         result = await consumer.pull_records(MessageQueue(*queue), offset, count, _subscription(chosen))
     except (RemotingConnectError, RemotingTimeout) as error:
-        raise RemotingConnectError(f"{queue} cannot be pulled: {error}") from error
+        raise RemotingConnectError(f"{queue} cannot be pulled: {error}", queue.broker_name) from error
     upto = result.next_begin_offset
     if result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MSG) and upto > offset:
         return _PulledRecords(wanted, result.records, offset, upto)

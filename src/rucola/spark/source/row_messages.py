@@ -64,7 +64,7 @@ def check_schema(options: SinkOptions, schema: StructType) -> None:
         if name not in _TYPES and name not in COLUMNS:
             raise ConfigError(f"messages have no column {name}; they may have {', '.join(_TYPES)}")
         if name in _TYPES and kind not in _TYPES[name]:
-            raise ConfigError(f"column {name} is {kind}; it must be {' or '.join(_TYPES[name])}")
+            raise ConfigError(f"column {name} is {kind}; it must be {' or '.join(_TYPES[name])}", subject=name)
 
 
 def row_name(row: Mapping[str, Any], number: int, partition: int) -> str:

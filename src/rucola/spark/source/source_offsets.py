@@ -94,7 +94,10 @@ def _queues_text(queues: Iterable[BrokerQueue]) -> str:
 def refuse_missing(options: ReadOptions, bounds: SourceBounds, remedy: str = "set failOnMissingBroker=false") -> None:
     """Raise RemotingError if a broker is missing, unless failOnMissingBroker is false."""
     if bounds.missing and options.fail_on_missing_broker:
-        raise RemotingError(f"{'; '.join(bounds.describe_missing())}. Start it again, or {remedy} to read the rest")
+        raise RemotingError(
+            f"{'; '.join(bounds.describe_missing())}. Start it again, or {remedy} to read the rest",
+            subject=", ".join(sorted(bounds.missing)),
+        )
 
 
 class MessageSource(Protocol):
@@ -301,7 +304,8 @@ def logged_ranges(
         )
         raise RemotingError(
             f"{'; '.join(concerned.describe_missing())}. The checkpoint has begun a batch with them: "
-            f"start the query again when they can be read"
+            f"start the query again when they can be read",
+            subject=", ".join(sorted(names)),
         )
     # 2. An origin of the start that the end lacks was unavailable then; report it if it was deleted since.
     for origin in start.keys() - end.keys() - bounds.ranges.keys():

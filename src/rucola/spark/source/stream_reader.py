@@ -111,7 +111,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if bounds.missing and uniform_start(self._options) != EARLIEST:
             raise RemotingError(
                 f"{'; '.join(bounds.describe_missing())}. A stream begins at offsets of all its brokers, or at "
-                f"startingOffsets=earliest: start the query when these brokers are available"
+                f"startingOffsets=earliest: start the query when these brokers are available",
+                subject=", ".join(sorted(bounds.missing)),
             )
         self._refuse_missing(bounds)
         return to_json(initial_offsets(resolve_offsets(self._options, self._source, bounds), bounds))
@@ -189,7 +190,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if origin not in bounds.unavailable and self._options.fail_on_missing_broker:
                     raise RemotingError(
                         f"{origin.broker_name} was missing when the query was started, and is available now: start the "
-                        f"query again to read {origin}"
+                        f"query again to read {origin}",
+                        subject=origin.broker_name,
                     )
                 capped[origin] = begin, begin
         return capped
