@@ -286,6 +286,13 @@ def test_a_refusal_has_the_fields_of_its_text() -> None:
     assert unused == set()
 
 
+def test_errors_are_told_apart_by_what_they_carry() -> None:
+    """Texts may change: these tests read types, subjects, codes and fields."""
+    areas = ("acl", "coordination", "faults", "message", "namesrv")
+    tests = [path for area in areas for path in (REPOSITORY / "tests" / area).rglob("*.py")]
+    assert [path.name for path in tests if "match=" in path.read_text(encoding="utf-8")] == []
+
+
 READ_A_CALLER = {
     f"rucola.{name}"
     for name in (

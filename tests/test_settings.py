@@ -19,6 +19,7 @@ from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.tls_config import TlsConfig
 from rucola.settings import Bytes, Port, Range
 from rucola.store.config import StoreConfig
+from support.errors import raises
 
 
 class Flush(enum.Enum):
@@ -137,7 +138,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
     for key, near in (("brokerNam", "brokerName"), ("LISTENPORT", "listenPort"), ("theirKeys", "theirKey")):
         with pytest.raises(ConfigError, match=f"^{key}: there is no such setting; did you mean {near}\\?$"):
             settings.without_effect([Config], {"theirKey"}, {key: "1"})
-    with pytest.raises(ConfigError, match=r"^zzz: there is no such setting$"):
+    with raises(ConfigError, subject="zzz"):
         settings.without_effect([Config], (), {"zzz": "1"})
 
 
@@ -214,7 +215,7 @@ def test_a_name_server_reserves_fewer_descriptors_than_a_broker() -> None:
     given = {"maxConnections": "7"}
     assert settings.fill(NamesrvConfig, given).connection_limits == ConnectionLimits(7, reserved_descriptors=64)
     assert settings.fill(BrokerConfig, given).connection_limits == ConnectionLimits(7, reserved_descriptors=256)
-    with pytest.raises(ConfigError, match=r"^maxUnsentBytes=0: expected 1 to 2147483647 bytes$"):
+    with raises(ConfigError, subject="maxUnsentBytes"):
         ConnectionLimits(max_unsent_bytes=0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rucola.admin import AdminClient
 from rucola.broker.broker import wall_clock_ms
 from rucola.client import Producer, SendStatus
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, MQError
 from rucola.message import Message
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
@@ -161,7 +161,7 @@ async def test_a_switchover_to_a_slave_that_is_gone_leaves_the_master(tmp_path: 
             await admin.roles.switch_over(first.address)
         address = second.address
         await second.stop()
-        with pytest.raises(Exception, match=r"cannot connect|closed"):
+        with pytest.raises(MQError):
             await admin.roles.switch_over(address)
         assert set(await send(running, 3)) == {SendStatus.SEND_OK}
         await second.start()

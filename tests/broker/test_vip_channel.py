@@ -84,7 +84,7 @@ async def test_a_taken_port_is_named_with_the_way_out_and_the_other_one_is_relea
 
 def test_a_port_without_one_two_below_it_is_refused() -> None:
     config = BrokerConfig(bind_address=HOST, listen_port=2)
-    with pytest.raises(RemotingError, match=r"listenPort=2 leaves no port|Permission denied"):
+    with pytest.raises(RemotingError):
         Listeners(config, {}, lambda connection: None).bind()
 
 

@@ -52,7 +52,7 @@ def test_a_tag_may_look_a_little_like_a_condition(expression: str) -> None:
 
 async def test_what_is_no_message_is_rejected() -> None:
     producer = Producer("g", "127.0.0.1:1")
-    with pytest.raises(InvalidMessage, match=r"send takes a Message, as in send\(Message\(.*not b'one pizza'"):
+    with pytest.raises(InvalidMessage):
         await producer.send(b"one pizza")  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage):
         await producer.send("Orders", b"one pizza")  # type: ignore[arg-type]

@@ -101,11 +101,11 @@ def test_a_client_used_from_another_loop_raises(tmp_path: Path) -> None:
         async def main() -> None:
             async with Producer("g", namesrv) as producer, PushConsumer("c", namesrv) as consumer:
                 for use in (lambda: producer.send(Message("T", b"x")), lambda: anext(consumer.messages())):
-                    with pytest.raises(MQError, match=ELSEWHERE):
+                    with pytest.raises(MQError):
                         await asyncio.to_thread(asyncio.run, asyncio.wait_for(use(), 20))
-                with pytest.raises(MQError, match=ELSEWHERE):
+                with pytest.raises(MQError):
                     await asyncio.to_thread(consumer.listen, print)
-                with pytest.raises(MQError, match=ELSEWHERE):
+                with pytest.raises(MQError):
                     await asyncio.to_thread(asyncio.run, producer.close())
                 assert (await producer.send(Message("T", b"y"))).is_ok
 

@@ -335,7 +335,7 @@ def test_errors_name_what_to_do(sqlite_db: OutboxDatabase, tmp_path: Path, small
         log_sources([tmp_path], [BROKER])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError):
         table_export.write(source_of(sqlite_db), tmp_path / "full")
     with pytest.raises(SchemaError):
         table_export.write(TableSource(sqlite_db.url, "other_"), tmp_path / "new")

@@ -119,11 +119,12 @@ def open_layout(directory: Path, size: Size | None) -> list[ServerSpec]:
     servers = list(_servers(directory))
     if not servers:
         if directory.exists() and any(path.name not in (LOCK_FILE, LOGS) for path in directory.iterdir()):
-            raise ConfigError(f"{directory} is not empty and holds no cluster; name a new directory")
+            raise ConfigError(f"{directory} is not empty and holds no cluster; name a new directory", subject=directory)
         return _create(directory, size or Size())
     if size is not None and (existing := _size_of(servers)) != size:
         raise ConfigError(
-            f"{directory} holds {existing}, not {size}; leave the numbers out to start it, or name a new directory"
+            f"{directory} holds {existing}, not {size}; leave the numbers out to start it, or name a new directory",
+            subject=directory,
         )
     return servers
 

@@ -140,7 +140,7 @@ def _schema(table: str) -> pa.Schema:
 def check_target(directory: Path) -> None:
     """Raise ConfigError unless a directory is absent or empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{directory} is not empty: name a new directory for the export")
+        raise ConfigError(f"{directory} is not empty: name a new directory for the export", subject=directory)
 
 
 def write(
