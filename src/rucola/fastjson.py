@@ -111,6 +111,25 @@ def dumps_pretty(value: Any) -> str:
     return "".join(out)
 
 
+class _Encoded(str):
+    """JSON that `dumps_pretty` writes as it is."""
+
+    __slots__ = ()
+
+
+def pretty_entry(name: str, value: msgspec.Struct, level: int) -> str:
+    """Encode a member of an object for `pretty_object`; `value` has only numbers, booleans and text."""
+    indent = "\n" + "\t" * level
+    # `,"` and `":{"` are never within a text, whose quotes have a backslash before them.
+    text = _scalar({name: value})[1:-2].replace(',"', f',{indent}\t"').replace('":{"', f'":{{{indent}\t"', 1)
+    return f"{indent}{text}{indent}}}"
+
+
+def pretty_object(entries: list[str], level: int) -> Any:
+    """Return an object of `pretty_entry` texts, one level deeper, as a value for `dumps_pretty`."""
+    return _Encoded("{" + ",".join(entries) + "\n" + "\t" * level + "}") if entries else {}
+
+
 class _Reader:
     """Recursive descent parser; `at` is the index of the next character."""
 
@@ -263,7 +282,9 @@ def _write(value: Any, out: list[str]) -> None:
 
 
 def _write_pretty(value: Any, out: list[str], level: int) -> None:
-    if isinstance(value, dict):
+    if isinstance(value, _Encoded):
+        out.append(value)
+    elif isinstance(value, dict):
         out.append("{")
         one_line = bool(value) and all(isinstance(key, int) for key in value)
         indent = "\n" + "\t" * (level + 1)

@@ -18,6 +18,8 @@ from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader
+from rucola.protocol.offset import QueueRequestHeader
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
 from rucola.store.tools.check import check
@@ -80,10 +82,14 @@ async def test_waiters_of_a_failed_table_write_get_the_error(tmp_path: Path) -> 
     writing.schedule(broken.snapshot_writer)
     with pytest.raises(IsADirectoryError):
         await writing.wait_persisted()
-    obstacle.rmdir()
     writing.schedule(sound.snapshot_writer)
+    writing.schedule(broken.snapshot_writer)
+    with pytest.raises(IsADirectoryError):
+        await writing.wait_persisted()
+    assert sound.file.read() == {"number": 0}, "a failed write keeps no other table from its file"
+    obstacle.rmdir()
     await writing.wait_persisted()
-    assert broken.file.read() == sound.file.read() == {"number": 0}, "a failed write is retried"
+    assert broken.file.read() == {"number": 0}, "a failed write is retried"
 
 
 async def test_a_response_after_a_failed_write_waits_for_another_one(
@@ -93,7 +99,7 @@ async def test_a_response_after_a_failed_write_waits_for_another_one(
     response = RemotingCommand.request(0).response(ResponseCode.SUCCESS)
 
     async def reply() -> RemotingCommand:
-        replied = writing.reply_when_persisted(response)
+        replied = writing.when_persisted(lambda: response)
         return replied if isinstance(replied, RemotingCommand) else await replied
 
     with refusing(monkeypatch, "fsync", errno.ENOSPC):
@@ -104,7 +110,33 @@ async def test_a_response_after_a_failed_write_waits_for_another_one(
                 await wait()
     assert await reply() is response
     assert [table.file.read() for table in tables] == [{"number": 0}] * 2
-    assert writing.reply_when_persisted(response) is response, "no task if nothing is left"
+    assert writing.when_persisted(lambda: response) is response, "no task if nothing is left"
+
+
+async def test_no_message_is_acknowledged_or_retried_before_its_new_topic_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_peer(tmp_path) as peer:
+        sent = await peer.send(topic="TBW102")
+        offset = int(sent.ext_fields["msgId"][16:], 16)
+
+        async def send() -> int:
+            return (await peer.send(topic="New", default_topic="TBW102", default_topic_queue_nums=1)).code
+
+        async def send_back() -> int:
+            header = ConsumerSendMsgBackRequestHeader(offset=offset, group="G", delay_level=3, origin_topic="TBW102")
+            return (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code
+
+        with refusing(monkeypatch, "fsync", errno.ENOSPC):
+            for ask in (send, send, send_back, send_back):
+                assert await ask() != ResponseCode.SUCCESS
+        assert (await send(), await send_back()) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+        for topic, queue_id in (("New", 0), ("SCHEDULE_TOPIC_XXXX", 2)):
+            end = await peer.ask(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic=topic, queue_id=queue_id))
+            assert end.ext_fields["offset"] == "1", "what was refused was not stored"
+        written = json.loads(config_path(tmp_path, "topics").read_text())["topicConfigTable"]
+        assert {"New", "%RETRY%G"} <= written.keys()
+    assert check(tmp_path) == []
 
 
 @pytest.mark.parametrize("what", ["a topic", "a topic goes", "a first message", "a group", "a group goes"])

@@ -38,9 +38,8 @@ class LockAdapter:
     def lock(self, connection: Connection, caller: Caller, command: RemotingCommand, request: LockedQueues) -> Reply:
         held = self._service.lock(request.consumer_group, request.client_id, request.mq_set)
         # A new holder is in the file before it starts, so that a restarted broker grants its queues to no other client.
-        return self._writing.reply_when_persisted(
-            command.response(ResponseCode.SUCCESS, body=encode_body(LockBatchResponseBody(lock_ok_mq_set=held)))
-        )
+        body = encode_body(LockBatchResponseBody(lock_ok_mq_set=held))
+        return self._writing.when_persisted(lambda: command.response(ResponseCode.SUCCESS, body=body))
 
     def unlock(self, connection: Connection, caller: Caller, command: RemotingCommand, request: LockedQueues) -> Reply:
         self._service.unlock(request.consumer_group, request.client_id, request.mq_set)

@@ -38,5 +38,10 @@ class RetryAdapter:
             known_limit(header.max_reconsume_times, command.version),
             is_true(header.unit_mode),
         )
-        self._service.retry(caller, request)
-        return self._writing.reply_when_persisted(command.response(ResponseCode.SUCCESS))
+        put = self._service.retry(caller, request)
+
+        def answer() -> RemotingCommand:
+            put()
+            return command.response(ResponseCode.SUCCESS)
+
+        return self._writing.when_persisted(answer)

@@ -123,7 +123,8 @@ class PublishService:
     # Admission.
 
     def has_topic(self, topic: str) -> bool:
-        return self._topic(topic) is not None
+        """Return whether a topic exists, on disk."""
+        return self._topic(topic) is not None and topic not in self._topics.unwritten
 
     async def ensure_topic(self, caller: Caller, request: PublishRequest) -> None:
         """Create the topic if it does not exist, on disk and registered afterwards. Raises Refused.
@@ -131,7 +132,8 @@ class PublishService:
         So a consumer that starts after the first message finds the topic.
         """
         while not self.has_topic(request.topic):  # it may be deleted during the two waits
-            self._create_topic(request)
+            if self._topic(request.topic) is None:
+                self._create_topic(request)
             await self._state.persistence.wait_persisted()
             await self._topics_registered()
             self._check_permission(caller, Resource(request.topic))
@@ -233,6 +235,7 @@ class PublishService:
         topic = self._topic(name)
         return (
             topic is None
+            or name in self._topics.unwritten
             or not 0 <= queue_id < topic.write_queue_nums
             or topic.topic_filter_type == MULTI_TAG
             or name[0] == _SYSTEM_PREFIX

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from rucola import refusals
@@ -44,8 +45,11 @@ class RetryService:
         self._check_read = check_read
         self._delay_level_count = state.delay_level_count
 
-    def retry(self, caller: Caller, request: RetryRequest) -> None:
-        """Store a message for another attempt of its group. Raises Refused."""
+    def retry(self, caller: Caller, request: RetryRequest) -> Callable[[], None]:
+        """Return a function that stores a message for another attempt of its group. Both raise Refused.
+
+        Missing topics are created before: call it when they are on disk.
+        """
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
         if group is None:
@@ -64,10 +68,15 @@ class RetryService:
         is_dead = message.reconsume_times >= limit or request.delay_level < 0
         retry_queue = (topic.topic_name, random.randrange(max(1, group.retry_queue_nums)))  # noqa: S311 - spreads load
         attempt = self._next_attempt(message, request, None if is_dead else retry_queue, now_ms)
-        put = self._state.puts.put("retry", attempt, now_ms)
-        if put.status is not PutMessageStatus.PUT_OK:
-            raise Refused(Reason.FAILED, self._state.puts.reason(put))
-        self._state.stats.record_send_back(request.group, message.properties.get(properties.RETRY_TOPIC, message.topic))
+        origin = message.properties.get(properties.RETRY_TOPIC, message.topic)
+
+        def put() -> None:
+            result = self._state.puts.put("retry", attempt, self._state.clock())
+            if result.status is not PutMessageStatus.PUT_OK:
+                raise Refused(Reason.FAILED, self._state.puts.reason(result))
+            self._state.stats.record_send_back(request.group, origin)
+
+        return put
 
     def _next_attempt(
         self,

@@ -8,22 +8,18 @@ Corresponds to `SubscriptionGroupManager` of Apache RocketMQ 4.9.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
-
-import msgspec
 
 from rucola import fastjson
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
+from rucola.broker.tables.settings_table import SettingsTable
 from rucola.domain.group import SYSTEM_GROUPS, SubscriptionGroupConfig, SubscriptionGroupWrapper
-from rucola.domain.topic import DataVersion
 from rucola.message.topics import check_group, is_lmq
-from rucola.store.config_files import ConfigFile
 
 
-class SubscriptionGroupTable:
+class SubscriptionGroupTable(SettingsTable[SubscriptionGroupConfig]):
     def __init__(
         self,
         path: Path,
@@ -33,12 +29,9 @@ class SubscriptionGroupTable:
         *,
         enable_lmq: bool = False,
     ) -> None:
-        self._file = ConfigFile(path)
+        super().__init__(path, "subscriptionGroupTable", on_change)
         self._config = config
         self._limits = limits
-        self._on_change = on_change
-        self.data_version = DataVersion()
-        self._table: Final[dict[str, SubscriptionGroupConfig]] = {}
         self.get: Callable[[str], SubscriptionGroupConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
         """Return the settings of a group, or None. Bound directly to the dictionary: every pull calls it."""
 
@@ -47,11 +40,11 @@ class SubscriptionGroupTable:
         value = self._file.read()
         if value:
             stored = fastjson.to_struct(SubscriptionGroupWrapper, value)
-            self._table.update(stored.subscription_group_table)
+            self._add(stored.subscription_group_table)
             self.data_version = stored.data_version
         for name, broadcast in SYSTEM_GROUPS.items():
             if name not in self._table:
-                self._table[name] = SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)
+                self._add({name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)})
 
     def _get_or_lmq(self, group: str) -> SubscriptionGroupConfig | None:
         found = self._table.get(group)
@@ -74,28 +67,11 @@ class SubscriptionGroupTable:
         return config is None or config.notify_consumer_ids_changed_enable
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        self._table[config.group_name] = config
-        self.data_version = self.data_version.next(now_ms)
-        self._on_change()
-
-    def remove(self, group: str, now_ms: int) -> None:
-        if self._table.pop(group, None) is not None:
-            self.data_version = self.data_version.next(now_ms)
-            self._on_change()
-
-    def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
-        return iter(self._table.values())
+        self._put(config.group_name, config, now_ms)
 
     def replace(self, groups: SubscriptionGroupWrapper) -> None:
         """Replace everything by the table of a master, including the data version."""
-        self._table.clear()
-        self._table.update(groups.subscription_group_table)
-        self.data_version = groups.data_version
-        self._on_change()
+        self._replace(groups.subscription_group_table, groups.data_version)
 
     def wrapper(self) -> SubscriptionGroupWrapper:
         return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
-
-    def snapshot_writer(self) -> Callable[[], None]:
-        written = SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=dict(self._table))
-        return self._file.prepare_write(lambda: msgspec.to_builtins(written))

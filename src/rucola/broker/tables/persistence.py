@@ -39,13 +39,13 @@ class TablePersistence:
             await asyncio.wait([writing])  # a cancelled caller does not cancel the write
             writing.result()
 
-    def reply_when_persisted(self, response: T) -> T | Awaitable[T]:
-        """Return the response, or an awaitable of it unless every change is on disk."""
-        return response if self._running_write() is None else self._reply_later(response)  # most need no task
+    def when_persisted(self, call: Callable[[], T]) -> T | Awaitable[T]:
+        """Call a function, at once if every change is on disk, else after that; awaitable then. Errors as above."""
+        return call() if self._running_write() is None else self._call_later(call)  # most need no task
 
-    async def _reply_later(self, response: T) -> T:
+    async def _call_later(self, call: Callable[[], T]) -> T:
         await self.wait_persisted()
-        return response
+        return call()
 
     async def stop(self, *tables: SnapshotWriter) -> None:
         """Write these tables for the last time. Raises OSError."""
@@ -63,14 +63,18 @@ class TablePersistence:
         return self._writing
 
     async def _write(self) -> None:
-        while self._changed:
+        failed: dict[SnapshotWriter, Exception] = {}
+        while tables := self._changed - failed.keys():
+            table = tables.pop()
             # Removed before the snapshot: a change during the write schedules the table again.
-            table = self._changed.pop()
+            self._changed.remove(table)
             try:
                 await asyncio.to_thread(table())
-            except BaseException:
+            except Exception as error:
+                failed[table] = error
                 self._changed.add(table)
-                raise
+        if failed:
+            raise next(iter(failed.values()))
 
     def _written(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

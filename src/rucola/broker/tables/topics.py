@@ -19,6 +19,7 @@ import msgspec
 from rucola import fastjson
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
+from rucola.broker.tables.settings_table import SettingsTable
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.topic import (
     PERM_INHERIT,
@@ -30,13 +31,12 @@ from rucola.domain.topic import (
 )
 from rucola.message import topics
 from rucola.message.topics import retry_topic
-from rucola.store.config_files import ConfigFile
 
 SCHEDULE_QUEUE_NUMS = 18
 BENCHMARK_QUEUE_NUMS = 1024
 
 
-class TopicConfigTable:
+class TopicConfigTable(SettingsTable[TopicConfig]):
     def __init__(
         self,
         path: Path,
@@ -46,11 +46,9 @@ class TopicConfigTable:
         *,
         enable_lmq: bool = False,
     ) -> None:
-        self._file = ConfigFile(path)
+        super().__init__(path, "topicConfigTable", on_change)
         self._config = config
         self._limits = limits
-        self._on_change = on_change
-        self.data_version = DataVersion()
         self._own: Final = frozenset(
             {
                 config.broker_cluster_name,
@@ -59,7 +57,6 @@ class TopicConfigTable:
                 *([config.msg_trace_topic_name] if config.trace_topic_enable else []),
             }
         )
-        self._table: Final[dict[str, TopicConfig]] = {}
         self.by_name: Final[Mapping[str, TopicConfig]] = self._table
         self.get: Callable[[str], TopicConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
         """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
@@ -69,10 +66,9 @@ class TopicConfigTable:
         value = self._file.read()
         if value:
             stored = fastjson.to_struct(TopicConfigSerializeWrapper, value)
-            self._table.update(stored.topic_config_table)
+            self._add(stored.topic_config_table)
             self.data_version = stored.data_version
-        for topic in self._system_topics():
-            self._table.setdefault(topic.topic_name, topic)
+        self._add({topic.topic_name: topic for topic in self._missing_system_topics()})
         if not value:
             self.data_version = DataVersion(timestamp=now_ms)
 
@@ -81,9 +77,6 @@ class TopicConfigTable:
         if found is None and topics.is_lmq(topic):
             return TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
         return found
-
-    def __iter__(self) -> Iterator[TopicConfig]:
-        return iter(self._table.values())
 
     @property
     def system_topics(self) -> frozenset[str]:
@@ -95,23 +88,18 @@ class TopicConfigTable:
         return topic in self._own or topics.is_system_topic(topic)
 
     def put(self, topic: TopicConfig, now_ms: int) -> None:
-        self._table[topic.topic_name] = topic
-        self.bump_data_version(now_ms)
-
-    def remove(self, topic: str, now_ms: int) -> None:
-        if self._table.pop(topic, None) is not None:
-            self.bump_data_version(now_ms)
+        self._put(topic.topic_name, topic, now_ms)
 
     def bump_data_version(self, now_ms: int) -> None:
-        """Raise the data version: name servers ignore a registration with the version that they have."""
+        """Raise the data version as if all topics had changed, since what clients may do with them has."""
+        self._changes.clear()
         self.data_version = self.data_version.next(now_ms)
         self._on_change()
 
     def add_system_topics(self, now_ms: int) -> None:
         """Create missing system topics, after a change of the settings that enable them."""
-        for topic in self._system_topics():
-            if topic.topic_name not in self._table:
-                self.put(topic, now_ms)
+        for topic in self._missing_system_topics():
+            self.put(topic, now_ms)
 
     def create_from_default(
         self,
@@ -191,17 +179,13 @@ class TopicConfigTable:
 
     def replace(self, topics: TopicConfigSerializeWrapper) -> None:
         """Replace everything by the table of a master, including the data version."""
-        self._table.clear()
-        self._table.update(topics.topic_config_table)
-        self.data_version = topics.data_version
-        self._on_change()
+        self._replace(topics.topic_config_table, topics.data_version)
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
         return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
 
-    def snapshot_writer(self) -> Callable[[], None]:
-        written = TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=dict(self._table))
-        return self._file.prepare_write(lambda: msgspec.to_builtins(written))
+    def _missing_system_topics(self) -> list[TopicConfig]:
+        return [topic for topic in self._system_topics() if topic.topic_name not in self._table]
 
     def _system_topics(self) -> Iterator[TopicConfig]:
         config = self._config
