@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from rucola.broker.background.registration import Registration
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.broker.tables.settings_table import MAX_CHANGES
+from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.message.record import body_crc
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
-from rucola.protocol.body import encode_body
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.protocol.route import (
     BrokerRequestHeader,
+    QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     decode_registration,
     encode_registration,
@@ -70,6 +74,58 @@ async def test_registrations_carry_the_fields_that_apaches_name_server_checks(tm
     assert "T11" in table.topic_config_serialize_wrapper.topic_config_table
     (goodbye,) = left.items
     assert goodbye.decode_header(BrokerRequestHeader).broker_addr == address
+
+
+async def test_a_name_server_that_has_the_other_topics_gets_only_those_that_changed(tmp_path: Path) -> None:
+    heard: list[set[str] | None] = []
+    is_whole: list[bool] = []
+    has: list[DataVersion] = []
+
+    def register(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.decode_header(RegisterBrokerRequestHeader)
+        topics = decode_registration(header, command.body).topic_config_serialize_wrapper
+        heard.append(topics.topic_config_table.keys() - {topic.topic_name for topic in system})
+        is_whole.append(system[0].topic_name in topics.topic_config_table)
+        has[:] = [topics.data_version]
+        return command.response(ResponseCode.SUCCESS)
+
+    def query(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        heard.append(None)
+        is_same = has == [decode_body(DataVersion, command.body)]
+        return command.response(ResponseCode.SUCCESS, QueryDataVersionResponseHeader(changed=not is_same))
+
+    codes = {RequestCode.REGISTER_BROKER: register, RequestCode.QUERY_DATA_VERSION: query}
+    namesrv, client = RemotingServer(HOST, 0, codes), RemotingClient()
+    await namesrv.start()
+    config = BrokerConfig(namesrv_addr=f"{HOST}:{namesrv.port}")
+    topics = TopicConfigTable(tmp_path / "topics.json", config, lambda: None)
+    topics.load(1)
+    system = list(topics)
+    registration = Registration(config, topics, client)
+
+    async def after(*changes: str) -> list[set[str] | None]:
+        """What the name server hears after these topics were created, or deleted."""
+        heard.clear()
+        for name in changes:
+            topics.remove(name[1:], 2) if name.startswith("-") else topics.put(TopicConfig(topic_name=name), 2)
+        await registration.register()
+        return heard
+
+    assert await after("A") == [{"A"}], "the first is whole"
+    assert await after() == [None]
+    assert await after("B", "C", "B", "A") == [None, {"A", "B", "C"}]
+    assert await after("-B", "D") == [None, {"D"}]
+    has.clear()  # the name server has started again
+    assert await after("E") == [None, {"A", "C", "D", "E"}]
+    has.clear()
+    assert await after() == [None, {"A", "C", "D", "E"}]
+    topics.bump_data_version(3)
+    assert await after() == [None, {"A", "C", "D", "E"}], "what clients may do with them has changed for all"
+    many = [f"T{number}" for number in range(MAX_CHANGES + 1)]
+    assert await after(*many) == [None, {"A", "C", "D", "E", *many}]
+    assert is_whole == [True, False, False, True, True, True, True]
+    await client.close()
+    await namesrv.stop()
 
 
 @pytest.mark.slow

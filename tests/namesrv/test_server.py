@@ -28,6 +28,7 @@ from rucola.protocol.kv import (
 )
 from rucola.protocol.route import (
     BrokerRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,
     QueryDataVersionResponseHeader,
@@ -194,6 +195,39 @@ async def test_a_broker_can_query_its_data_version() -> None:
         await t.ask(RequestCode.REGISTER_BROKER, *registration("T", counter=1))
         assert await changed(version) == (False, encode_body(version))
         assert await changed(version.next(1_700_000_000_001)) == (True, encode_body(version))
+
+
+async def test_a_registration_with_equal_topics_is_refreshed_until_one_of_them_is_deleted() -> None:
+    now_ms = [0]
+    async with running_namesrv(clock_ms=lambda: now_ms[0]) as t:
+        broker = BrokerRequestHeader(
+            broker_name="broker-a", broker_addr="127.0.0.1:10911", cluster_name="DefaultCluster", broker_id=0
+        )
+        version = encode_body(DataVersion(counter=1, timestamp=1_700_000_000_000))
+
+        async def has_all() -> bool:
+            answer = await t.ask(RequestCode.QUERY_DATA_VERSION, broker, version)
+            return not answer.decode_header(QueryDataVersionResponseHeader).changed
+
+        async def register(address: str = "127.0.0.1:10911") -> None:
+            answer = await t.ask(RequestCode.REGISTER_BROKER, *registration("T", "U", address=address))
+            assert answer.code == ResponseCode.SUCCESS
+
+        for _ in range(3):
+            await register()
+            now_ms[0] += 100_000
+            t.namesrv.routes.remove_expired(now_ms[0])
+            assert await has_all()
+        await t.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicFromNamesrvRequestHeader(topic="T"))
+        assert t.namesrv.routes.route("T") is None
+        assert not await has_all()
+        await register()
+        assert t.namesrv.routes.route("T") is not None
+        assert await has_all()
+        await register("127.0.0.2:10911")
+        assert not await has_all(), "another address has its place"
+        await register()
+        assert await has_all()
 
 
 async def test_a_broker_is_unregistered_with_its_connection() -> None:

@@ -38,6 +38,7 @@ from rucola.protocol.route import (
     RegisterBrokerResponseHeader,
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerRequestHeader,
+    digest_steps,
     encode_topic_list,
     registration_steps,
 )
@@ -78,9 +79,6 @@ class RouteAdapter:
         self, connection: Connection, caller: Caller, command: RemotingCommand, header: RegisterBrokerRequestHeader
     ) -> Answer:
         try:
-            body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
-            if not connection.is_open:
-                return None  # its registration would never be removed
             broker = Registration(
                 header.broker_addr,
                 header.broker_name,
@@ -89,7 +87,13 @@ class RouteAdapter:
                 header.ha_server_addr,
                 header.master_epoch,
             )
-            registered = await in_slices(self._service.register(connection, broker, body))
+            digest = await in_slices(digest_steps(command.body))
+            registered = self._service.registered_again(connection, broker, digest)
+            if registered is None:
+                body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
+                if not connection.is_open:
+                    return None  # its registration would never be removed
+                registered = await in_slices(self._service.register(connection, broker, body, digest))
         except MQError:
             self._service.refused_registrations += 1
             raise

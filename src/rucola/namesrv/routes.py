@@ -70,6 +70,8 @@ class _Live:
     filter_servers: list[str]
     registered_ms: int
     owner: object
+    digest: bytes | None = None
+    """Of the body, once all its topics have a route and as long as none of them is deleted."""
 
     def is_same_registration(self, other: _Live) -> bool:
         mine = self.broker_name, self.broker_id, self.data_version
@@ -129,7 +131,12 @@ class RouteTable:
     # Brokers.
 
     def registration_steps(
-        self, registration: Registration, body: RegisterBrokerBody, now_ms: int, owner: object = None
+        self,
+        registration: Registration,
+        body: RegisterBrokerBody,
+        now_ms: int,
+        owner: object = None,
+        digest: bytes = b"",
     ) -> Generator[None, None, tuple[str, str] | None]:
         """Register a broker or refresh its registration, a generator of small steps (see `rucola.slices`).
 
@@ -165,6 +172,7 @@ class RouteTable:
         if broker_id == MASTER_ID:
             is_changed = is_new or before is None or before.data_version != topics.data_version
             yield from self._add_topics(broker, address, registered, topics.topic_config_table, is_changed)
+            registered.digest = digest
             return None
         master = broker.addresses.get(MASTER_ID)
         return None if master is None else (self._live[master].ha_server_addr, master)
@@ -244,17 +252,39 @@ class RouteTable:
         if address in self._live:
             self._remove(address, "unregistered")
 
+    def is_registered(self, registration: Registration, digest: bytes, owner: object) -> bool:
+        """Return whether a master's last registration had the same values, and its topics still have their routes."""
+        address, name, broker_id, cluster, ha_server_addr, _ = registration
+        live = self._live.get(address)
+        return (
+            live is not None
+            and live.digest == digest
+            and (live.broker_name, live.broker_id, live.ha_server_addr) == (name, broker_id, ha_server_addr)
+            and live.owner is owner
+            and self._is_complete(address, live)
+            and self._brokers[name].cluster == cluster
+        )
+
+    def _is_complete(self, address: str, live: _Live) -> bool:
+        """Whether a broker has all routes that it registered: with its address, and of a master with its topics."""
+        broker = self._brokers.get(live.broker_name)
+        is_found = broker is not None and broker.addresses.get(live.broker_id) == address
+        return is_found and (live.digest is not None or live.broker_id != MASTER_ID)
+
+    def refresh(self, address: str, now_ms: int) -> None:
+        self._live[address].registered_ms = now_ms
+
     def data_version(self, address: str) -> DataVersion | None:
         live = self._live.get(address)
         return live.data_version if live else None
 
     def confirm(self, address: str, version: DataVersion, now_ms: int) -> bool:
-        """Refresh a broker's registration if its topics have the registered version; return whether they have."""
+        """Refresh a registration if it has this version and all its routes; return whether it has."""
         live = self._live.get(address)
         if live is None or live.data_version != version:
             return False
         live.registered_ms = now_ms
-        return True
+        return self._is_complete(address, live)
 
     # Connections and time.
 
@@ -360,6 +390,8 @@ class RouteTable:
             if cluster is None or broker.cluster == cluster:
                 del broker.queues[topic]
                 self._removed_queues(broker, topic)
+                if (master := self._live.get(broker.addresses.get(MASTER_ID, ""))) is not None:
+                    master.digest = None
 
     def sweep_steps(self) -> Generator[None, None, None]:
         """Free the queues of removed brokers in small steps; several sweeps may run concurrently."""

@@ -61,16 +61,31 @@ class RouteService:
     def max_topics(self) -> int:
         return self._configuration.config.max_topics_per_broker
 
-    def register(
-        self, owner: object, broker: Registration, topics: RegisterBrokerBody
-    ) -> Generator[None, None, Registered]:
-        """Register a broker or refresh its registration in small steps. `remove_owned` of `owner` removes it."""
+    def registered_again(self, owner: object, broker: Registration, digest: bytes) -> Registered | None:
+        """Refresh a master's registration that is equal to its last one; None for any other, see `register`."""
+        if not self._routes.is_registered(broker, digest, owner):
+            return None
         if broker.master_epoch is not None:
             self._routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
-        master = yield from self._routes.registration_steps(broker, topics, self._clock_ms(), owner)
+        self._routes.refresh(broker.broker_addr, self._clock_ms())
+        return self._registered(None)
+
+    def _registered(self, master: tuple[str, str] | None) -> Registered:
         self.registrations += 1
         ha_server_addr, master_addr = master or (None, None)
         return Registered(ha_server_addr, master_addr, self._kv_config.namespace(ORDER_TOPIC_CONFIG))
+
+    def register(
+        self, owner: object, broker: Registration, topics: RegisterBrokerBody, digest: bytes
+    ) -> Generator[None, None, Registered]:
+        """Register a broker or refresh its registration in small steps. `remove_owned` of `owner` removes it.
+
+        `digest` is of the encoded topics, for `registered_again`.
+        """
+        if broker.master_epoch is not None:
+            self._routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
+        master = yield from self._routes.registration_steps(broker, topics, self._clock_ms(), owner, digest)
+        return self._registered(master)
 
     def newest_master(self, broker_name: str) -> tuple[int, str]:
         return self._routes.newest_master(broker_name)

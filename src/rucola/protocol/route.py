@@ -14,6 +14,7 @@ Corresponds to `RouteInfoManager`'s serialized classes and to `RegisterBrokerBod
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from collections.abc import Generator, Mapping
@@ -151,6 +152,15 @@ def compression_steps(body: RegisterBrokerBody) -> Generator[None, None, bytes]:
         yield
     parts += (deflater.compress(_sized(fastjson.dumps(body.filter_server_list))), deflater.flush())
     return b"".join(parts)
+
+
+def digest_steps(data: bytes) -> Generator[None, None, bytes]:
+    """Compute a digest of a registration's body in small steps: equal ones need not be decoded."""
+    digest = hashlib.blake2b(digest_size=16)
+    for begin in range(0, len(data), _PIECE_SIZE):
+        digest.update(data[begin : begin + _PIECE_SIZE])
+        yield
+    return digest.digest()
 
 
 def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> RegisterBrokerBody:

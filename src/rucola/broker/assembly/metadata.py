@@ -72,11 +72,15 @@ class Metadata:
     def schedule(self, scheduler: Scheduler) -> None:
         scheduler.every(self._config.flush_consumer_offset_interval, "persist consumer offsets", self._persist_offsets)
         scheduler.every(PERSIST_FILTERS_INTERVAL_MS, "persist consumer filters", self._persist_filters)
-        scheduler.every(self._config.register_name_server_period, "register", self.registration.register)
+        scheduler.every(self._config.register_name_server_period, "register", self._register_again)
 
     async def register(self, running: AsyncExitStack) -> None:
         await self.registration.register()
         running.push_async_callback(self.registration.unregister)
+
+    async def _register_again(self) -> None:
+        self.registration.schedule()
+        await self.registration.wait_registered()
 
     def _on_topics_changed(self) -> None:
         self.persistence.schedule(self.topics.snapshot_writer)

@@ -1,7 +1,9 @@
 """Registration of the broker and its topics with all name servers.
 
 The broker registers at the start, every `registerNameServerPeriod`, and when a topic changes. Name servers are called
-concurrently; a failed call is repeated by the next registration.
+concurrently; a failed call is repeated by the next registration. A name server that still has the data version that it
+was sent last (QUERY_DATA_VERSION) gets the topics that have changed since, or nothing; any other gets all of them. A
+slave, whose topics do not count, sends none.
 
 Corresponds to `BrokerOuterAPI` of Apache RocketMQ 4.9.8.
 """
@@ -10,14 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.role import MASTER_ID
 from rucola.domain.route import RegisterBrokerBody
-from rucola.domain.topic import PERM_READ, PERM_WRITE, TopicConfig, TopicConfigSerializeWrapper
+from rucola.domain.topic import PERM_READ, PERM_WRITE, DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
 from rucola.outages import Outages
@@ -38,6 +44,8 @@ from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 READ_WRITE = PERM_READ | PERM_WRITE
 SUCCESSOR_S = 3.0
 """How long a master that becomes slave waits for the registration of its successor."""
@@ -57,6 +65,8 @@ class Registration:
         self._is_outdated = False
         """Whether `schedule` was called during a registration, which may have sent older topics."""
         self._is_master_given = False
+        self._registered: dict[str, DataVersion] = {}
+        """The data version that each name server acknowledged last, without those that failed since."""
         self.master_address = ""
         """The master's address for clients, from the last response that had it; empty before."""
         self.master_ha_address = ""
@@ -82,22 +92,10 @@ class Registration:
 
     async def register(self) -> None:
         """Register once with every name server; a slave stores the addresses of its master."""
-        config, mastership = self._config, self.mastership
-        if mastership is not None and mastership.fenced_by:
+        if self.mastership is not None and self.mastership.fenced_by:
             return
-        body, is_compressed = await self._encoded()
-        header = RegisterBrokerRequestHeader(
-            broker_name=config.broker_name,
-            broker_addr=self.address,
-            cluster_name=config.broker_cluster_name,
-            ha_server_addr=f"{config.broker_ip2}:{config.ha_listen_port}",
-            broker_id=config.broker_id,
-            compressed="true" if is_compressed else "false",
-            body_crc32=body_crc(body),
-            master_epoch=None if mastership is None else mastership.epoch,
-        )
-        responses = await self._invoke_all(RequestCode.REGISTER_BROKER, header, body)
-        if config.broker_id != MASTER_ID and not self._is_master_given:
+        responses = await self._at_all(self._register_at)
+        if self._config.broker_id != MASTER_ID and not self._is_master_given:
             for response in responses:
                 try:
                     master = response.decode_header(RegisterBrokerResponseHeader)
@@ -109,21 +107,66 @@ class Registration:
                     self.master_ha_address = master.ha_server_addr or ""
                     return
 
+    async def _register_at(self, name_server: str) -> RemotingCommand | None:
+        config, mastership = self._config, self.mastership
+        known, version = self._registered.pop(name_server, None), self._topics.data_version
+        topics: Mapping[str, TopicConfig] | None = None
+        if config.broker_id != MASTER_ID:
+            topics = {}
+        elif known is not None and await self._has(name_server, known):
+            if known == (version := self._topics.data_version):
+                self._registered[name_server] = known
+                return None
+            topics = self._topics.changes_since(known)
+        if topics is None:
+            topics = self._topics.by_name
+        body, is_compressed = await self._encoded(version, topics)
+        header = RegisterBrokerRequestHeader(
+            broker_name=config.broker_name,
+            broker_addr=self.address,
+            cluster_name=config.broker_cluster_name,
+            ha_server_addr=f"{config.broker_ip2}:{config.ha_listen_port}",
+            broker_id=config.broker_id,
+            compressed="true" if is_compressed else "false",
+            body_crc32=body_crc(body),
+            master_epoch=None if mastership is None else mastership.epoch,
+        )
+        response = await self._invoke(name_server, RequestCode.REGISTER_BROKER, header, body)
+        if response is not None:
+            self._registered[name_server] = version
+        return response
+
+    async def _has(self, name_server: str, version: DataVersion) -> bool:
+        """Whether a name server has this registration, and no newer master; a response keeps the registration alive."""
+        epoch = None if self.mastership is None else self.mastership.epoch
+        response = await self._query(name_server, version, epoch)
+        return response is not None and not response.changed and response.master_addr in (None, "", self.address)
+
     async def newest_master(self, epoch: int) -> tuple[int, str]:
         """Return the newest epoch of a master of this broker name, and its address (maybe its own), or (0, "")."""
-        body = encode_body(self._topics.data_version)
-        header = BrokerRequestHeader(
+        version = self._topics.data_version
+        responses = await self._at_all(lambda name_server: self._query(name_server, version, epoch))
+        return max(((found.master_epoch or 0, found.master_addr or "") for found in responses), default=(0, ""))
+
+    async def _query(
+        self, name_server: str, version: DataVersion, epoch: int | None
+    ) -> QueryDataVersionResponseHeader | None:
+        header = self._header(epoch)
+        response = await self._invoke(name_server, RequestCode.QUERY_DATA_VERSION, header, encode_body(version))
+        try:
+            return None if response is None else response.decode_header(QueryDataVersionResponseHeader)
+        except RemoteProtocolError as error:
+            logger.warning("invalid response of name server %s to QUERY_DATA_VERSION: %s", name_server, error)
+            return None
+
+    def _header(self, epoch: int | None = None) -> BrokerRequestHeader:
+        return BrokerRequestHeader(
             broker_name=self._config.broker_name,
             broker_addr=self.address,
             cluster_name=self._config.broker_cluster_name,
             broker_id=self._config.broker_id,
             master_epoch=epoch,
         )
-        newest = (0, "")
-        for response in await self._invoke_all(RequestCode.QUERY_DATA_VERSION, header, body):
-            answer = response.decode_header(QueryDataVersionResponseHeader)
-            newest = max(newest, (answer.master_epoch or 0, answer.master_addr or ""))
-        return newest
 
     async def wait_master(self, epoch: int) -> None:
         """Wait until a name server knows the master of an epoch or a newer one, for SUCCESSOR_S at most.
@@ -135,9 +178,10 @@ class Registration:
                 while (await self.newest_master(0))[0] < epoch:  # noqa: ASYNC110 - no name server calls back
                     await asyncio.sleep(SUCCESSOR_POLL_S)
 
-    async def _encoded(self) -> tuple[bytes, bool]:
+    async def _encoded(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> tuple[bytes, bool]:
         """Return the body and whether it is compressed, as a frame above 16 MiB is refused."""
-        body = RegisterBrokerBody(topic_config_serialize_wrapper=self._visible_topics())
+        wrapper = TopicConfigSerializeWrapper(data_version=version, topic_config_table=self._visible(topics))
+        body = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
         if not self._config.compressed_register:
             plain = encode_registration(body)
             if len(plain) <= COMPRESS_ABOVE:
@@ -156,13 +200,8 @@ class Registration:
         if self._task is not None:
             # A late REGISTER_BROKER would undo the removal.
             await asyncio.wait([self._task])
-        header = BrokerRequestHeader(
-            broker_name=self._config.broker_name,
-            broker_addr=self.address,
-            cluster_name=self._config.broker_cluster_name,
-            broker_id=self._config.broker_id,
-        )
-        await self._invoke_all(RequestCode.UNREGISTER_BROKER, header)
+        header = self._header()
+        await self._at_all(lambda name_server: self._invoke(name_server, RequestCode.UNREGISTER_BROKER, header))
 
     @property
     def address(self) -> str:
@@ -175,38 +214,36 @@ class Registration:
             if not self._is_outdated:
                 return
 
-    async def _invoke_all(
-        self, code: RequestCode, header: RegisterBrokerRequestHeader | BrokerRequestHeader, body: bytes = b""
-    ) -> list[RemotingCommand]:
-        async def invoke(address: str) -> RemotingCommand | None:
-            try:
-                command = RemotingCommand.request(code, header, body)
-                response = await self._client.invoke(address, command, self._config.register_broker_timeout_mills)
-                if response.code != ResponseCode.SUCCESS:
-                    self._learn(response)
-                    raise BrokerError(response.code, response.remark, address)
-            except RemotingError as error:
-                self._outages.failed(f"{code.name} at name server {address}", error)
-                return None
-            self._outages.succeeded(f"{code.name} at name server {address}")
-            return response
-
-        responses = await asyncio.gather(*map(invoke, self._config.namesrv_addresses))
+    async def _at_all(self, call: Callable[[str], Awaitable[T | None]]) -> list[T]:
+        responses = await asyncio.gather(*map(call, self._config.namesrv_addresses))
         return [response for response in responses if response is not None]
+
+    async def _invoke(
+        self,
+        name_server: str,
+        code: RequestCode,
+        header: RegisterBrokerRequestHeader | BrokerRequestHeader,
+        body: bytes = b"",
+    ) -> RemotingCommand | None:
+        try:
+            command = RemotingCommand.request(code, header, body)
+            response = await self._client.invoke(name_server, command, self._config.register_broker_timeout_mills)
+            if response.code != ResponseCode.SUCCESS:
+                self._learn(response)
+                raise BrokerError(response.code, response.remark, name_server)
+        except RemotingError as error:
+            self._outages.failed(f"{code.name} at name server {name_server}", error)
+            return None
+        self._outages.succeeded(f"{code.name} at name server {name_server}")
+        return response
 
     def _learn(self, refusal: RemotingCommand) -> None:
         epoch, address = (refusal.ext_fields.get(name, "") for name in ("masterEpoch", "masterAddr"))
         if self.mastership is not None and epoch.isdigit():
             self.mastership.fence(int(epoch), address)
 
-    def _visible_topics(self) -> TopicConfigSerializeWrapper:
-        wrapper = self._topics.wrapper()
-        # The common case: no topic has to be copied.
-        if self._config.broker_permission & READ_WRITE == READ_WRITE:
-            return wrapper
-        table: dict[str, TopicConfig] = {}
-        for name, topic in wrapper.topic_config_table.items():
-            members = {field: getattr(topic, field) for field in topic.__struct_fields__}
-            members["perm"] = topic.perm & self._config.broker_permission
-            table[name] = TopicConfig(**members)
-        return TopicConfigSerializeWrapper(data_version=wrapper.data_version, topic_config_table=table)
+    def _visible(self, topics: Mapping[str, TopicConfig]) -> dict[str, TopicConfig]:
+        permission = self._config.broker_permission
+        if permission & READ_WRITE == READ_WRITE:
+            return dict(topics)
+        return {name: replace(topic, perm=topic.perm & permission) for name, topic in topics.items()}
