@@ -3,7 +3,8 @@
 A broker registers its address under a broker name and an id, master (0) or slave, with all or only its changed topics.
 Only a master's topics count. A registration expires after `BROKER_EXPIRY_MS`. With its last address a broker name and
 its topics leave all routes at once; `sweep_steps` frees their memory. Registered topics are replaced only if the data
-version changed, so that a revoked permission stays revoked; missing topics are always added.
+version changed, so that a revoked permission stays revoked; missing topics are always added. A master that registers
+again with an equal body, by its digest, is only refreshed, until one of its topics is deleted.
 
 The tables:
 
@@ -36,6 +37,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -119,7 +121,7 @@ class RouteTable:
         self._keeps_addresses = keeps_addresses
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Broker] = {}
-        self._topics: dict[str, dict[_Broker, None]] = {}
+        self._topics: dict[str, tuple[_Broker, ...]] = {}
         self._gone: list[_Broker] = []
         self._queues_count = 0
         self._conflicts: set[tuple[str, int]] = set()
@@ -198,7 +200,7 @@ class RouteTable:
             name = topic.topic_name
             if name not in broker.queues:
                 self._check_room(address, broker.name, {name})
-                self._topics.setdefault(name, {})[broker] = None
+                self._topics[name] = (*self._topics.get(name, ()), broker)
                 self._queues_count += 1
                 broker.queues[name] = _queue_data(broker.name, topic)
             elif is_changed:
@@ -386,7 +388,7 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Remove a topic on one cluster's brokers or all, until a broker registers it again."""
-        for broker in list(self._topics.get(topic, ())):
+        for broker in self._topics.get(topic, ()):
             if cluster is None or broker.cluster == cluster:
                 del broker.queues[topic]
                 self._removed_queues(broker, topic)
@@ -406,9 +408,8 @@ class RouteTable:
 
     def _removed_queues(self, broker: _Broker, topic: str) -> None:
         self._queues_count -= 1
-        brokers = self._topics[topic]
-        del brokers[broker]
-        if not brokers:
+        self._topics[topic] = tuple(other for other in self._topics[topic] if other is not broker)
+        if not self._topics[topic]:
             del self._topics[topic]
 
     def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
@@ -462,10 +463,16 @@ def _broker_data(broker: _Broker) -> BrokerData:
 
 
 def _queue_data(broker_name: str, topic: TopicConfig) -> QueueData:
+    return _shared(broker_name, topic.perm, topic.read_queue_nums, topic.topic_sys_flag, topic.write_queue_nums)
+
+
+@lru_cache(maxsize=4096)
+def _shared(broker_name: str, perm: int, read_queue_nums: int, topic_sys_flag: int, write_queue_nums: int) -> QueueData:
+    """Return one object for all topics of a broker with the same settings, which are nearly all."""
     return QueueData(
         broker_name=broker_name,
-        perm=topic.perm,
-        read_queue_nums=topic.read_queue_nums,
-        topic_sys_flag=topic.topic_sys_flag,
-        write_queue_nums=topic.write_queue_nums,
+        perm=perm,
+        read_queue_nums=read_queue_nums,
+        topic_sys_flag=topic_sys_flag,
+        write_queue_nums=write_queue_nums,
     )
