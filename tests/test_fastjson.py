@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola import fastjson
+from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.errors import RemoteProtocolError
 from rucola.fastjson import MAX_DEPTH, ObjectKey
 from support.recorded_frames import frames
@@ -120,6 +121,15 @@ documents = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts | keys, inner, max_size=4),
     max_leaves=20,
 )
+
+
+@given(st.lists(texts, unique=True))
+def test_pretty_entries_are_written_as_their_object(names: list[str]) -> None:
+    table = {name: SubscriptionGroupConfig(group_name=name) for name in names}
+    whole = msgspec.to_builtins(SubscriptionGroupWrapper(subscription_group_table=table))
+    entries = [fastjson.pretty_entry(name, config, level=2) for name, config in table.items()]
+    joined = whole | {"subscriptionGroupTable": fastjson.pretty_object(entries, level=1)}
+    assert fastjson.dumps_pretty(joined) == fastjson.dumps_pretty(whole)
 
 
 @given(documents)
