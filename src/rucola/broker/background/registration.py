@@ -60,6 +60,7 @@ class Registration:
         self._topics = topics
         self._client = client
         self._task: asyncio.Task[None] | None = None
+        self._registering = asyncio.Lock()
         self._outages = Outages(logger)
         self._has_logged_size = False
         self._is_outdated = False
@@ -94,7 +95,8 @@ class Registration:
         """Register once with every name server; a slave stores the addresses of its master."""
         if self.mastership is not None and self.mastership.fenced_by:
             return
-        responses = await self._at_all(self._register_at)
+        async with self._registering:
+            responses = await self._at_all(self._register_at)
         if self._config.broker_id != MASTER_ID and not self._is_master_given:
             for response in responses:
                 try:
@@ -110,6 +112,7 @@ class Registration:
     async def _register_at(self, name_server: str) -> RemotingCommand | None:
         config, mastership = self._config, self.mastership
         known, version = self._registered.pop(name_server, None), self._topics.data_version
+        connection = self._client.open_connection(name_server)
         topics: Mapping[str, TopicConfig] | None = None
         if config.broker_id != MASTER_ID:
             topics = {}
@@ -118,6 +121,7 @@ class Registration:
                 self._registered[name_server] = known
                 return None
             topics = self._topics.changes_since(known)
+        is_whole = topics is None
         if topics is None:
             topics = self._topics.by_name
         body, is_compressed = await self._encoded(version, topics)
@@ -132,7 +136,8 @@ class Registration:
             master_epoch=None if mastership is None else mastership.epoch,
         )
         response = await self._invoke(name_server, RequestCode.REGISTER_BROKER, header, body)
-        if response is not None:
+        # A name server that has restarted since the query has nothing but these changes: it gets all topics next time.
+        if response is not None and (is_whole or self._client.open_connection(name_server) is connection):
             self._registered[name_server] = version
         return response
 
