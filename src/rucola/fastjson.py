@@ -82,7 +82,7 @@ def to_struct(struct_type: type[S], value: Any) -> S:
     try:
         return msgspec.convert(_plain(value), struct_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
-        raise RemoteProtocolError(f"body {struct_type.__name__}: {error}") from None
+        raise RemoteProtocolError(f"body {struct_type.__name__}: {error}", struct_type.__name__) from None
 
 
 def _plain(value: Any) -> Any:
