@@ -558,6 +558,11 @@ class MessageStore:
             queue.raise_min_offset(self._log.begin)
         return {name: (queue.min_offset, queue.max_offset) for name, queue in self._queues.items()}
 
+    def queue_ends(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """Return a queue's half-open range (min queue offset, max queue offset); None if there is no such queue."""
+        queue = self._queue(topic, queue_id)
+        return None if queue is None else (queue.min_offset, queue.max_offset)
+
     def queue_names(self) -> list[tuple[str, int]]:
         return list(self._queues)
 

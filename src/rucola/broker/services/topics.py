@@ -96,7 +96,7 @@ class TopicService:
         self, topic: str, queue_id: int, queue_offset: int, count: int, group: str | None
     ) -> QueueUnits | None:
         """Return up to `MAX_UNITS` units; None if the offset is outside the queue. Raises Refused if it is missing."""
-        ends = self._state.store.queues().get((topic, queue_id))
+        ends = self._state.store.queue_ends(topic, queue_id)
         if ends is None:
             raise Refused(refusals.QUEUE_NOT_FOUND, queue_id=queue_id, topic=topic)
         if not ends[0] <= queue_offset < ends[1]:
