@@ -10,10 +10,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
+from threading import get_ident
 
 import pytest
 
 from rucola.client import MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from rucola.client.producer.producer import LARGE_BODY
+from rucola.client.producer.send_request import compressed_body
 from rucola.domain.client import HeartbeatData
 from rucola.errors import (
     BrokerError,
@@ -190,6 +194,39 @@ async def test_large_bodies_are_compressed_in_transit_only(tmp_path: Path) -> No
         assert not small.sys_flag & sysflag.COMPRESSED
         assert threshold.sys_flag & sysflag.COMPRESSED
         assert large.stored_size < 1000
+
+
+async def test_bodies_that_do_not_shrink_are_sent_as_they_are(tmp_path: Path) -> None:
+    random = Random(1)
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        large = LARGE_BODY + 5
+        bodies = [random.randbytes(5000), random.randbytes(large), b"z" * large, bytes(large - 1) + random.randbytes(1)]
+        assert all(result.is_ok for result in await asyncio.gather(*(producer.send(Message("T", b)) for b in bodies)))
+        await producer.send_many([Message("T", body) for body in bodies])
+        messages = await stored(running, "T")
+        assert sorted(message.body for message in messages) == sorted(2 * bodies)
+        assert [message.body for message in messages][-4:] == bodies
+        for message in messages:
+            assert bool(message.sys_flag & sysflag.COMPRESSED) == (message.body in bodies[2:])
+
+
+async def test_a_large_body_is_compressed_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def compress(body: bytes) -> bytes:
+        threads.append(get_ident())
+        return compressed_body(body)
+
+    monkeypatch.setattr("rucola.client.producer.producer.compressed_body", compress)
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        for body in (bytes(LARGE_BODY), bytes(LARGE_BODY - 1)):
+            await producer.send(Message("T", body))
+        with raises(InvalidMessage):
+            await producer.send(Message("T", bytes(producer.options.max_message_size + 1)))
+    assert len(threads) == 1
+    assert threads[0] != get_ident()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_times: int = RETRY_TIMES
     """The number of retries after the first attempt: retryTimesWhenSendFailed."""
     compress_threshold: int = COMPRESS_THRESHOLD
-    """Bodies of at least this many bytes are compressed: compressMsgBodyOverHowmuch."""
+    """Bodies of at least this many bytes are compressed, unless they do not shrink: compressMsgBodyOverHowmuch."""
     max_message_size: int = MAX_MESSAGE_SIZE
     """The largest body, or encoded batch, in bytes: maxMessageSize."""
     max_delay_level: int = MAX_DELAY_LEVEL
