@@ -388,12 +388,13 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Remove a topic on one cluster's brokers or all, until a broker registers it again."""
-        for broker in self._topics.get(topic, ()):
-            if cluster is None or broker.cluster == cluster:
-                del broker.queues[topic]
-                self._removed_queues(broker, topic)
-                if (master := self._live.get(broker.addresses.get(MASTER_ID, ""))) is not None:
-                    master.digest = None
+        brokers = self._topics.get(topic, ())
+        deleted = {broker for broker in brokers if cluster is None or broker.cluster == cluster}
+        for broker in deleted:
+            del broker.queues[topic]
+            if (master := self._live.get(broker.addresses.get(MASTER_ID, ""))) is not None:
+                master.digest = None
+        self._removed_queues(deleted, topic)
 
     def sweep_steps(self) -> Generator[None, None, None]:
         """Free the queues of removed brokers in small steps; several sweeps may run concurrently."""
@@ -403,14 +404,15 @@ class RouteTable:
                 self._gone.pop()
                 continue
             topic, _ = broker.queues.popitem()
-            self._removed_queues(broker, topic)
+            self._removed_queues({broker}, topic)
             yield
 
-    def _removed_queues(self, broker: _Broker, topic: str) -> None:
-        self._queues_count -= 1
-        self._topics[topic] = tuple(other for other in self._topics[topic] if other is not broker)
-        if not self._topics[topic]:
-            del self._topics[topic]
+    def _removed_queues(self, brokers: Set[_Broker], topic: str) -> None:
+        if brokers:
+            self._queues_count -= len(brokers)
+            self._topics[topic] = tuple(broker for broker in self._topics[topic] if broker not in brokers)
+            if not self._topics[topic]:
+                del self._topics[topic]
 
     def _note_conflict(self, broker_name: str, broker_id: int, present: str, address: str) -> None:
         """Log that an address registers again with an id that `present` has since taken: both are alive."""
