@@ -215,8 +215,6 @@ class MappedFile:
 
     def read(self, begin: int, end: int) -> bytes:
         """Return a range, without mapping the file. Raises OSError."""
-        if self.is_mapped:
-            return self.map[begin:end]
         with self.opened() as fd:
             return os.pread(fd, end - begin, begin)
 
