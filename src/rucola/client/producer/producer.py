@@ -132,7 +132,7 @@ class Producer(GroupClient):
         with self._call():
             deadline = Deadline(timeout_ms)
             chosen = await self._choose(message.topic, queue, deadline)
-            request = await self._built(message, chosen)
+            request = await self._build(message, chosen)
             queue = chosen or await self._sender.next_queue(request.topic, deadline)
             command = request.command(self.group, queue)
             command.flag |= FLAG_ONEWAY
@@ -193,7 +193,7 @@ class Producer(GroupClient):
                 if len(window) >= in_flight:
                     yield await pipeline.result(window.popleft())
                 with self._call():
-                    window.append(await pipeline.start(await self._built(message), Deadline(timeout_ms)))
+                    window.append(await pipeline.start(await self._build(message), Deadline(timeout_ms)))
             while window:
                 yield await pipeline.result(window.popleft())
         finally:
@@ -232,7 +232,7 @@ class Producer(GroupClient):
     async def _send(self, message: Message, queue: QueueChoice, deadline: Deadline) -> SendResult:
         # The test spares a coroutine per message in the most frequent case.
         chosen = None if queue is None else await self._choose(message.topic, queue, deadline)
-        return (await self._sender.send(await self._built(message, chosen), chosen, deadline))[0]
+        return (await self._sender.send(await self._build(message, chosen), chosen, deadline))[0]
 
     async def _choose(self, topic: str, choice: QueueChoice, deadline: Deadline) -> MessageQueue | None:
         """Return the queue that the caller chose; None if the rotation is to choose."""
@@ -260,18 +260,12 @@ class Producer(GroupClient):
         self._check_open()
         return self._sender.in_flight
 
-    async def _built(self, message: Message, chosen: MessageQueue | None = None) -> SendRequest:
+    async def _build(self, message: Message, chosen: MessageQueue | None = None) -> SendRequest:
         """Build a request, compressing a large body in a thread: that would hold the event loop for milliseconds."""
-        options, body = self.options, message.body
+        options, body, compressed = self.options, message.body, None
         is_plain = isinstance(body, (bytes, bytearray, memoryview)) and not message.body_flags
         if is_plain and max(LARGE_BODY, options.compress_threshold) <= len(body) <= options.max_message_size:
-            return self._build(message, chosen, await asyncio.to_thread(compressed_body, body))
-        return self._build(message, chosen)
-
-    def _build(
-        self, message: Message, chosen: MessageQueue | None = None, compressed: bytes | None = None
-    ) -> SendRequest:
-        options = self.options
+            compressed = await asyncio.to_thread(compressed_body, body)
         return build_request(
             message,
             chosen,
