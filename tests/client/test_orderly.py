@@ -308,14 +308,16 @@ async def test_no_two_members_have_one_queue_across_restarts_of_the_broker(
     """The first member to reconnect is alone in its group, and is allocated the queues of all others."""
     may_reconnect = asyncio.Event()
     may_reconnect.set()
-    send_heartbeats = ClientInstance.send_heartbeats
 
-    async def delayed(self: ClientInstance, *arguments: Any, **options: Any) -> frozenset[str]:
-        if self is not members[0].instance:
+    def delay_heartbeats(instance: ClientInstance) -> None:
+        send_heartbeats = instance.send_heartbeats
+
+        async def delayed(*arguments: Any, **options: Any) -> frozenset[str]:
             await may_reconnect.wait()
-        return await send_heartbeats(self, *arguments, **options)
+            return await send_heartbeats(*arguments, **options)
 
-    monkeypatch.setattr(ClientInstance, "send_heartbeats", delayed)
+        monkeypatch.setattr(instance, "send_heartbeats", delayed)
+
     in_flight: defaultdict[int, set[str]] = defaultdict(set)
     together: list[tuple[int, set[str]]] = []
     begun: Tally[tuple[str, int, int]] = Tally()
@@ -339,6 +341,8 @@ async def test_no_two_members_have_one_queue_across_restarts_of_the_broker(
         async with AsyncExitStack() as stack:
             for member in members:
                 await stack.enter_async_context(member)
+            for member in members[1:]:
+                delay_heartbeats(member.instance)
             for turn in range(3):
                 await until(lambda: all(len(member.queues) == 2 for member in members))
                 may_end.clear()
