@@ -156,82 +156,11 @@ def test_an_unknown_topic_is_named(cluster: GoldenCluster, command: str) -> None
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "cloneGroupOffset -s NoSuchGroup -d h -t GA --yes",
-        "consumerConnection -g NoSuchGroup",
-        "consumerProgress -g NoSuchGroup",
-        "consumerStatus -g NoSuchGroup",
-        "deleteSubGroup -c DefaultCluster -g NoSuchGroup --yes",
-        "dlqList -g NoSuchGroup",
-        "exportDlq -g NoSuchGroup -o unwritten",
-        "getConsumerConfig -g NoSuchGroup",
-        "printDlq -g NoSuchGroup",
-        "producerConnection -g NoSuchGroup -t GA",
-        "redriveDlq -g NoSuchGroup --yes",
-        "resetOffset -g NoSuchGroup -t GA -b broker-a -q 0 -o 0 --yes",
-        "resetOffsetByTime -g NoSuchGroup -t GA -s now --yes",
-        "skipAccumulatedMessage -g NoSuchGroup -t GA --yes",
-    ],
-)
-def test_an_unknown_group_is_named(cluster: GoldenCluster, command: str) -> None:
-    result = cluster.admin(command)
-    says(result, "NoSuchGroup")
-    assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("updateTopic -c NoCluster -t T", "there is no cluster NoCluster; the name server knows DefaultCluster"),
-        ("deleteTopic -c NoCluster -t GA --yes", "cluster NoCluster has no topic GA"),
-        ("brokerStatus -c NoCluster", "there is no cluster NoCluster"),
-        ("wipeWritePerm -b no-broker --yes", "there is no broker no-broker"),
-        ("queryMsgByOffset -t GA -b no-broker -i 0 -o 0", "no-broker"),
-        ("queryMsgByOffset -t GA -b broker-a -i 0 -o 99999999999999999999", "has no message at offset"),
-        ("queryMsgByOffset -t GA -b broker-a -i 99 -o 0", "queueId[99]"),
-        ("resetOffset -g G_g_tag -t GA -b broker-a -q 0 -o 99999999999999999999 --yes", "is outside of"),
-        ("updateNamesrvConfig -k noSuchKey -v 1", "has no setting noSuchKey; getNamesrvConfig lists all"),
-        ("updateBrokerConfig -c DefaultCluster -k noSuchKey -v 1", "noSuchKey: there is no such setting"),
-        ("updateTopic -c DefaultCluster -t T -r 1000000000", "readQueueNums is 1000000000; 0 to 65536"),
-        ("updateSubGroup -c DefaultCluster -g g -q 1000000000", "retryQueueNums is 1000000000; 0 to 65536"),
-        ("updateBrokerConfig -c DefaultCluster -k maxMesageSize -v 1", "did you mean maxMessageSize?"),
-        ("brokerStatus -b ..:10911", "'..:10911' is no address: write host:port"),
-    ],
-)
-def test_unknown_brokers_queues_and_clients_are_named(cluster: GoldenCluster, command: str, what: str) -> None:
-    says(cluster.admin(command), what)
-
-
 @pytest.mark.parametrize("option", ["-b", "-n"])
 @pytest.mark.parametrize("address", ["localhost", "localhost:99999", ":10911"])
 def test_an_invalid_address_is_a_wrong_command_line(cluster: GoldenCluster, option: str, address: str) -> None:
     command = f"brokerStatus -b {cluster.broker} {option} {address}"
     says(cluster.admin(command), f"'{address}' is no address: write host:port", code=2)
-
-
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("printMsg -t GA -b {} -e {}", "-b -e"),
-        ("printMsgByQueue -t GA -a broker-a -i 0 -p true -b {} -e {}", "-b -e"),
-        ("consumeMessage -t GA -s {} -e {}", "-s -e"),
-        ("queryMsgByKey -t GA -k k --since {} --until {}", "-b -e"),
-        ("printDlq -g G_g_retry -b {} -e {}", "-b -e"),
-        ("redriveDlq -g G_g_retry -b {} -e {} --yes", "-b -e"),
-    ],
-)
-def test_a_reversed_time_range_is_refused(cluster: GoldenCluster, command: str, options: str) -> None:
-    begin, end = options.split()
-    says(cluster.admin(command.format(2000, 1000)), f"{begin} 2000 is after {end} 1000", code=2)
-
-
-@pytest.mark.parametrize("command", ["clusterList", "clusterRT -a 1", "startMonitoring"])
-def test_a_zero_interval_is_refused(cluster: GoldenCluster, command: str) -> None:
-    result = cluster.admin(f"{command} -i 0")
-    assert result.exit_code == 2
-    assert "-i" in result.stderr
 
 
 @pytest.mark.parametrize("time", ["yesterday", "2013-13-01", "2013-13-01#00:00:00:000", "2013-01-01T25:00", "-5"])
@@ -253,12 +182,6 @@ def test_a_zero_interval_is_refused(cluster: GoldenCluster, command: str) -> Non
 )
 def test_an_invalid_time_is_refused(cluster: GoldenCluster, command: str, time: str) -> None:
     says(cluster.admin(command.format(f"'{time}'")), time, code=2)
-
-
-@pytest.mark.parametrize("msg_id", ["4711", 31 * "0", 32 * "g", "7F00000100002A9F" + 16 * "F"])
-@pytest.mark.parametrize("command", ["queryMsgById -i {}", "redriveDlq -g G_g_retry --yes -i {}"])
-def test_an_invalid_message_id_is_refused(cluster: GoldenCluster, command: str, msg_id: str) -> None:
-    says(cluster.admin(command.format(msg_id)), msg_id)
 
 
 def test_a_missing_permission_is_named(cluster: GoldenCluster) -> None:

@@ -116,4 +116,4 @@ def parse_order_conf(text: str) -> dict[str, int]:
     try:
         return {name: int(count) for name, count in (part.rsplit(":", 1) for part in text.split(";") if part)}
     except ValueError:
-        raise ConfigError(f"{text!r} does not read broker-a:4;broker-b:4") from None
+        raise ConfigError(f"{text!r} is no order configuration: write broker-a:4;broker-b:4") from None
