@@ -85,7 +85,7 @@ async def test_requests_that_nothing_refuses_reach_their_services(tmp_path: Path
 
 
 def test_a_request_code_has_one_endpoint() -> None:
-    endpoint = Endpoint(RequestCode.PULL_MESSAGE, Action.FETCH, lambda connection, command, request: None)
+    endpoint = Endpoint(RequestCode.PULL_MESSAGE, Action.FETCH, lambda request: None)
     with pytest.raises(ValueError, match="request code 11 has two endpoints"):
         processor_table([endpoint, endpoint], [])
 
@@ -101,7 +101,7 @@ def test_a_refusal_of_the_first_interceptor_ends_the_request() -> None:
         def check_for(self, action: Action) -> Check | None:
             return lambda caller, resource: called.append(resource)
 
-    endpoint = Endpoint(RequestCode.GET_ALL_TOPIC_CONFIG, Action.QUERY, lambda *arguments: called.append(arguments))
+    endpoint = Endpoint(RequestCode.GET_ALL_TOPIC_CONFIG, Action.QUERY, lambda request: called.append(request))
     process = endpoint.compile([RefuseAll(), Second()])
     connection = type("Peer", (), {"caller": Caller("127.0.0.1:1")})()
     with pytest.raises(Refused):

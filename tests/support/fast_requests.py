@@ -7,13 +7,14 @@ from msgspec.structs import astuple
 from rucola import speed
 from rucola.access import Caller
 from rucola.broker.remoting.pull import fetch_request
-from rucola.broker.remoting.send import AdmittedSend, columns_of
+from rucola.broker.remoting.send import columns_of
 from rucola.broker.services.publish import SentMessages
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder, FrameError
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.remoting.endpoints import Request
 from support.accelerator import use
 
 MAX_COUNT = 5
@@ -49,7 +50,8 @@ def assert_sends(data: bytes) -> int:
         commands = _commands(data)[: len(opaques)]
         assert {command.code for command in commands} <= {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
         sends = [
-            AdmittedSend(Caller(""), command, command.decode_header(SendMessageRequestHeaderV2)) for command in commands
+            Request(None, Caller(""), command, command.decode_header(SendMessageRequestHeaderV2))
+            for command in commands
         ]
         assert (opaques, counts, SentMessages._make(messages)) == columns_of(sends, MAX_BODY_SIZE, MAX_MESSAGES)
     assert ends == _ends(data, len(opaques))

@@ -7,19 +7,18 @@ Apache's name server sends none.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-
-import msgspec
+from typing import Any
 
 from rucola import settings
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.domain.topic import DataVersion
 from rucola.errors import MQError
 from rucola.message.properties import is_true
 from rucola.namesrv.routes import Registration
 from rucola.namesrv.services import ConfigurationService, KVService, RouteService
 from rucola.protocol.body import decode_body, encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import Header, RemotingCommand
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import (
     GetKVConfigResponseHeader,
     GetKVListByNamespaceRequestHeader,
@@ -42,8 +41,8 @@ from rucola.protocol.route import (
     encode_topic_list,
     registration_steps,
 )
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint, Handler
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Handler, Request
 from rucola.slices import in_slices
 
 QUOTES_KEYS_SINCE = 401
@@ -54,7 +53,7 @@ class RouteAdapter:
     def __init__(self, service: RouteService) -> None:
         self._service = service
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> Endpoints:
         register, route, alter = Action.REGISTER_BROKER, Action.ROUTE, Action.ALTER_ROUTE
         broker, perm = BrokerRequestHeader, WritePermOfBrokerRequestHeader
         deleted, service = DeleteTopicFromNamesrvRequestHeader, self._service
@@ -75,9 +74,8 @@ class RouteAdapter:
             Endpoint(RequestCode.ADD_WRITE_PERM_OF_BROKER, alter, self.add_write_perm, perm),
         ]
 
-    async def register_broker(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: RegisterBrokerRequestHeader
-    ) -> Answer:
+    async def register_broker(self, request: Request[RegisterBrokerRequestHeader]) -> Answer:
+        header = request.content
         try:
             broker = Registration(
                 header.broker_addr,
@@ -87,88 +85,67 @@ class RouteAdapter:
                 header.ha_server_addr,
                 header.master_epoch,
             )
-            digest = await in_slices(digest_steps(command.body))
-            registered = self._service.registered_again(connection, broker, digest)
+            digest = await in_slices(digest_steps(request.command.body))
+            registered = self._service.registered_again(request.connection, broker, digest)
             if registered is None:
-                body = await in_slices(registration_steps(header, command.body, self._service.max_topics))
-                if not connection.is_open:
+                body = await in_slices(registration_steps(header, request.command.body, self._service.max_topics))
+                if not request.connection.is_open:
                     return None  # its registration would never be removed
-                registered = await in_slices(self._service.register(connection, broker, body, digest))
+                registered = await in_slices(self._service.register(request.connection, broker, body, digest))
         except MQError:
             self._service.refused_registrations += 1
             raise
         order = registered.order_config
-        return command.response(
-            ResponseCode.SUCCESS,
+        return request.success(
             RegisterBrokerResponseHeader(ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr),
-            b"" if order is None else encode_body(KVTable(table=order)),
+            b"" if order is None else KVTable(table=order),
         )
 
-    def unregister_broker(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: BrokerRequestHeader
-    ) -> Reply:
-        self._service.unregister(header.broker_addr)
-        return command.response(ResponseCode.SUCCESS)
+    def unregister_broker(self, request: Request[BrokerRequestHeader]) -> Reply:
+        self._service.unregister(request.content.broker_addr)
+        return request.success()
 
-    def query_data_version(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: BrokerRequestHeader
-    ) -> Reply:
-        confirmed, registered = self._service.confirm(header.broker_addr, decode_body(DataVersion, command.body))
+    def query_data_version(self, request: Request[BrokerRequestHeader]) -> Reply:
+        header = request.content
+        version = decode_body(DataVersion, request.command.body)
+        confirmed, registered = self._service.confirm(header.broker_addr, version)
         answer = QueryDataVersionResponseHeader(changed=not confirmed)
         if header.master_epoch is not None:
             answer.master_epoch, answer.master_addr = self._service.newest_master(header.broker_name)
-        return command.response(
-            ResponseCode.SUCCESS,
-            answer,
-            encode_body(registered) if registered else b"",
-        )
+        return request.success(answer, registered or b"")
 
-    def route(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetRouteInfoRequestHeader
-    ) -> Reply:
-        route = self._service.route(header.topic)
-        quoted = command.version >= QUOTES_KEYS_SINCE or is_true(header.accept_standard_json_only)
-        return command.response(ResponseCode.SUCCESS, body=encode_body(route, quote_keys=quoted))
+    def route(self, request: Request[GetRouteInfoRequestHeader]) -> Reply:
+        route = self._service.route(request.content.topic)
+        quoted = request.command.version >= QUOTES_KEYS_SINCE or is_true(request.content.accept_standard_json_only)
+        return request.success(body=encode_body(route, quote_keys=quoted))
 
-    def clusters(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(self._service.clusters()))
+    def clusters(self, request: Request[None]) -> Reply:
+        return request.success(body=self._service.clusters())
 
-    async def topics_of_cluster(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetTopicsByClusterRequestHeader
-    ) -> Answer:
-        return _topic_list(command, await self._service.topics_of_cluster(header.cluster))
+    async def topics_of_cluster(self, request: Request[GetTopicsByClusterRequestHeader]) -> Answer:
+        return _topic_list(request, await self._service.topics_of_cluster(request.content.cluster))
 
-    def system_topics(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        return _topic_list(command, *self._service.system_topics())
+    def system_topics(self, request: Request[None]) -> Reply:
+        return _topic_list(request, *self._service.system_topics())
 
-    def delete_topic(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: DeleteTopicFromNamesrvRequestHeader,
-    ) -> Reply:
-        self._service.delete_topic(header.topic, header.cluster_name or None)
-        return command.response(ResponseCode.SUCCESS)
+    def delete_topic(self, request: Request[DeleteTopicFromNamesrvRequestHeader]) -> Reply:
+        self._service.delete_topic(request.content.topic, request.content.cluster_name or None)
+        return request.success()
 
-    async def wipe_write_perm(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
-    ) -> Answer:
-        count = await self._service.set_writable(caller, header.broker_name, False)
-        return command.response(ResponseCode.SUCCESS, WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
+    async def wipe_write_perm(self, request: Request[WritePermOfBrokerRequestHeader]) -> Answer:
+        count = await self._service.set_writable(request.caller, request.content.broker_name, False)
+        return request.success(WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
-    async def add_write_perm(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: WritePermOfBrokerRequestHeader
-    ) -> Answer:
-        count = await self._service.set_writable(caller, header.broker_name, True)
-        return command.response(ResponseCode.SUCCESS, AddWritePermOfBrokerResponseHeader(add_topic_count=count))
+    async def add_write_perm(self, request: Request[WritePermOfBrokerRequestHeader]) -> Answer:
+        count = await self._service.set_writable(request.caller, request.content.broker_name, True)
+        return request.success(AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
 
 class KVAdapter:
     def __init__(self, service: KVService) -> None:
         self._service = service
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> Endpoints:
         query, alter, key = Action.QUERY, Action.ALTER_KV, KVConfigRequestHeader
         return [
             Endpoint(RequestCode.PUT_KV_CONFIG, alter, self.put, PutKVConfigRequestHeader),
@@ -177,66 +154,52 @@ class KVAdapter:
             Endpoint(RequestCode.GET_KVLIST_BY_NAMESPACE, query, self.namespace, GetKVListByNamespaceRequestHeader),
         ]
 
-    def put(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: PutKVConfigRequestHeader
-    ) -> Reply:
+    def put(self, request: Request[PutKVConfigRequestHeader]) -> Reply:
+        header = request.content
         self._service.put(header.namespace, header.key, header.value)
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    def get(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: KVConfigRequestHeader
-    ) -> Reply:
-        value = self._service.get(header.namespace, header.key)
-        return command.response(ResponseCode.SUCCESS, GetKVConfigResponseHeader(value=value))
+    def get(self, request: Request[KVConfigRequestHeader]) -> Reply:
+        value = self._service.get(request.content.namespace, request.content.key)
+        return request.success(GetKVConfigResponseHeader(value=value))
 
-    def delete(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: KVConfigRequestHeader
-    ) -> Reply:
-        self._service.delete(header.namespace, header.key)
-        return command.response(ResponseCode.SUCCESS)
+    def delete(self, request: Request[KVConfigRequestHeader]) -> Reply:
+        self._service.delete(request.content.namespace, request.content.key)
+        return request.success()
 
-    def namespace(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: GetKVListByNamespaceRequestHeader,
-    ) -> Reply:
-        table = self._service.namespace(header.namespace)
-        return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=table)))
+    def namespace(self, request: Request[GetKVListByNamespaceRequestHeader]) -> Reply:
+        table = self._service.namespace(request.content.namespace)
+        return request.success(body=KVTable(table=table))
 
 
 class ConfigurationAdapter:
     def __init__(self, service: ConfigurationService) -> None:
         self._service = service
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> Endpoints:
         return [
             Endpoint(RequestCode.GET_NAMESRV_CONFIG, Action.QUERY, self.get),
             Endpoint(RequestCode.UPDATE_NAMESRV_CONFIG, Action.ALTER_CONFIG, self.update),
         ]
 
-    def get(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        body = settings.render(self._service.properties()).encode("utf-8")
-        return command.response(ResponseCode.SUCCESS, body=body)
+    def get(self, request: Request[None]) -> Reply:
+        return request.success(body=settings.render(self._service.properties()).encode("utf-8"))
 
-    def update(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        self._service.update(caller, command.body)
-        return command.response(ResponseCode.SUCCESS)
+    def update(self, request: Request[None]) -> Reply:
+        self._service.update(request.caller, request.command.body)
+        return request.success()
 
 
 def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHeader) -> Resource:
     return Resource(header.topic)
 
 
-def _listing(topics: Callable[[], Awaitable[list[str]]]) -> Handler:
-    async def answer(
-        connection: Connection, caller: Caller, command: RemotingCommand, request: Header | msgspec.Struct | None
-    ) -> Answer:
-        return _topic_list(command, await topics())
+def _listing(topics: Callable[[], Awaitable[list[str]]]) -> Handler[None]:
+    async def answer(request: Request[None]) -> Answer:
+        return _topic_list(request, await topics())
 
     return answer
 
 
-def _topic_list(command: RemotingCommand, topics: list[str], broker_addr: str | None = None) -> RemotingCommand:
-    return command.response(ResponseCode.SUCCESS, body=encode_topic_list(topics, broker_addr))
+def _topic_list(request: Request[Any], topics: list[str], broker_addr: str | None = None) -> RemotingCommand:
+    return request.success(body=encode_topic_list(topics, broker_addr))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from rucola.access import Action, Caller
+from rucola.access import Action
 from rucola.acl.challenge import Challenge
 from rucola.protocol.access import GetChallengeResponseHeader
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection import Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.protocol.codes import RequestCode
+from rucola.remoting.connection import Reply
+from rucola.remoting.endpoints import Endpoint, Request
 
 
-def _challenge(connection: Connection, caller: Caller, command: RemotingCommand, request: Any) -> Reply:
-    connection.challenge = Challenge.random()
-    return command.response(ResponseCode.SUCCESS, GetChallengeResponseHeader(challenge=connection.challenge.text))
+def _challenge(request: Request[None]) -> Reply:
+    challenge = request.connection.challenge = Challenge.random()
+    return request.success(GetChallengeResponseHeader(challenge=challenge.text))
 
 
 CHALLENGE_ENDPOINT: Final = Endpoint(RequestCode.GET_CHALLENGE, Action.AUTHENTICATE, _challenge)

@@ -1,7 +1,6 @@
 """The broker's remoting adapters: header -> service -> response.
 
 One module per subject, with a class that returns its endpoints (see `rucola.remoting.endpoints`). A handler
-`(connection, caller, command, request) -> Reply` translates the decoded request into domain values, calls one service,
-and encodes the result. Refusals pass through it as exceptions. `send` and `pull` also format responses straight into
-bytes.
+translates the content of a `Request` into domain values, calls one service, and encodes the result. Refusals pass
+through it as exceptions. `send` and `pull` also format responses straight into bytes.
 """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rucola import fastjson
-from rucola.access import Action, Caller
+from rucola.access import Action
 from rucola.broker.config import BrokerConfig
 from rucola.broker.services.access import AccessService
 from rucola.domain.user import AclInfo, UserInfo
@@ -27,10 +27,9 @@ from rucola.protocol.access import (
     UserRequestHeader,
 )
 from rucola.protocol.body import decode_body, encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.protocol.codes import RequestCode
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 class AccessAdapter:
@@ -38,7 +37,7 @@ class AccessAdapter:
         self._service = service
         self._config = config
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         alter, query, code = Action.ALTER_ACCESS, Action.QUERY_ACCESS, RequestCode
         account, removed = CreateAccessConfigRequestHeader, DeleteAccessConfigRequestHeader
         white, user, acl = UpdateGlobalWhiteAddrsConfigRequestHeader, UserRequestHeader, AclRequestHeader
@@ -59,9 +58,8 @@ class AccessAdapter:
             Endpoint(code.AUTH_LIST_ACL, query, self.all_policies, ListAclsRequestHeader),
         )
 
-    async def update_account(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: CreateAccessConfigRequestHeader
-    ) -> Answer:
+    async def update_account(self, request: Request[CreateAccessConfigRequestHeader]) -> Answer:
+        header = request.content
         entry = {
             "accessKey": header.access_key,
             "secretKey": header.secret_key or None,
@@ -73,15 +71,13 @@ class AccessAdapter:
             "groupPerms": None if header.group_perms is None else _split(header.group_perms),
         }
         await self._service.update_account(entry)
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    async def delete_account(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: DeleteAccessConfigRequestHeader
-    ) -> Answer:
-        await self._service.delete_account(header.access_key)
-        return command.response(ResponseCode.SUCCESS)
+    async def delete_account(self, request: Request[DeleteAccessConfigRequestHeader]) -> Answer:
+        await self._service.delete_account(request.content.access_key)
+        return request.success()
 
-    def versions(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
+    def versions(self, request: Request[None]) -> Reply:
         version, versions = self._service.versions()
         config = self._config
         header = GetBrokerAclConfigResponseHeader(
@@ -91,70 +87,50 @@ class AccessAdapter:
             broker_addr=f"{config.broker_ip1}:{config.listen_port}",
             cluster_name=config.broker_cluster_name,
         )
-        return command.response(ResponseCode.SUCCESS, header)
+        return request.success(header)
 
-    async def update_white_addresses(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: UpdateGlobalWhiteAddrsConfigRequestHeader,
-    ) -> Answer:
+    async def update_white_addresses(self, request: Request[UpdateGlobalWhiteAddrsConfigRequestHeader]) -> Answer:
+        header = request.content
         await self._service.update_white_addresses(_split(header.global_white_addrs), header.acl_file_full_path)
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    async def create_user(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
-    ) -> Answer:
-        await self._service.create_user(caller, header.username, decode_body(UserInfo, command.body))
-        return command.response(ResponseCode.SUCCESS)
+    async def create_user(self, request: Request[UserRequestHeader]) -> Answer:
+        info = decode_body(UserInfo, request.command.body)
+        await self._service.create_user(request.caller, request.content.username, info)
+        return request.success()
 
-    async def update_user(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
-    ) -> Answer:
-        await self._service.update_user(caller, header.username, decode_body(UserInfo, command.body))
-        return command.response(ResponseCode.SUCCESS)
+    async def update_user(self, request: Request[UserRequestHeader]) -> Answer:
+        info = decode_body(UserInfo, request.command.body)
+        await self._service.update_user(request.caller, request.content.username, info)
+        return request.success()
 
-    async def delete_user(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
-    ) -> Answer:
-        await self._service.delete_user(caller, header.username)
-        return command.response(ResponseCode.SUCCESS)
+    async def delete_user(self, request: Request[UserRequestHeader]) -> Answer:
+        await self._service.delete_user(request.caller, request.content.username)
+        return request.success()
 
-    def user(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UserRequestHeader
-    ) -> Reply:
-        user = self._service.user(header.username)
-        return command.response(ResponseCode.SUCCESS, body=encode_body(user) if user is not None else b"")
+    def user(self, request: Request[UserRequestHeader]) -> Reply:
+        user = self._service.user(request.content.username)
+        return request.success(body=b"" if user is None else user)
 
-    def users(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ListUsersRequestHeader
-    ) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=_encode_list(self._service.users(header.filter or "")))
+    def users(self, request: Request[ListUsersRequestHeader]) -> Reply:
+        return request.success(body=_encode_list(self._service.users(request.content.filter or "")))
 
-    async def set_policies(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: AclRequestHeader
-    ) -> Answer:
-        await self._service.set_policies(header.subject, decode_body(AclInfo, command.body))
-        return command.response(ResponseCode.SUCCESS)
+    async def set_policies(self, request: Request[AclRequestHeader]) -> Answer:
+        await self._service.set_policies(request.content.subject, decode_body(AclInfo, request.command.body))
+        return request.success()
 
-    async def delete_policies(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: DeleteAclRequestHeader
-    ) -> Answer:
+    async def delete_policies(self, request: Request[DeleteAclRequestHeader]) -> Answer:
+        header = request.content
         await self._service.delete_policies(header.subject, header.policy_type, header.resource)
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    def policies(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: AclRequestHeader
-    ) -> Reply:
-        acl = self._service.policies(header.subject)
-        return command.response(ResponseCode.SUCCESS, body=encode_body(acl) if acl is not None else b"")
+    def policies(self, request: Request[AclRequestHeader]) -> Reply:
+        acl = self._service.policies(request.content.subject)
+        return request.success(body=b"" if acl is None else acl)
 
-    def all_policies(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ListAclsRequestHeader
-    ) -> Reply:
-        found = self._service.all_policies(header.subject_filter or "", header.resource_filter or "")
-        return command.response(ResponseCode.SUCCESS, body=_encode_list(found))
+    def all_policies(self, request: Request[ListAclsRequestHeader]) -> Reply:
+        found = self._service.all_policies(request.content.subject_filter or "", request.content.resource_filter or "")
+        return request.success(body=_encode_list(found))
 
 
 def _split(text: str) -> list[str]:

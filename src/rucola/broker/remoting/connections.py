@@ -6,13 +6,12 @@ clients: GET_CONSUMER_RUNNING_INFO (307), CONSUME_MESSAGE_DIRECTLY (309), INVOKE
 
 from __future__ import annotations
 
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.acl.signature import CREDENTIAL_FIELDS
 from rucola.broker.config import BrokerConfig
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.services.client_inspection import InspectionService
-from rucola.protocol.body import encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import (
     ConsumeMessageDirectlyRequestHeader,
@@ -22,8 +21,8 @@ from rucola.protocol.connections import (
     GetProducerConnectionListRequestHeader,
     encode_consumer_status,
 )
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 def _consumer_group(
@@ -48,7 +47,7 @@ class ConnectionAdapter:
         self._calls = calls
         self._config = config
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         code, query, call = RequestCode, Action.QUERY, Action.CALL_CLIENT
         consumers, producers = GetConsumerConnectionListRequestHeader, GetProducerConnectionListRequestHeader
         info, directly = GetConsumerRunningInfoRequestHeader, ConsumeMessageDirectlyRequestHeader
@@ -62,65 +61,40 @@ class ConnectionAdapter:
             Endpoint(code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, call, self.consumer_status, status, _asked),
         )
 
-    def consumer_connections(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: GetConsumerConnectionListRequestHeader,
-    ) -> Reply:
-        body = encode_body(self._service.consumer_connections(header.consumer_group))
-        return command.response(ResponseCode.SUCCESS, body=body)
+    def consumer_connections(self, request: Request[GetConsumerConnectionListRequestHeader]) -> Reply:
+        return request.success(body=self._service.consumer_connections(request.content.consumer_group))
 
-    def producer_connections(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: GetProducerConnectionListRequestHeader,
-    ) -> Reply:
-        body = encode_body(self._service.producer_connections(header.producer_group))
-        return command.response(ResponseCode.SUCCESS, body=body)
+    def producer_connections(self, request: Request[GetProducerConnectionListRequestHeader]) -> Reply:
+        return request.success(body=self._service.producer_connections(request.content.producer_group))
 
-    async def all_producers(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
-    ) -> Answer:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(await self._service.all_producers()))
+    async def all_producers(self, request: Request[None]) -> Answer:
+        return request.success(body=await self._service.all_producers())
 
-    async def running_info(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: GetConsumerRunningInfoRequestHeader,
-    ) -> Answer:
+    async def running_info(self, request: Request[GetConsumerRunningInfoRequestHeader]) -> Answer:
+        header = request.content
         channel = self._service.consumer(header.consumer_group, header.client_id)
-        request = RemotingCommand.request(command.code)
-        request.ext = _without_credentials(command)
-        return await self._calls.forward(command, channel, request, f"<{header.consumer_group}> <{header.client_id}>")
+        call = _without_credentials(request.command)
+        return await self._calls.forward(
+            request.command, channel, call, f"<{header.consumer_group}> <{header.client_id}>"
+        )
 
-    async def consume_directly(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: ConsumeMessageDirectlyRequestHeader,
-    ) -> Answer:
+    async def consume_directly(self, request: Request[ConsumeMessageDirectlyRequestHeader]) -> Answer:
+        header = request.content
         group, client_id = header.consumer_group, header.client_id or ""
-        record = self._service.record_of(caller, header.msg_id or "")
+        record = self._service.record_of(request.caller, header.msg_id or "")
         channel = self._service.consumer(group, client_id)
-        request = RemotingCommand.request(command.code, body=record)
         # The client gets the request as it came, with the record as body and the name of this broker.
-        request.ext = _without_credentials(command) | {"brokerName": self._config.broker_name}
-        return await self._calls.forward(command, channel, request, f"<{group}> <{client_id}>")
+        call = _without_credentials(request.command, record, brokerName=self._config.broker_name)
+        return await self._calls.forward(request.command, channel, call, f"<{group}> <{client_id}>")
 
-    async def consumer_status(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetConsumerStatusRequestHeader
-    ) -> Answer:
+    async def consumer_status(self, request: Request[GetConsumerStatusRequestHeader]) -> Answer:
+        header = request.content
         status = await self._service.consumer_status(header.group, header.topic, header.client_addr)
-        return command.response(ResponseCode.SUCCESS, body=encode_consumer_status(status))
+        return request.success(body=encode_consumer_status(status))
 
 
-def _without_credentials(command: RemotingCommand) -> dict[str, str]:
-    """Ext fields without the signature, with which a client could repeat the operator's request."""
-    return {name: value for name, value in command.ext_fields.items() if name not in CREDENTIAL_FIELDS}
+def _without_credentials(command: RemotingCommand, body: bytes = b"", **added: str) -> RemotingCommand:
+    """Return a copy without the signature, with which a client could repeat the operator's request."""
+    copy = RemotingCommand.request(command.code, body=body)
+    copy.ext = {name: value for name, value in command.ext_fields.items() if name not in CREDENTIAL_FIELDS} | added
+    return copy

@@ -5,12 +5,10 @@ GET_CONSUME_STATS (208), QUERY_CONSUME_TIME_SPAN (303), QUERY_CORRECTION_OFFSET 
 
 from __future__ import annotations
 
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.broker.services.consume_stats import ConsumeStatsService
 from rucola.message.properties import is_true
-from rucola.protocol.body import encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.group import (
     GetConsumeStatsInBrokerRequestHeader,
     QueryConsumeTimeSpanBody,
@@ -20,8 +18,8 @@ from rucola.protocol.group import (
     consume_stats_list_steps,
 )
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, consume_stats_steps
-from rucola.remoting.connection import Answer, Connection
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 from rucola.slices import in_slices
 
 
@@ -41,7 +39,7 @@ class ConsumeStatsAdapter:
     def __init__(self, service: ConsumeStatsService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         code, query, of_broker = RequestCode, Action.QUERY, GetConsumeStatsInBrokerRequestHeader
         spans, least = QueryConsumeTimeSpanRequestHeader, QueryCorrectionOffsetRequestHeader
         return (
@@ -51,41 +49,20 @@ class ConsumeStatsAdapter:
             Endpoint(code.GET_BROKER_CONSUME_STATS, query, self.of_broker, of_broker),
         )
 
-    async def of_group(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: GetConsumeStatsRequestHeader
-    ) -> Answer:
-        stats = await self._service.of_group(header.consumer_group, header.topic)
-        return command.response(ResponseCode.SUCCESS, body=await in_slices(consume_stats_steps(stats)))
+    async def of_group(self, request: Request[GetConsumeStatsRequestHeader]) -> Answer:
+        stats = await self._service.of_group(request.content.consumer_group, request.content.topic)
+        return request.success(body=await in_slices(consume_stats_steps(stats)))
 
-    async def time_spans(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: QueryConsumeTimeSpanRequestHeader,
-    ) -> Answer:
-        spans = await self._service.time_spans(header.group, header.topic)
-        body = encode_body(QueryConsumeTimeSpanBody(consume_time_span_set=spans))
-        return command.response(ResponseCode.SUCCESS, body=body)
+    async def time_spans(self, request: Request[QueryConsumeTimeSpanRequestHeader]) -> Answer:
+        spans = await self._service.time_spans(request.content.group, request.content.topic)
+        return request.success(body=QueryConsumeTimeSpanBody(consume_time_span_set=spans))
 
-    async def least_offsets(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: QueryCorrectionOffsetRequestHeader,
-    ) -> Answer:
+    async def least_offsets(self, request: Request[QueryCorrectionOffsetRequestHeader]) -> Answer:
+        header = request.content
         excluded = set((header.filter_groups or "").split(","))
         least = await self._service.least_offsets(header.topic, header.compare_group, excluded)
-        body = encode_body(QueryCorrectionOffsetBody(correction_offsets=least))
-        return command.response(ResponseCode.SUCCESS, body=body)
+        return request.success(body=QueryCorrectionOffsetBody(correction_offsets=least))
 
-    async def of_broker(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: GetConsumeStatsInBrokerRequestHeader,
-    ) -> Answer:
-        stats = await self._service.of_broker(is_true(header.is_order))
-        return command.response(ResponseCode.SUCCESS, body=await in_slices(consume_stats_list_steps(stats)))
+    async def of_broker(self, request: Request[GetConsumeStatsInBrokerRequestHeader]) -> Answer:
+        stats = await self._service.of_broker(is_true(request.content.is_order))
+        return request.success(body=await in_slices(consume_stats_list_steps(stats)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rucola.broker.remoting.access import AccessAdapter
 from rucola.broker.remoting.cleanup import CleanupAdapter
 from rucola.broker.remoting.connections import ConnectionAdapter
@@ -31,7 +33,7 @@ def broker_endpoints(
     calls: RemotingClientCalls,
     sends: SendAdapter,
     pulls: PullAdapter,
-) -> list[Endpoint]:
+) -> list[Endpoint[Any]]:
     """Return all endpoints, those of the given adapters included."""
     adapters = (
         sends,

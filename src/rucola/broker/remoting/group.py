@@ -7,14 +7,12 @@ INVOKE_BROKER_TO_RESET_OFFSET (222), QUERY_TOPIC_CONSUME_BY_WHO (300), CLONE_GRO
 from __future__ import annotations
 
 from rucola import fastjson
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.broker.client_calls import OffsetReset
 from rucola.broker.services.groups import GroupService
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message.properties import is_true
-from rucola.protocol.body import encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.group import (
     CloneGroupOffsetRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
@@ -22,8 +20,8 @@ from rucola.protocol.group import (
     reset_table_steps,
 )
 from rucola.protocol.topic import TableVersionHeader, TopicRequestHeader
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 from rucola.slices import in_slices
 
 
@@ -47,7 +45,7 @@ class GroupAdapter:
     def __init__(self, service: GroupService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         code, alter, delete = RequestCode, Action.ALTER_GROUP, Action.DELETE_GROUP
         query, reset = Action.QUERY, Action.RESET_OFFSET
         group, deleted, moved = SubscriptionGroupConfig, DeleteSubscriptionGroupRequestHeader, ResetOffsetRequestHeader
@@ -60,48 +58,33 @@ class GroupAdapter:
             Endpoint(code.CLONE_GROUP_OFFSET, reset, self.clone_offsets, CloneGroupOffsetRequestHeader, _cloned),
         )
 
-    async def create_or_update(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, group: SubscriptionGroupConfig
-    ) -> Answer:
-        await self._service.create_or_update(group)
-        return command.response(ResponseCode.SUCCESS)
+    async def create_or_update(self, request: Request[SubscriptionGroupConfig]) -> Answer:
+        await self._service.create_or_update(request.content)
+        return request.success()
 
-    def all(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
-    ) -> Reply:
+    def all(self, request: Request[TableVersionHeader]) -> Reply:
         table = self._service.all()
-        if header.table_version is None:
-            return command.response(ResponseCode.SUCCESS, body=encode_body(table))
+        if request.content.table_version is None:
+            return request.success(body=table)
         version = table.data_version.token
-        body = b"" if version == header.table_version else encode_body(table)
-        return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)
+        body = b"" if version == request.content.table_version else table
+        return request.success(TableVersionHeader(table_version=version), body)
 
-    async def delete(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: DeleteSubscriptionGroupRequestHeader,
-    ) -> Answer:
-        await self._service.delete(header.group_name, is_true(header.remove_offset))
-        return command.response(ResponseCode.SUCCESS)
+    async def delete(self, request: Request[DeleteSubscriptionGroupRequestHeader]) -> Answer:
+        await self._service.delete(request.content.group_name, is_true(request.content.remove_offset))
+        return request.success()
 
-    def consuming(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TopicRequestHeader
-    ) -> Reply:
-        body = fastjson.dumps({"groupList": self._service.consuming(header.topic)})
-        return command.response(ResponseCode.SUCCESS, body=body)
+    def consuming(self, request: Request[TopicRequestHeader]) -> Reply:
+        return request.success(body=fastjson.dumps({"groupList": self._service.consuming(request.content.topic)}))
 
-    async def clone_offsets(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: CloneGroupOffsetRequestHeader
-    ) -> Answer:
+    async def clone_offsets(self, request: Request[CloneGroupOffsetRequestHeader]) -> Answer:
+        header = request.content
         await self._service.clone_offsets(header.src_group, header.dest_group, header.topic, is_true(header.offline))
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    async def reset_offsets(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ResetOffsetRequestHeader
-    ) -> Answer:
+    async def reset_offsets(self, request: Request[ResetOffsetRequestHeader]) -> Answer:
+        header = request.content
         is_force = is_true(header.is_force)
-        request = OffsetReset(header.topic, header.group, header.timestamp, is_force, header.queue_id, header.offset)
-        offsets = await self._service.reset_offsets(request)
-        return command.response(ResponseCode.SUCCESS, body=await in_slices(reset_table_steps(offsets)))
+        reset = OffsetReset(header.topic, header.group, header.timestamp, is_force, header.queue_id, header.offset)
+        offsets = await self._service.reset_offsets(reset)
+        return request.success(body=await in_slices(reset_table_steps(offsets)))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.broker.services.clients import ClientService
 from rucola.domain.client import HeartbeatData
-from rucola.protocol.body import encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.connections import CheckClientRequestBody
 from rucola.protocol.heartbeat import (
     GetConsumerListByGroupRequestHeader,
     GetConsumerListByGroupResponseBody,
     UnregisterClientRequestHeader,
 )
-from rucola.remoting.connection import Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 def _announced(heartbeat: HeartbeatData) -> Iterator[Resource]:
@@ -47,7 +45,7 @@ class HeartbeatAdapter:
     def __init__(self, service: ClientService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         leaving, members = UnregisterClientRequestHeader, GetConsumerListByGroupRequestHeader
         checked = CheckClientRequestBody
         return (
@@ -57,40 +55,28 @@ class HeartbeatAdapter:
             Endpoint(RequestCode.CHECK_CLIENT_CONFIG, Action.QUERY, self.check_config, checked, _checked_subscription),
         )
 
-    def heart_beat(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, heartbeat: HeartbeatData
-    ) -> Reply:
+    def heart_beat(self, request: Request[HeartbeatData]) -> Reply:
         # The client gets the response before the notification that it has joined: Apache's client would rebalance while
         # its first heartbeat is in flight, and pull what the broker does not know yet. Nothing waits for the files of a
         # new group: after a crash, the next heartbeat creates it again.
         self._service.heartbeat(
-            connection,
-            caller,
-            heartbeat,
-            command.language,
-            command.version,
-            on_accepted=lambda: connection.answer(command, command.response(ResponseCode.SUCCESS)),
+            request.connection,
+            request.caller,
+            request.content,
+            request.command.language,
+            request.command.version,
+            on_accepted=lambda: request.connection.answer(request.command, request.success()),
         )
         return None
 
-    def unregister(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: UnregisterClientRequestHeader
-    ) -> Reply:
-        self._service.unregister(connection, header.producer_group, header.consumer_group)
-        return command.response(ResponseCode.SUCCESS)
+    def unregister(self, request: Request[UnregisterClientRequestHeader]) -> Reply:
+        self._service.unregister(request.connection, request.content.producer_group, request.content.consumer_group)
+        return request.success()
 
-    def consumer_ids(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: GetConsumerListByGroupRequestHeader,
-    ) -> Reply:
-        body = GetConsumerListByGroupResponseBody(consumer_id_list=self._service.consumer_ids(header.consumer_group))
-        return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+    def consumer_ids(self, request: Request[GetConsumerListByGroupRequestHeader]) -> Reply:
+        members = self._service.consumer_ids(request.content.consumer_group)
+        return request.success(body=GetConsumerListByGroupResponseBody(consumer_id_list=members))
 
-    def check_config(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, request: CheckClientRequestBody
-    ) -> Reply:
-        self._service.check_subscription(request.subscription_data)
-        return command.response(ResponseCode.SUCCESS)
+    def check_config(self, request: Request[CheckClientRequestBody]) -> Reply:
+        self._service.check_subscription(request.content.subscription_data)
+        return request.success()

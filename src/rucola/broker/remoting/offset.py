@@ -6,10 +6,12 @@ groups (43) and of delayed delivery (45).
 
 from __future__ import annotations
 
+from typing import Any
+
 from rucola import fastjson
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.broker.services.offsets import OffsetService
-from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import (
     EarliestStoreTimeResponseHeader,
@@ -21,8 +23,8 @@ from rucola.protocol.offset import (
     offset_table_steps,
 )
 from rucola.protocol.topic import TableCopyHeader, TableVersionHeader
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 from rucola.slices import in_slices
 
 
@@ -38,7 +40,7 @@ class OffsetAdapter:
     def __init__(self, service: OffsetService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         read, commit = QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
         search, queue, version = SearchOffsetRequestHeader, QueueRequestHeader, TableVersionHeader
         return (
@@ -52,55 +54,38 @@ class OffsetAdapter:
             Endpoint(RequestCode.GET_ALL_DELAY_OFFSET, Action.QUERY, self.delay_offsets, version),
         )
 
-    def consumer_offset(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryConsumerOffsetRequestHeader
-    ) -> Reply:
-        return _offset(command, self._service.consumer_offset(header.consumer_group, header.topic, header.queue_id))
+    def consumer_offset(self, request: Request[QueryConsumerOffsetRequestHeader]) -> Reply:
+        header = request.content
+        return _offset(request, self._service.consumer_offset(header.consumer_group, header.topic, header.queue_id))
 
-    def commit(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: UpdateConsumerOffsetRequestHeader,
-    ) -> Reply:
+    def commit(self, request: Request[UpdateConsumerOffsetRequestHeader]) -> Reply:
+        header = request.content
         self._service.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    def search(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: SearchOffsetRequestHeader
-    ) -> Reply:
-        return _offset(command, self._service.by_time(header.topic, header.queue_id, header.timestamp))
+    def search(self, request: Request[SearchOffsetRequestHeader]) -> Reply:
+        header = request.content
+        return _offset(request, self._service.by_time(header.topic, header.queue_id, header.timestamp))
 
-    def max_offset(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueueRequestHeader
-    ) -> Reply:
-        return _offset(command, self._service.max_offset(header.topic, header.queue_id))
+    def max_offset(self, request: Request[QueueRequestHeader]) -> Reply:
+        return _offset(request, self._service.max_offset(request.content.topic, request.content.queue_id))
 
-    def min_offset(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueueRequestHeader
-    ) -> Reply:
-        return _offset(command, self._service.min_offset(header.topic, header.queue_id))
+    def min_offset(self, request: Request[QueueRequestHeader]) -> Reply:
+        return _offset(request, self._service.min_offset(request.content.topic, request.content.queue_id))
 
-    def earliest_store_time(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueueRequestHeader
-    ) -> Reply:
-        timestamp = self._service.earliest_store_time(header.topic, header.queue_id)
-        return command.response(ResponseCode.SUCCESS, EarliestStoreTimeResponseHeader(timestamp=timestamp))
+    def earliest_store_time(self, request: Request[QueueRequestHeader]) -> Reply:
+        timestamp = self._service.earliest_store_time(request.content.topic, request.content.queue_id)
+        return request.success(EarliestStoreTimeResponseHeader(timestamp=timestamp))
 
-    async def all_consumer_offsets(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
-    ) -> Answer:
+    async def all_consumer_offsets(self, request: Request[TableVersionHeader]) -> Answer:
         # The version comes first: what changes while the table is encoded is sent again at the next request.
-        version, offsets = self._service.consumer_offsets_since(header.table_version)
+        version, offsets = self._service.consumer_offsets_since(request.content.table_version)
         body = await in_slices(offset_table_steps(offsets))
-        return command.response(ResponseCode.SUCCESS, self._copied(header, version), body)
+        return request.success(self._copied(request.content, version), body)
 
-    def delay_offsets(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
-    ) -> Reply:
+    def delay_offsets(self, request: Request[TableVersionHeader]) -> Reply:
         body = fastjson.dumps({"offsetTable": dict(self._service.delay_offsets())})
-        return command.response(ResponseCode.SUCCESS, self._copied(header), body)
+        return request.success(self._copied(request.content), body)
 
     def _copied(self, header: TableVersionHeader, version: str | None = None) -> TableCopyHeader | None:
         if header.table_version is None:
@@ -111,5 +96,5 @@ class OffsetAdapter:
         return TableCopyHeader(table_version=version, log_epoch=end.epoch, log_begin=begin, log_end=end.end)
 
 
-def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:
-    return command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=offset))
+def _offset(request: Request[Any], offset: int) -> RemotingCommand:
+    return request.success(OffsetResponseHeader(offset=offset))

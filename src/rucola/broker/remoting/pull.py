@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Final
 
 from rucola import speed
-from rucola.access import Action, Caller, Check, Resource
+from rucola.access import Action, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.requests import FetchRequest
@@ -31,7 +31,7 @@ from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullMessageRequestHeader
 from rucola.remoting.connection import Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 from rucola.remoting.refusals import error_response
 
 _CODES = (
@@ -78,22 +78,18 @@ class PullAdapter:
         self._hold = hold
         self._check_permission = check_permission
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         request = PullMessageRequestHeader
         return (Endpoint(RequestCode.PULL_MESSAGE, Action.FETCH, self.pull, request, pulled_queue),)
 
-    def pull(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: PullMessageRequestHeader
-    ) -> Reply:
-        return self._fetch(connection, caller, command, fetch_request(header))
+    def pull(self, request: Request[PullMessageRequestHeader]) -> Reply:
+        return self._fetch(Request(request.connection, request.caller, request.command, fetch_request(request.content)))
 
-    def _fetch(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, request: FetchRequest
-    ) -> RemotingCommand | bytes | None:
-        result = self._service.fetch(caller, request)
+    def _fetch(self, request: Request[FetchRequest]) -> RemotingCommand | bytes | None:
+        result = self._service.fetch(request.caller, request.content)
         if isinstance(result, Fetched):
-            return _reply(connection, command, result)
-        self._hold_pull(connection, caller, command, request, result)
+            return _reply(request, result)
+        self._hold_pull(request, result)
         return None
 
     def read(self, checks: Sequence[Check], connection: Connection, data: memoryview) -> tuple[bytes, int]:
@@ -101,52 +97,46 @@ class PullAdapter:
         if speed.read_pull is None or (found := speed.read_pull(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE)) is None:
             return b"", 0
         opaque, fields, end = found
-        request, caller = FetchRequest(*fields), connection.caller
+        fetch, caller = FetchRequest(*fields), connection.caller
         command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
         reply: Reply
         try:
-            resource = Resource(request.topic, request.group)
+            resource = Resource(fetch.topic, fetch.group)
             for check in checks:
                 check(caller, resource)
-            reply = self._fetch(connection, caller, command, request)
+            reply = self._fetch(Request(connection, caller, command, fetch))
         except Exception as error:
             reply = error_response(connection.peer, command, error)
         return connection.encode_reply(command, reply) or b"", end
 
-    def _hold_pull(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        request: FetchRequest,
-        waiting: Waiting,
-    ) -> None:
+    def _hold_pull(self, request: Request[FetchRequest], waiting: Waiting) -> None:
+        connection, caller, fetch = request.connection, request.caller, request.content
         # The closure keeps connection and request alive as long as the pull is held, and not all that the peer sent.
-        command = command.without_content()
+        held = Request(connection, caller, request.command.without_content(), fetch)
 
         def retry(waiting: Waiting, checked: int, is_last: bool) -> Waiting | None:
             try:
-                self._check_permission(caller, Resource(request.topic, request.group))
-                again = self._service.fetch_held(caller, request, waiting, checked, is_last)
+                self._check_permission(caller, Resource(fetch.topic, fetch.group))
+                again = self._service.fetch_held(caller, fetch, waiting, checked, is_last)
             except Exception as error:
-                connection.send_error(command, error)
+                connection.send_error(held.command, error)
                 return None
             if isinstance(again, Fetched):
-                if (answer := _reply(connection, command, again)) is not None:
+                if (answer := _reply(held, again)) is not None:
                     connection.send(answer)
                 return None
             return again
 
-        pull = HeldPull(connection, request.topic, request.queue_id, waiting, retry, len(request.expression or ""))
-        self._hold.hold(pull, self._service.wait_ms(request))
+        pull = HeldPull(connection, fetch.topic, fetch.queue_id, waiting, retry, len(fetch.expression or ""))
+        self._hold.hold(pull, self._service.wait_ms(fetch))
 
 
-def _reply(connection: Connection, command: RemotingCommand, fetched: Fetched) -> RemotingCommand | bytes | None:
-    records = fetched.records
+def _reply(request: Request[FetchRequest], fetched: Fetched) -> RemotingCommand | bytes | None:
+    command, records = request.command, fetched.records
     if isinstance(records, bytes):
         return formatted(command, fetched) if command.serialize_type is JSON else encoded(command, fetched)
     if command.serialize_type is JSON and not command.is_oneway:
-        connection.send_large(_head(command.opaque, fetched), records)
+        request.connection.send_large(_head(command.opaque, fetched), records)
         return None
     with records:
         fetched.records = bytes(records.view)

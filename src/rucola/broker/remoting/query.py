@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.broker.services.query import KeyQuery, QueryService
 from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 def _topic(header: QueryMessageRequestHeader) -> Resource:
@@ -20,16 +19,15 @@ class QueryAdapter:
     def __init__(self, service: QueryService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         by_key, by_id = QueryMessageRequestHeader, ViewMessageRequestHeader
         return (
             Endpoint(RequestCode.QUERY_MESSAGE, Action.READ, self.query, by_key, _topic),
             Endpoint(RequestCode.VIEW_MESSAGE_BY_ID, Action.READ, self.view, by_id),
         )
 
-    async def query(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryMessageRequestHeader
-    ) -> Answer:
+    async def query(self, request: Request[QueryMessageRequestHeader]) -> Answer:
+        header = request.content
         query = KeyQuery(
             header.topic,
             header.key,
@@ -39,7 +37,7 @@ class QueryAdapter:
             header.before_physical_offset,
             is_true(header.unique_key_query),
         )
-        found = await self._service.by_key(caller, query)
+        found = await self._service.by_key(request.caller, query)
         reach = QueryMessageResponseHeader(
             index_last_update_timestamp=found.index_last_update_timestamp,
             index_last_update_phyoffset=found.index_last_update_physical_offset,
@@ -47,13 +45,11 @@ class QueryAdapter:
         if header.before_physical_offset is not None:
             reach.index_begin_timestamp, reach.index_end_timestamp = found.index_range or (-1, -1)
         if not found.records:
-            return command.response(
+            return request.command.response(
                 ResponseCode.QUERY_NOT_FOUND, reach, remark="can not find message, maybe time range not correct"
             )
-        return command.response(ResponseCode.SUCCESS, reach, b"".join(found.records))
+        return request.success(reach, b"".join(found.records))
 
-    def view(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ViewMessageRequestHeader
-    ) -> Reply:
-        record = self._service.by_physical_offset(caller, header.offset)
-        return command.response(ResponseCode.SUCCESS, body=record)
+    def view(self, request: Request[ViewMessageRequestHeader]) -> Reply:
+        record = self._service.by_physical_offset(request.caller, request.content.offset)
+        return request.success(body=record)

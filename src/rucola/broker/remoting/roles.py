@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rucola.access import Action, Caller
+from rucola.access import Action
 from rucola.broker.services.roles import RoleService, SwitchOver
-from rucola.protocol.body import encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.roles import (
     DemoteBrokerRequestHeader,
     HaStatusRequestHeader,
@@ -14,15 +12,15 @@ from rucola.protocol.roles import (
     RoleChangeResponseHeader,
     SwitchOverRequestHeader,
 )
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 class RoleAdapter:
     def __init__(self, service: RoleService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         alter = Action.ALTER_ROLE
         return (
             Endpoint(RequestCode.GET_HA_STATUS, Action.QUERY, self.status, HaStatusRequestHeader),
@@ -31,29 +29,23 @@ class RoleAdapter:
             Endpoint(RequestCode.SWITCH_OVER, alter, self.switch_over, SwitchOverRequestHeader),
         )
 
-    async def status(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: HaStatusRequestHeader
-    ) -> Answer:
-        status = await self._service.status(header.count_from)
-        return command.response(ResponseCode.SUCCESS, body=encode_body(status))
+    async def status(self, request: Request[HaStatusRequestHeader]) -> Answer:
+        status = await self._service.status(request.content.count_from)
+        return request.success(body=status)
 
-    async def promote(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: PromoteBrokerRequestHeader
-    ) -> Answer:
+    async def promote(self, request: Request[PromoteBrokerRequestHeader]) -> Answer:
+        header = request.content
         epoch = await self._service.promote(
-            caller, header.epoch, force=header.force, is_switchover=header.is_switchover
+            request.caller, header.epoch, force=header.force, is_switchover=header.is_switchover
         )
-        return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch))
+        return request.success(RoleChangeResponseHeader(epoch=epoch))
 
-    def demote(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: DemoteBrokerRequestHeader
-    ) -> Reply:
-        self._service.demote(caller, header.broker_id)
-        return command.response(ResponseCode.SUCCESS)
+    def demote(self, request: Request[DemoteBrokerRequestHeader]) -> Reply:
+        self._service.demote(request.caller, request.content.broker_id)
+        return request.success()
 
-    async def switch_over(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: SwitchOverRequestHeader
-    ) -> Answer:
+    async def switch_over(self, request: Request[SwitchOverRequestHeader]) -> Answer:
+        header = request.content
         target = SwitchOver(header.target_addr, header.target_id, header.broker_id, header.timeout_ms)
-        epoch, pause_ms = await self._service.switch_over(caller, target)
-        return command.response(ResponseCode.SUCCESS, RoleChangeResponseHeader(epoch=epoch, pause_ms=pause_ms))
+        epoch, pause_ms = await self._service.switch_over(request.caller, target)
+        return request.success(RoleChangeResponseHeader(epoch=epoch, pause_ms=pause_ms))

@@ -7,18 +7,17 @@ UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28),
 from __future__ import annotations
 
 from rucola import fastjson, settings
-from rucola.access import Action, Caller
+from rucola.access import Action
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.diagnosis import DiagnosisService
 from rucola.broker.services.runtime_info import RuntimeInfoService
-from rucola.protocol.body import encode_body
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import Header, RemotingCommand
+from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import Header
 from rucola.protocol.kv import KVTable
 from rucola.protocol.route import TopicList
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 class ConfigVersionHeader(Header, kw_only=True):
@@ -35,7 +34,7 @@ class RuntimeAdapter:
         self._info = info
         self._diagnosis = diagnosis
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         statistic = ViewBrokerStatsDataRequestHeader
         return (
             Endpoint(RequestCode.UPDATE_BROKER_CONFIG, Action.ALTER_CONFIG, self.update_config),
@@ -46,33 +45,25 @@ class RuntimeAdapter:
             Endpoint(RequestCode.VIEW_BROKER_STATS_DATA, Action.QUERY, self.statistic, statistic),
         )
 
-    async def diagnosis(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
-    ) -> Answer:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(await self._diagnosis.findings()))
+    async def diagnosis(self, request: Request[None]) -> Answer:
+        return request.success(body=await self._diagnosis.findings())
 
-    async def update_config(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, request: None
-    ) -> Answer:
-        await self._configuration.update(caller, command.body)
-        return command.response(ResponseCode.SUCCESS)
+    async def update_config(self, request: Request[None]) -> Answer:
+        await self._configuration.update(request.caller, request.command.body)
+        return request.success()
 
-    def get_config(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        return command.response(
-            ResponseCode.SUCCESS,
+    def get_config(self, request: Request[None]) -> Reply:
+        return request.success(
             ConfigVersionHeader(version=fastjson.dumps(self._configuration.version).decode()),
             settings.render(self._configuration.properties()).encode("utf-8"),
         )
 
-    def figures(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        return command.response(ResponseCode.SUCCESS, body=encode_body(KVTable(table=self._info.figures())))
+    def figures(self, request: Request[None]) -> Reply:
+        return request.success(body=KVTable(table=self._info.figures()))
 
-    def system_topics(self, connection: Connection, caller: Caller, command: RemotingCommand, request: None) -> Reply:
-        body = TopicList(topic_list=self._info.system_topics())
-        return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+    def system_topics(self, request: Request[None]) -> Reply:
+        return request.success(body=TopicList(topic_list=self._info.system_topics()))
 
-    def statistic(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: ViewBrokerStatsDataRequestHeader
-    ) -> Reply:
-        data = self._info.statistic(header.stats_name, header.stats_key)
-        return command.response(ResponseCode.SUCCESS, body=encode_body(data))
+    def statistic(self, request: Request[ViewBrokerStatsDataRequestHeader]) -> Reply:
+        data = self._info.statistic(request.content.stats_name, request.content.stats_key)
+        return request.success(body=data)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from msgspec import json
 
 from rucola import speed
-from rucola.access import Action, Caller, Check, Refused, Resource
+from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.durability import Missing
 from rucola.broker.services.publish import UNSLICED_MESSAGES, PublishService, SentMessages
@@ -40,7 +40,7 @@ from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.retry import known_limit
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.connection import UNSLICED, Answer, Connection, Processor, Reply
-from rucola.remoting.endpoints import Endpoint, Handler
+from rucola.remoting.endpoints import Endpoint, Endpoints, Handler, Request
 from rucola.remoting.refusals import error_response
 from rucola.slices import in_slices
 from rucola.store.config import PutMessageStatus
@@ -66,7 +66,8 @@ def published_topic(header: SendHeader) -> Resource:
     return Resource(header.topic)
 
 
-def publish_request(command: RemotingCommand, header: SendHeader) -> PublishRequest:
+def publish_request(request: Request[SendHeader]) -> PublishRequest:
+    command, header = request.command, request.content
     return PublishRequest(
         header.topic,
         header.queue_id,
@@ -84,16 +85,8 @@ def publish_request(command: RemotingCommand, header: SendHeader) -> PublishRequ
     )
 
 
-class AdmittedSend(NamedTuple):
-    """A decoded send that all checks have passed."""
-
-    caller: Caller
-    command: RemotingCommand
-    header: SendHeader
-
-
 def columns_of(
-    sends: Iterable[AdmittedSend], max_body_size: int, max_messages: int
+    sends: Iterable[Request[SendHeader]], max_body_size: int, max_messages: int
 ) -> tuple[list[int | None], list[int], SentMessages]:
     """Return the first sends, up to one that is unusual, as columns: the counterpart of `speed.read_sends`.
 
@@ -104,8 +97,8 @@ def columns_of(
     topics, queue_ids, flags, sys_flags, born_timestamps, reconsume_times, strings, bodies = sent = SentMessages(
         [], [], [], [], [], [], [], []
     )
-    for _, command, header in sends:
-        is_batch = _is_batch(command, header)
+    for send in sends:
+        command, header, is_batch = send.command, send.content, _is_batch(send)
         if (
             len(bodies) >= UNSLICED_MESSAGES
             or command.serialize_type is not JSON
@@ -206,13 +199,13 @@ class SendAdapter:
         self._config, self._store_config = state.config, state.store.config
         self._answers = SendAnswers(state.config)
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         """Return the endpoints of sends that come alone."""
         return _endpoints(self.send)
 
-    def run_endpoints(self) -> tuple[Endpoint, ...]:
-        """Return endpoints that decode and check sends, and return them as AdmittedSend, for `serve`."""
-        return _endpoints(_admitted)
+    def run_endpoints(self) -> Endpoints:
+        """Return endpoints that decode and check sends, and return them, for `serve`."""
+        return _endpoints(lambda request: cast("Reply", request))
 
     def read(self, checks: Sequence[Check], connection: Connection, data: memoryview) -> tuple[bytes, int]:
         """Serve the sends at the start of a read from its bytes, see `ReadHooks`. Without access control only."""
@@ -238,10 +231,10 @@ class SendAdapter:
     ) -> list[bytes]:
         """Serve sends that follow each other, see `ReadHooks`: all that their processors admit are put together."""
         frames: list[bytes | None] = []
-        admitted: list[AdmittedSend] = []
+        admitted: list[Request[SendHeader]] = []
         for command in commands:
             try:
-                admitted.append(cast("AdmittedSend", processors[command.code](connection, command)))
+                admitted.append(cast("Request[SendHeader]", processors[command.code](connection, command)))
             except Exception as error:
                 frames.append(connection.encode_reply(command, error_response(connection.peer, command, error)))
         while admitted:
@@ -250,13 +243,13 @@ class SendAdapter:
                 responses, served = self._put(connection, opaques, counts, sent)
                 frames.append(responses)
                 if served < len(opaques):
-                    frames.append(self._serve_alone(connection, admitted[served]))
+                    frames.append(self._serve_alone(admitted[served]))
                     served += 1
                 messages = sum(counts[:served])
                 opaques, counts, admitted = opaques[served:], counts[served:], admitted[served:]
                 sent = SentMessages._make(column[messages:] for column in sent)
             if admitted:
-                frames.append(self._serve_alone(connection, admitted[0]))
+                frames.append(self._serve_alone(admitted[0]))
                 admitted = admitted[1:]
         return list(filter(None, frames))
 
@@ -301,46 +294,43 @@ class SendAdapter:
 
     # Sends alone, of any kind.
 
-    def send(self, connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Reply:
-        is_batch = _is_batch(command, header)
+    def send(self, request: Request[SendHeader]) -> Reply:
+        is_batch = _is_batch(request)
         if is_batch:
-            columns = columns_of([AdmittedSend(caller, command, header)], *self._limits())
-            responses, served = self._put(connection, *columns) if columns[0] else (b"", 0)
+            columns = columns_of([request], *self._limits())
+            responses, served = self._put(request.connection, *columns) if columns[0] else (b"", 0)
             if served:
                 return responses or None
-        request = publish_request(command, header)
-        if not self._publish.has_topic(request.topic):
-            return self._send_to_new_topic(connection, caller, command, request, is_batch)
+        publish = publish_request(request)
+        if not self._publish.has_topic(publish.topic):
+            return self._send_to_new_topic(request, publish, is_batch)
         if not is_batch:
-            return self._answer(connection, command, self._publish.publish(caller, request))
-        steps = self._publish.publish_batch(caller, request)
+            return self._answer(request, self._publish.publish(request.caller, publish))
+        steps = self._publish.publish_batch(request.caller, publish)
         try:
             next(steps)
         except StopIteration as stop:
-            return self._answer(connection, command, stop.value)
-        return self._send_in_slices(connection, command, steps)
+            return self._answer(request, stop.value)
+        return self._send_in_slices(request, steps)
 
-    def _serve_alone(self, connection: Connection, send: AdmittedSend) -> bytes | None:
-        command = send.command
+    def _serve_alone(self, send: Request[SendHeader]) -> bytes | None:
+        connection, command = send.connection, send.command
         try:
-            return connection.encode_reply(command, self.send(connection, *send))
+            return connection.encode_reply(command, self.send(send))
         except Exception as error:
             return connection.encode_reply(command, error_response(connection.peer, command, error))
 
-    async def _send_to_new_topic(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, request: PublishRequest, is_batch: bool
-    ) -> Answer:
-        await self._publish.ensure_topic(caller, request)
+    async def _send_to_new_topic(self, request: Request[SendHeader], publish: PublishRequest, is_batch: bool) -> Answer:
+        await self._publish.ensure_topic(request.caller, publish)
         if is_batch:
-            return await self._send_in_slices(connection, command, self._publish.publish_batch(caller, request))
-        return self._answer(connection, command, self._publish.publish(caller, request))
+            return await self._send_in_slices(request, self._publish.publish_batch(request.caller, publish))
+        return self._answer(request, self._publish.publish(request.caller, publish))
 
-    async def _send_in_slices(
-        self, connection: Connection, command: RemotingCommand, steps: Generator[None, None, Published]
-    ) -> Answer:
-        return self._answer(connection, command, await in_slices(steps))
+    async def _send_in_slices(self, request: Request[SendHeader], steps: Generator[None, None, Published]) -> Answer:
+        return self._answer(request, await in_slices(steps))
 
-    def _answer(self, connection: Connection, command: RemotingCommand, published: Published) -> Answer:
+    def _answer(self, request: Request[SendHeader], published: Published) -> Answer:
+        connection, command = request.connection, request.command
         if not published.must_wait:
             return self._answers.answer(command, published)
 
@@ -354,7 +344,7 @@ class SendAdapter:
         return None
 
 
-def _endpoints(handler: Handler) -> tuple[Endpoint, ...]:
+def _endpoints(handler: Handler[SendHeader]) -> Endpoints:
     v1, v2 = SendMessageRequestHeader, SendMessageRequestHeaderV2
     return (
         Endpoint(RequestCode.SEND_MESSAGE, Action.PUBLISH, handler, v1, published_topic),
@@ -363,13 +353,9 @@ def _endpoints(handler: Handler) -> tuple[Endpoint, ...]:
     )
 
 
-def _admitted(connection: Connection, caller: Caller, command: RemotingCommand, header: SendHeader) -> Any:
-    return AdmittedSend(caller, command, header)
-
-
-def _is_batch(command: RemotingCommand, header: SendHeader) -> bool:
-    batch = header.batch
-    return command.code == _SEND_BATCH or (batch != "false" and (is_true(batch) or batch == "1"))
+def _is_batch(send: Request[SendHeader]) -> bool:
+    batch = send.content.batch
+    return send.command.code == _SEND_BATCH or (batch != "false" and (is_true(batch) or batch == "1"))
 
 
 def _request(opaque: int) -> RemotingCommand:

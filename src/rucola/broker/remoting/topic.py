@@ -6,17 +6,15 @@ QUERY_CONSUME_QUEUE (321).
 
 from __future__ import annotations
 
-from rucola.access import Action, Caller, Resource
+from rucola.access import Action, Resource
 from rucola.broker.services.topics import TopicService
 from rucola.domain.topic import TopicConfig
 from rucola.message.properties import is_true
-from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.topic import CreateTopicRequestHeader, TableVersionHeader, TopicRequestHeader, topic_stats_steps
-from rucola.remoting.connection import Answer, Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 from rucola.slices import in_slices
 
 
@@ -28,7 +26,7 @@ class TopicAdapter:
     def __init__(self, service: TopicService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         create, named, units = CreateTopicRequestHeader, TopicRequestHeader, QueryConsumeQueueRequestHeader
         return (
             Endpoint(RequestCode.UPDATE_AND_CREATE_TOPIC, Action.ALTER_TOPIC, self.create_or_update, create, _topic),
@@ -38,9 +36,8 @@ class TopicAdapter:
             Endpoint(RequestCode.QUERY_CONSUME_QUEUE, Action.QUERY, self.consume_queue, units, _topic),
         )
 
-    async def create_or_update(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: CreateTopicRequestHeader
-    ) -> Answer:
+    async def create_or_update(self, request: Request[CreateTopicRequestHeader]) -> Answer:
+        header = request.content
         await self._service.create_or_update(
             TopicConfig(
                 topic_name=header.topic,
@@ -52,41 +49,32 @@ class TopicAdapter:
                 order=is_true(header.order),
             )
         )
-        return command.response(ResponseCode.SUCCESS)
+        return request.success()
 
-    def all(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TableVersionHeader
-    ) -> Reply:
+    def all(self, request: Request[TableVersionHeader]) -> Reply:
         table = self._service.all()
-        if header.table_version is None:
-            return command.response(ResponseCode.SUCCESS, body=encode_body(table))
+        if request.content.table_version is None:
+            return request.success(body=table)
         version = table.data_version.token
-        body = b"" if version == header.table_version else encode_body(table)
-        return command.response(ResponseCode.SUCCESS, TableVersionHeader(table_version=version), body)
+        body = b"" if version == request.content.table_version else table
+        return request.success(TableVersionHeader(table_version=version), body)
 
-    async def queue_ends(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TopicRequestHeader
-    ) -> Answer:
-        ends = await self._service.queue_ends(header.topic)
-        return command.response(ResponseCode.SUCCESS, body=await in_slices(topic_stats_steps(ends)))
+    async def queue_ends(self, request: Request[TopicRequestHeader]) -> Answer:
+        ends = await self._service.queue_ends(request.content.topic)
+        return request.success(body=await in_slices(topic_stats_steps(ends)))
 
-    async def delete(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: TopicRequestHeader
-    ) -> Answer:
-        await self._service.delete(header.topic)
-        return command.response(ResponseCode.SUCCESS)
+    async def delete(self, request: Request[TopicRequestHeader]) -> Answer:
+        await self._service.delete(request.content.topic)
+        return request.success()
 
-    def consume_queue(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: QueryConsumeQueueRequestHeader
-    ) -> Reply:
+    def consume_queue(self, request: Request[QueryConsumeQueueRequestHeader]) -> Reply:
+        header = request.content
         found = self._service.consume_queue(
             header.topic, header.queue_id, header.index, header.count, header.consumer_group
         )
         if found is None:
-            return command.response(
-                ResponseCode.SUCCESS,
-                remark=f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!",
-            )
+            remark = f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!"
+            return request.command.response(ResponseCode.SUCCESS, remark=remark)
         body = QueryConsumeQueueResponseBody(
             filter_data=found.filter_data,
             max_queue_index=found.end,
@@ -97,4 +85,4 @@ class TopicAdapter:
             ],
             subscription_data=found.subscription,
         )
-        return command.response(ResponseCode.SUCCESS, body=encode_body(body))
+        return request.success(body=body)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rucola.access import Action, Caller
+from rucola.access import Action
 from rucola.broker.delivery.transactions import TransactionEnd
 from rucola.broker.services.transactions import TransactionService
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
-from rucola.remoting.connection import Connection, Reply
-from rucola.remoting.endpoints import Endpoint
+from rucola.remoting.connection import Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
 class TransactionAdapter:
@@ -18,16 +17,15 @@ class TransactionAdapter:
     def __init__(self, service: TransactionService) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> Endpoints:
         end, resume = EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
         return (
             Endpoint(RequestCode.END_TRANSACTION, Action.END_TRANSACTION, self.end, end),
             Endpoint(RequestCode.RESUME_CHECK_HALF_MESSAGE, Action.RESUME_TRANSACTION, self.resume, resume),
         )
 
-    def end(
-        self, connection: Connection, caller: Caller, command: RemotingCommand, header: EndTransactionRequestHeader
-    ) -> Reply:
+    def end(self, request: Request[EndTransactionRequestHeader]) -> Reply:
+        header = request.content
         end = TransactionEnd(
             header.producer_group,
             header.tran_state_table_offset,
@@ -35,14 +33,8 @@ class TransactionAdapter:
             header.commit_or_rollback,
             header.transaction_id,
         )
-        return command.response(ResponseCode.SUCCESS) if self._service.end(caller, end) else None
+        return request.success() if self._service.end(request.caller, end) else None
 
-    def resume(
-        self,
-        connection: Connection,
-        caller: Caller,
-        command: RemotingCommand,
-        header: ResumeCheckHalfMessageRequestHeader,
-    ) -> Reply:
-        self._service.resume(header.msg_id or "")
-        return command.response(ResponseCode.SUCCESS)
+    def resume(self, request: Request[ResumeCheckHalfMessageRequestHeader]) -> Reply:
+        self._service.resume(request.content.msg_id or "")
+        return request.success()
