@@ -233,7 +233,7 @@ def _pass_through(database: BenchmarkDatabase, runner: Database, first: int) -> 
         Outcome(row.seq, row.status, "SENT", "broker-a", 0, first + number, 60_000)
         for number, row in enumerate(batch.to_send)
     ]
-    if runner.run_one_sync(stub_claims.record, tables, "bench", outcomes) != BATCH:
+    if runner.run_sync(stub_claims.record, tables, "bench", outcomes) != BATCH:
         raise RuntimeError(f"not all of {BATCH} messages were relayed")
     message_ids = [row.message_id for row in batch.to_send]
     rows = [{"message_id": message_id, "consumer_group": GROUP} for message_id in message_ids]

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool, QueuePool
 
-from rucola.reliable.database import Database
+from rucola.reliable.database import BlockingDatabase, Database
 from support.databases import OutboxDatabase
 
 ID = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT connection_id()"}
@@ -31,19 +31,18 @@ def one(connection: Connection) -> int | None:
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-@pytest.mark.parametrize("face", ["run", "run_one"])
 async def test_ended_connection_is_a_database_error_and_the_next_one_works(
-    kind: str, face: str, new_db: Callable[[str, str], OutboxDatabase]
+    kind: str, new_db: Callable[[str, str], OutboxDatabase]
 ) -> None:
     db = new_db(kind, "")
     engine = create_engine(db.url, pool_size=1)
     database = Database(engine)
-    for run in (getattr(database, face), lambda work: getattr(database, f"{face}_sync")(work)):
+    for run in (database.run, database.run_one, BlockingDatabase(engine).run):
         end_connection(db, engine)
         with pytest.raises(DBAPIError):
-            await _result(run(one))
+            await run(one)
         assert _taken(engine) == 0
-        assert await _result(run(one)) == 1
+        assert await run(one) == 1
     engine.dispose()
 
 
@@ -67,7 +66,3 @@ def _taken(engine: Engine | AsyncEngine) -> int:
     """Return the number of connections that the pool lacks."""
     assert isinstance(engine.pool, QueuePool)
     return engine.pool.checkedout()
-
-
-async def _result(value: object) -> object:
-    return await value if hasattr(value, "__await__") else value

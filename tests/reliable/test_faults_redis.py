@@ -16,7 +16,9 @@ from sqlalchemy.orm import Session
 
 from rucola.client import MessageExt, ReconsumeLater
 from rucola.message import properties
+from rucola.reliable.database import complete
 from rucola.reliable.idempotent import idempotent
+from rucola.reliable.receipts import GroupDelivery
 from rucola.reliable.redis_claims import RedisClaims
 from support.databases import DatabaseServer, OutboxDatabase
 from support.outbox import add, statuses
@@ -97,7 +99,8 @@ async def test_slow_network_to_redis_costs_one_timeout_and_one_line(
         claims = RedisClaims(f"redis://{proxy.address}/0")
         claims.bind(False)
         with caplog.at_level(logging.INFO, "rucola.reliable"):
-            answers = [await asyncio.to_thread(claims.take, f"key {number}", "token", 1000) for number in range(500)]
+            deliveries = [GroupDelivery(f"m{number}", GROUP, "token") for number in range(500)]
+            answers = [await asyncio.to_thread(complete, claims.take(each, 1000)) for each in deliveries]
         assert answers == [None] * 500
         assert proxy.accepted == 1, "while it backs off, Redis is not asked"
     assert len(caplog.records) == 1

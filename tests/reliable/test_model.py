@@ -1,6 +1,6 @@
 """Every interleaving of two deliveries of one message, with faults at every point.
 
-The steps are the listener's own (`_steps`), performed one by one on a real SQLite in memory and a model of Redis. After
+The steps are the listener's own, taken one by one on a real SQLite in memory and a model of Redis. After
 each run the message is delivered once more, as a broker does with what was not acknowledged. Then the effect is there
 once and the stub is confirmed, or an operator voided it in time and there is no effect; nothing is left over.
 
@@ -92,7 +92,7 @@ def run(world: World, schedule: Schedules, events: set[str]) -> str:
                 with world.engine.begin() as connection:
                     operations.void(connection, world.tables, [MESSAGE_ID])
             case "lose commit":
-                first.loses_commit = True
+                first.listener.loses_commit = True
             case _:
                 world.leases_end()
     acknowledged = [second.is_acknowledged] + ([] if has_crashed else [first.is_acknowledged])

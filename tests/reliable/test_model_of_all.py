@@ -154,7 +154,7 @@ class Reliability(RuleBasedStateMachine):
     @rule(relay=st.sampled_from("ab"))
     def record(self, relay: str) -> None:
         _, outcomes = self.batches.pop(relay, Batch([], []))
-        self.database.run_one_sync(stub_claims.record, self.world.tables, relay, outcomes)
+        self.database.run_sync(stub_claims.record, self.world.tables, relay, outcomes)
 
     # Two workers.
 
@@ -169,7 +169,7 @@ class Reliability(RuleBasedStateMachine):
             worker = Worker(self.world, self.broker.queue[offset])
         else:
             return
-        worker.fails, worker.loses_commit = fails, loses_commit
+        worker.listener.fails, worker.listener.loses_commit = fails, loses_commit
         self.workers.append((worker, offset))
 
     @precondition(lambda self: bool(self.workers))

@@ -50,7 +50,7 @@ def claim_batch(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **op
 
 
 def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
-    return Database(db.engine()).run_one_sync(stub_claims.record, db.tables, owner, outcomes)
+    return Database(db.engine()).run_sync(stub_claims.record, db.tables, owner, outcomes)
 
 
 async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(

@@ -21,10 +21,6 @@ from support.outbox import add
 from support.waiting import until
 
 
-def renewals() -> list[asyncio.Task[object]]:
-    return [task for task in asyncio.all_tasks() if task.get_name().startswith("lease of")]
-
-
 def delivered(message_id: str) -> MessageExt:
     return MessageExt(
         "T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", 0, 0, bytes(8)
@@ -59,7 +55,7 @@ async def test_renewal_ends_with_its_delivery_although_the_driver_swallows_a_can
     with pytest.raises(RuntimeError, match="on purpose"):
         await fail(delivered(message_id))
     proceed.set()
-    await until(lambda: not renewals(), 5)
+    await until(lambda: not any(task.get_name().startswith("leases of") for task in asyncio.all_tasks()), 5)
     await engine.dispose()
 
 
@@ -110,7 +106,6 @@ async def test_only_errors_of_the_database_are_logged_without_a_traceback(
         assert (record.levelno, logged) == ((logging.ERROR, error) if is_bug else (logging.INFO, None))
         assert "\n" not in record.getMessage()
     if isinstance(engine, AsyncEngine):
-        await until(lambda: not renewals(), 5)
         await engine.dispose()
     else:
         engine.dispose()

@@ -8,6 +8,7 @@ anything else can run.
 from __future__ import annotations
 
 import asyncio
+import functools
 import multiprocessing
 import os
 import signal
@@ -127,37 +128,26 @@ class Steps:
     def around(self, owner: Any, method: str, name: str | None = None) -> None:
         """Reach NAME.before and NAME.after around a method, NAME.during between a transaction's work and its commit."""
         whole = getattr(owner, method)
-        is_async = asyncio.iscoroutinefunction(whole)
 
-        def named(arguments: tuple[Any, ...]) -> str:
-            return name or str(getattr(arguments[1], "__name__", ""))
+        async def stepped(*arguments: Any, **options: Any) -> Any:
+            step = name or arguments[1].__name__
+            self.reach(f"{step}.before")
+            if name is None:
+                arguments = (arguments[0], during(arguments[1]), *arguments[2:])
+            result = await whole(*arguments, **options)
+            self.reach(f"{step}.after")
+            return result
 
-        def with_during(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            if name is not None:
-                return arguments
-            work = arguments[1]
-
-            def during(*args: Any, **options: Any) -> Any:
-                result = work(*args, **options)
+        def during(work: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(work)
+            def worked(*arguments: Any, **options: Any) -> Any:
+                result = work(*arguments, **options)
                 self.reach(f"{work.__name__}.during")
                 return result
 
-            during.__name__ = work.__name__
-            return (arguments[0], during, *arguments[2:])
+            return worked
 
-        def stepped(*arguments: Any, **options: Any) -> Any:
-            self.reach(f"{named(arguments)}.before")
-            result = whole(*with_during(arguments), **options)
-            self.reach(f"{named(arguments)}.after")
-            return result
-
-        async def stepped_async(*arguments: Any, **options: Any) -> Any:
-            self.reach(f"{named(arguments)}.before")
-            result = await whole(*with_during(arguments), **options)
-            self.reach(f"{named(arguments)}.after")
-            return result
-
-        setattr(owner, method, stepped_async if is_async else stepped)
+        setattr(owner, method, stepped)
 
 
 def send_order(scene: Scene, kill_at: str) -> None:
@@ -195,7 +185,7 @@ def relay_order(scene: Scene, kill_at: str) -> None:
 def consume_order(scene: Scene, kill_at: str) -> None:
     """Consume until the message is confirmed."""
     steps = Steps(kill_at)
-    steps.around(Database, "run_one_sync")
+    steps.around(Database, "run_one")
     steps.around(RedisClaims, "take", "key")
     steps.around(RedisClaims, "finish", "finish")
 

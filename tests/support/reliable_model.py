@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import (
@@ -23,8 +26,10 @@ from sqlalchemy.pool import StaticPool
 from rucola.client import Message, MessageExt, ReconsumeLater
 from rucola.message import properties
 from rucola.reliable import Outbox, Tables
+from rucola.reliable.database import BlockingDatabase
 from rucola.reliable.errors import LeaseLost
-from rucola.reliable.idempotent import Step, UnknownMessage, _Options, _SyncListener
+from rucola.reliable.idempotent import UnknownMessage, _Options, _ThreadListener
+from rucola.reliable.receipts import GroupDelivery
 from rucola.reliable.redis_claims import KeyState
 
 GROUP = "billing"
@@ -44,41 +49,80 @@ class ListenerFails(Exception):
     """The business function of a delivery fails."""
 
 
+@types.coroutine
+def step() -> Generator[None]:
+    """Suspend a delivery until it is advanced."""
+    yield
+
+
 class Keys:
     """What Redis does, as far as claims need it."""
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}
 
-    def key(self, group: str, message_id: str) -> str:
-        return message_id
-
     def bind(self, is_async: bool) -> None: ...
 
-    def take(self, key: str, token: str, lease_ms: int) -> KeyState:
-        holder = self.held.setdefault(key, token)
-        return KeyState.TAKEN if holder == token else KeyState.DONE if holder == "done" else KeyState.HELD
+    async def take(self, delivery: GroupDelivery, lease_ms: int) -> KeyState:
+        await step()
+        holder = self.held.setdefault(delivery.message_id, delivery.token)
+        return KeyState.TAKEN if holder == delivery.token else KeyState.DONE if holder == "done" else KeyState.HELD
 
-    def finish(self, key: str, token: str) -> None:
-        if self.held.get(key) == token:
-            self.held[key] = "done"
+    async def finish(self, delivery: GroupDelivery) -> None:
+        await step()
+        if self.held.get(delivery.message_id) == delivery.token:
+            self.held[delivery.message_id] = "done"
 
-    def release(self, key: str, token: str) -> None:
-        if self.held.get(key) == token:
-            del self.held[key]
+    async def release(self, delivery: GroupDelivery) -> None:
+        await step()
+        if self.held.get(delivery.message_id) == delivery.token:
+            del self.held[delivery.message_id]
+
+
+class SteppedDatabase(BlockingDatabase):
+    """A database each of whose transactions is a step."""
+
+    async def _run(self, *arguments: Any, **options: Any) -> Any:
+        await step()
+        return await super()._run(*arguments, **options)
+
+
+class SteppedListener(_ThreadListener):
+    """The listener of one delivery. If it `fails`, its function raises; if it `loses_commit`, its commit seems to."""
+
+    fails = False
+    loses_commit = False
+
+    def __init__(self, world: World) -> None:
+        options = _Options(GROUP, world.tables, world.keys, LEASE_MS, UnknownMessage.PROCESS, transaction=None)
+        super().__init__(self._apply, world.engine, None, options)
+        self._business = self._ledger = SteppedDatabase(world.engine)
+        self._is_checked = True
+
+    def _apply(self, message: MessageExt, session: Session) -> None:
+        session.execute(insert(EFFECT).values(message_id=message.msg_id))
+        if self.fails:
+            raise ListenerFails
+
+    async def _transact(self, message: MessageExt, delivery: GroupDelivery) -> bool:
+        await step()
+        await step()  # the listener has begun; its transaction ends with a step of its own
+        has_stub = await super()._transact(message, delivery)
+        if self.loses_commit:
+            raise ListenerFails("the server closed the connection unexpectedly")
+        return has_stub
+
+    def _start_renewal(self) -> None: ...
 
 
 class World:
-    """The tables of one run, its effects and its listener."""
+    """The tables of one run and its effects."""
 
     def __init__(self, tables: Tables, engine: Any, keys: Keys | None) -> None:
         self.tables = tables
         self.engine = engine
         self.keys = keys
         self.outbox = Outbox([GROUP], tables=tables)  # once: an outbox maps a class
-        options = _Options(GROUP, tables, keys, LEASE_MS, UnknownMessage.PROCESS, transaction=None)
-        self.listener = _SyncListener(lambda message, session: None, engine, None, options)
-        self.listener._is_checked = True
 
     def reset(self) -> None:
         with self.engine.begin() as connection:
@@ -104,64 +148,29 @@ class World:
 
 
 class Worker:
-    """One delivery, advanced step by step. `is_acknowledged` is None until it has ended.
-
-    If `fails`, the business function raises; if `loses_commit`, its commit is applied and reports an error.
-    """
+    """One delivery, advanced step by step. `is_acknowledged` is None until it has ended."""
 
     def __init__(self, world: World, message_id: str) -> None:
         self.message_id = message_id
-        self.fails = False
-        self.loses_commit = False
-        self._world = world
-        self._steps = world.listener._steps(message_with(message_id))
-        self._step: Step | None = None
-        self._is_at_work = False
+        self.listener = SteppedListener(world)
+        self._delivery = self.listener.consume(message_with(message_id))
         self.is_started = False
         self.is_acknowledged: bool | None = None
 
     def abandon(self) -> None:
         """Crash: whatever the listener would still do, in `finally` and `except`, is not done."""
-        try:
-            self._steps.throw(KeyboardInterrupt)
+        with suppress(KeyboardInterrupt, StopIteration):
             while True:
-                self._steps.send(None)
-        except (KeyboardInterrupt, StopIteration):
-            pass
+                self._delivery.throw(KeyboardInterrupt)
 
     def advance(self) -> None:
         self.is_started = True
         try:
-            if self._step is None:
-                self._step = next(self._steps)
-            elif self._step.kind == "business" and not self._is_at_work:
-                self._is_at_work = True  # the listener has begun; its transaction ends with a step of its own
-            else:
-                self._step = self._performed(self._step)
+            self._delivery.send(None)
         except StopIteration:
             self.is_acknowledged = True
         except (ReconsumeLater, LeaseLost, ListenerFails):
             self.is_acknowledged = False
-
-    def _performed(self, step: Step) -> Step:
-        try:
-            result = self._perform(step)
-        except Exception as error:
-            return self._steps.throw(error)
-        return self._steps.send(result)
-
-    def _perform(self, step: Step) -> Any:
-        if step.kind == "business":
-            with Session(self._world.engine) as session:
-                session.execute(insert(EFFECT).values(message_id=self.message_id))
-                if self.fails:
-                    raise ListenerFails
-                result = self._world.listener._finish_session(session, step.arguments[1])
-                session.commit()
-                if self.loses_commit:
-                    raise ListenerFails("the server closed the connection unexpectedly")
-                return result
-        return self._world.listener._perform(step)
 
 
 def make_world(keys: Keys | None) -> World:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -54,10 +54,6 @@ class Database:
     def dialect_name(self) -> str:
         return self.engine.dialect.name
 
-    @property
-    def is_async(self) -> bool:
-        return isinstance(self.engine, AsyncEngine)
-
     async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work(connection, ...)` in a new transaction and commit it."""
         return await self._run(self._isolation_level, work, *args, **kwargs)
@@ -69,9 +65,6 @@ class Database:
     def run_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` as `run` does, in the calling thread."""
         return self._run_sync(self._isolation_level, work, *args, **kwargs)
-
-    def run_one_sync(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return self._run_sync(AUTOCOMMIT, work, *args, **kwargs)
 
     @contextmanager
     def connect_sync(self) -> Iterator[Connection]:
@@ -125,6 +118,23 @@ class Database:
             yield
         except driver.Error as error:
             raise DBAPIError.instance("SET TRANSACTION ISOLATION LEVEL", None, error, driver.Error) from error
+
+
+class BlockingDatabase(Database):
+    """A database of programs without an event loop: `run` and `run_one` block the calling thread, and never suspend."""
+
+    async def _run(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self._run_sync(level, work, *args, **kwargs)
+
+
+def complete(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError(f"{coroutine!r} waits for an event loop")
 
 
 def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:

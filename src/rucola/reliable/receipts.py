@@ -103,12 +103,10 @@ def is_done(connection: Connection, tables: Tables, delivery: GroupDelivery) -> 
     return bool(connection.scalar(select(exists().where(*_of(tables.done, delivery)))))
 
 
-def renew(connection: Connection, tables: Tables, token: str, message_id: str, group: str, lease_ms: int) -> bool:
+def renew(connection: Connection, tables: Tables, delivery: GroupDelivery, lease_ms: int) -> None:
     receipt = tables.receipt
-    renewal = update(receipt).where(
-        receipt.c.message_id == message_id, receipt.c.consumer_group == group, receipt.c.owner == token
-    )
-    return connection.execute(renewal.values(lease_until=now_ms() + lease_ms)).rowcount == 1
+    renewal = update(receipt).where(*_of(receipt, delivery), receipt.c.owner == delivery.token)
+    connection.execute(renewal.values(lease_until=now_ms() + lease_ms))
 
 
 def release(connection: Connection, tables: Tables, delivery: GroupDelivery) -> None:

@@ -12,6 +12,7 @@ The key holds the worker's token: only that worker renews, marks and deletes it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from enum import Enum
@@ -23,6 +24,7 @@ from redis.exceptions import RedisError
 
 from rucola.outages import Outages
 from rucola.reliable.errors import ReliableError
+from rucola.reliable.receipts import GroupDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -84,68 +86,39 @@ class RedisClaims:
             wanted = "redis.asyncio.Redis" if is_async else "redis.Redis"
             raise ReliableError(f"this listener needs a client of class {wanted}, or a URL")
 
-    def key(self, group: str, message_id: str) -> str:
-        return f"{self._prefix}{group}:{message_id}"
+    async def take(self, delivery: GroupDelivery, lease_ms: int) -> KeyState | None:
+        """Set the message's key if it is free; return its state, None if Redis does not respond."""
+        answer = await self._call(_TAKE, delivery, delivery.token, lease_ms)
+        value = answer.decode() if isinstance(answer, bytes) else answer
+        if value is None:
+            return None
+        return KeyState.TAKEN if value == delivery.token else KeyState.DONE if value == _DONE else KeyState.HELD
 
-    def take(self, key: str, token: str, lease_ms: int) -> KeyState | None:
-        """Set the key if free; return its state, None if Redis does not respond."""
-        return _state(self._call(_TAKE, key, token, lease_ms), token)
+    async def renew(self, delivery: GroupDelivery, lease_ms: int) -> None:
+        await self._call(_RENEW, delivery, delivery.token, lease_ms)
 
-    def renew(self, key: str, token: str, lease_ms: int) -> None:
-        self._call(_RENEW, key, token, lease_ms)
-
-    def finish(self, key: str, token: str) -> None:
+    async def finish(self, delivery: GroupDelivery) -> None:
         """Mark the message as done, if the key is still held."""
-        self._call(_FINISH, key, token, self._done_ms)
+        await self._call(_FINISH, delivery, delivery.token, self._done_ms)
 
-    def release(self, key: str, token: str) -> None:
-        self._call(_RELEASE, key, token)
+    async def release(self, delivery: GroupDelivery) -> None:
+        await self._call(_RELEASE, delivery, delivery.token)
 
-    async def take_async(self, key: str, token: str, lease_ms: int) -> KeyState | None:
-        """Set the key as `take` does, on an event loop."""
-        return _state(await self._call_async(_TAKE, key, token, lease_ms), token)
-
-    async def renew_async(self, key: str, token: str, lease_ms: int) -> None:
-        await self._call_async(_RENEW, key, token, lease_ms)
-
-    async def finish_async(self, key: str, token: str) -> None:
-        await self._call_async(_FINISH, key, token, self._done_ms)
-
-    async def release_async(self, key: str, token: str) -> None:
-        await self._call_async(_RELEASE, key, token)
-
-    def _call(self, script: str, key: str, *arguments: str | int) -> Any:
-        """Run a script; None if Redis does not respond."""
+    async def _call(self, script: str, delivery: GroupDelivery, *arguments: str | int) -> Any:
+        """Run a script, without suspending if the client blocks; None if Redis does not respond."""
         if self._is_backing_off():
             return None
         try:
-            answer = self._client.eval(script, 1, key, *arguments)
+            answer = self._client.eval(script, 1, f"{self._prefix}{delivery.group}:{delivery.message_id}", *arguments)
+            if inspect.isawaitable(answer):
+                answer = await answer
         except (RedisError, OSError) as error:
-            return self._failed(error)
-        self._outages.succeeded(SUBJECT)
-        return answer
-
-    async def _call_async(self, script: str, key: str, *arguments: str | int) -> Any:
-        if self._is_backing_off():
+            if not self._is_backing_off():
+                self._outages.failed(SUBJECT, error)
+            self._backoff_until = time.monotonic() + self._backoff_s
             return None
-        try:
-            answer = await self._client.eval(script, 1, key, *arguments)
-        except (RedisError, OSError) as error:
-            return self._failed(error)
         self._outages.succeeded(SUBJECT)
         return answer
 
     def _is_backing_off(self) -> bool:
         return time.monotonic() < self._backoff_until
-
-    def _failed(self, error: Exception) -> None:
-        if not self._is_backing_off():
-            self._outages.failed(SUBJECT, error)
-        self._backoff_until = time.monotonic() + self._backoff_s
-
-
-def _state(answer: bytes | str | None, token: str) -> KeyState | None:
-    value = answer.decode() if isinstance(answer, bytes) else answer
-    if value is None:
-        return None
-    return KeyState.TAKEN if value == token else KeyState.DONE if value == _DONE else KeyState.HELD
