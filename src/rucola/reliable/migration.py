@@ -1,23 +1,22 @@
-"""Creation and upgrade of the tables by Alembic's operations, and the schema check at every start.
+"""Creation and upgrade of the tables, and the schema check at every start.
 
-A program of version 1.x works on a schema of version 1.y if y >= x: minor versions only add, see `migrations/versions`.
-Upgrade the schema first, then the programs one by one.
+A program of version 1.x works on a schema of version 1.y if y >= x: a minor version only adds what older programs can
+ignore (a table, an index, a column that may be NULL or has a default). Upgrade the schema first, then the programs one
+by one.
 
-`init` and `migrate` work in the caller's transaction, and may run in a migration of the application's own Alembic: they
-use none of Alembic's global state. The version table is Alembic's.
+`init` and `migrate` work in the caller's transaction, which may be that of a migration of the application.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from typing import Final
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, delete, inspect, select
+from sqlalchemy import Column, Connection, MetaData, String, Table, delete, inspect, text
 
 from rucola.reliable.errors import ReliableError, SchemaError
-from rucola.reliable.migrations.versions import UPGRADES
-from rucola.reliable.schema import Tables
-
-VERSION: Final = list(UPGRADES)[-1]
+from rucola.reliable.schema import LANES, Tables
 
 DATABASES: Final = {
     "sqlite": (3, 35),  # INSERT ... RETURNING
@@ -31,17 +30,17 @@ def version_of(connection: Connection, tables: Tables) -> str | None:
     """Return the version of the tables in this database, or None."""
     if not inspect(connection).has_table(tables.version_table, schema=tables.schema):
         return None
-    version: str | None = connection.scalar(select(_version_table(tables).c.version_num))
+    version: str | None = connection.scalar(_version_table(tables).select())
     return version
 
 
 def _version_table(tables: Tables) -> Table:
-    key = PrimaryKeyConstraint("version_num", name=f"{tables.version_table}_pkc")
-    return Table(tables.version_table, MetaData(schema=tables.schema), Column("version_num", String(32)), key)
+    version = Column("version_num", String(32), primary_key=True)
+    return Table(tables.version_table, MetaData(schema=tables.schema), version)
 
 
 def check(connection: Connection, tables: Tables) -> None:
-    """Raise SchemaError, naming the command to run, unless this program can use the tables. Needs no Alembic."""
+    """Raise SchemaError, naming the command to run, unless this program can use the tables."""
     _check_server(connection)
     found = version_of(connection, tables)
     where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"
@@ -66,27 +65,80 @@ def init(connection: Connection, tables: Tables) -> None:
 
 
 def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
-    """Upgrade older tables; return the versions before and after. Tables of a newer minor version are unchanged."""
-    # Imported here, so that relays and consumers do not load Alembic.
-    from alembic.migration import MigrationContext
-    from alembic.operations import Operations
+    """Create missing or upgrade older tables; return the versions before and after.
 
+    Tables of a newer minor version are unchanged.
+    """
     _check_server(connection)
     before = version_of(connection, tables)
-    if before is not None and _parts(before)[0] > _parts(VERSION)[0]:
+    if before is None:
+        _create(connection, tables)
+        _set_version(connection, tables, VERSION)
+        return None, VERSION
+    if _parts(before)[0] > _parts(VERSION)[0]:
         raise SchemaError(f"version {before} is newer than this program's {VERSION}; upgrade rucola")
-    if before is not None and _parts(before) > _parts(VERSION):
-        return before, before
-    operations = Operations(MigrationContext.configure(connection))
-    table = _version_table(tables)
-    table.create(connection, checkfirst=True)
     for version, upgrade in UPGRADES.items():
-        if before is None or _parts(version) > _parts(before):
-            upgrade(operations, tables)
-            # After each version, since MariaDB commits every change of a table.
-            connection.execute(delete(table))
-            connection.execute(table.insert().values(version_num=version))
-    return before, VERSION
+        if _parts(version) > _parts(before):
+            upgrade(connection, tables)
+            _set_version(connection, tables, version)  # after each, since MariaDB commits every change of a table
+    return before, max(before, VERSION, key=_parts)
+
+
+def _create(connection: Connection, tables: Tables) -> None:
+    # Rows come last: MariaDB commits every change of a table, so an interrupted creation can be repeated.
+    tables.metadata.create_all(connection)
+    _version_table(tables).create(connection, checkfirst=True)
+    if connection.dialect.name == "postgresql":
+        _announce_new_stubs(connection, tables)
+    connection.execute(tables.lane.insert(), [{"lane": number} for number in range(LANES)])
+    _add_database_id(connection, tables)
+
+
+def _announce_new_stubs(connection: Connection, tables: Tables) -> None:
+    """One NOTIFY per transaction that adds stubs, from any program. Pages have room for updates."""
+    quote = connection.dialect.identifier_preparer
+    stub, name = quote.format_table(tables.stub), quote.quote(f"{tables.prefix}announce")
+    function = f"{quote.quote(tables.schema)}.{name}" if tables.schema else name
+    for statement in (
+        f"ALTER TABLE {stub} SET (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02)",
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN PERFORM pg_notify('{tables.channel}', ''); RETURN NULL; END $$",
+        f"CREATE TRIGGER {name} AFTER INSERT ON {stub} FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
+    ):
+        connection.execute(text(statement))
+
+
+def _add_database_id(connection: Connection, tables: Tables) -> None:
+    connection.execute(tables.ledger.insert().values(consumer_group="", database_id=secrets.token_hex(16)))
+
+
+def _set_version(connection: Connection, tables: Tables, version: str) -> None:
+    table = _version_table(tables)
+    connection.execute(delete(table))
+    connection.execute(table.insert().values(version_num=version))
+
+
+def _upgrade_to_1_1(connection: Connection, tables: Tables) -> None:
+    """Add the time an operator reopened a stub, from which its ages count."""
+    stub = connection.dialect.identifier_preparer.format_table(tables.stub)
+    connection.execute(text(f"ALTER TABLE {stub} ADD COLUMN reopened_at BIGINT"))
+
+
+def _upgrade_to_1_2(connection: Connection, tables: Tables) -> None:
+    """Add the ledger of each group that keeps its stubs in another database, and index all unsettled keys."""
+    tables.ledger.create(connection)
+    _add_database_id(connection, tables)
+    if connection.dialect.name not in ("mysql", "mariadb"):  # the index has no condition there
+        (order,) = (index for index in tables.stub.indexes if str(index.name).endswith("_order"))
+        order.drop(connection)
+        order.create(connection)
+
+
+UPGRADES: Final[dict[str, Callable[[Connection, Tables], None]]] = {
+    "1.1": _upgrade_to_1_1,
+    "1.2": _upgrade_to_1_2,
+}
+VERSION: Final = list(UPGRADES)[-1]
 
 
 def _parts(version: str) -> tuple[int, int]:

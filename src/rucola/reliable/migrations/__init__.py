@@ -1,1 +1,0 @@
-"""Migrations of the reliability tables, driven by `rucola.reliable.migration`."""
