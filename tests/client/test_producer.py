@@ -8,10 +8,11 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from threading import get_ident
+from threading import Event, get_ident
 
 import pytest
 
@@ -227,6 +228,24 @@ async def test_a_large_body_is_compressed_beside_the_loop(tmp_path: Path, monkey
             await producer.send(Message("T", bytes(producer.options.max_message_size + 1)))
     assert len(threads) == 1
     assert threads[0] != get_ident()
+
+
+async def test_the_wait_for_a_thread_ends_with_the_timeout(tmp_path: Path) -> None:
+    is_free = Event()
+    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
+        await running.create_topic(await running.start_broker(), "T", queues=1)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, is_free.wait)
+        try:
+            for send in (producer.send, producer.send_oneway):
+                with pytest.raises(RemotingTimeout):
+                    await send(Message("T", bytes(LARGE_BODY)), timeout_ms=20)
+        finally:
+            is_free.set()
+            await busy
+        assert await stored(running, "T") == []
+        assert (await producer.send(Message("T", bytes(LARGE_BODY)))).queue_offset == 0
 
 
 @pytest.mark.parametrize(

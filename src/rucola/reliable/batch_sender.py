@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row
 
 from rucola.client import MessageQueue, Producer, SendResult, select_by_hash
-from rucola.client.producer.ordered_sender import MAX_COUNT, OrderedSender
+from rucola.client.producer.ordered_sender import OrderedSender
+from rucola.client.producer.send_request import MAX_COUNT
 from rucola.errors import BrokerError, InvalidMessage, MQError, SendFailed, TopicNotFound
 from rucola.outages import Outages
 from rucola.reliable.outbox import message_of

@@ -11,6 +11,7 @@ import msgspec
 
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
 from rucola.client.values import ValueType
+from rucola.errors import ConfigError
 from rucola.message import Message, MessageExt
 from rucola.message.delay import MAX_DELAY_LEVEL
 from rucola.protocol.codes import RequestCode
@@ -65,10 +66,17 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a message that was stored with another status than SEND_OK is sent to another broker as well."""
     latency_fault_tolerance: bool = False
     """Whether slow and failing brokers are avoided for a while, see `latency_faults`: sendLatencyFaultEnable."""
+    linger_ms: float | None = None
+    """How long a message waits for others, to share a request, see `accumulator` (Kafka's linger.ms). None: not at all;
+    0: for those that are sent in the same iteration of the event loop."""
     trace: SendTrace | None = None
     """Receives completed sends and transactions."""
     value: ValueType | None = None
     """The type of values that `message` encodes, or a codec, see `rucola.client.values`."""
+
+    def __post_init__(self) -> None:
+        if self.linger_ms is not None and not self.linger_ms >= 0:
+            raise ConfigError(f"linger_ms is {self.linger_ms}: it must be 0 or more", subject="linger_ms")
 
 
 class ProducerKeywords(TypedDict, total=False):
@@ -80,5 +88,6 @@ class ProducerKeywords(TypedDict, total=False):
     max_delay_level: int
     retry_another_broker_when_not_store_ok: bool
     latency_fault_tolerance: bool
+    linger_ms: float | None
     trace: SendTrace | None
     value: ValueType | None

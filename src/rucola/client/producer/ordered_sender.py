@@ -17,17 +17,14 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rucola.client.producer.producer import IN_FLIGHT, Producer
-from rucola.client.producer.send_request import SendResult, is_batchable
+from rucola.client.producer.send_request import MAX_COUNT, MAX_SIZE, SendResult, is_alone
 from rucola.client.producer.sender import RETRY_CODES
 from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, InvalidMessage, MQError, RemotingError, TopicNotFound
-from rucola.message import Message, properties
+from rucola.message import Message
 from rucola.protocol.codes import ResponseCode
 
 T = TypeVar("T")
-
-MAX_COUNT: Final = 128
-MAX_SIZE: Final = 1 << 20
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5
@@ -111,16 +108,11 @@ def pack(pairs: Iterable[tuple[T, Message]], alone_from: int = MAX_SIZE) -> Iter
     size = 0
     for pair in pairs:
         message = pair[1]
-        is_alone = (
-            len(message.body) >= alone_from
-            or message.topic.startswith("%")
-            or properties.WAIT in message.properties
-            or not is_batchable(message)
-        )
-        if request and (is_alone or len(request) == MAX_COUNT or size + len(message.body) > MAX_SIZE):
+        must_be_alone = is_alone(message, alone_from)
+        if request and (must_be_alone or len(request) == MAX_COUNT or size + len(message.body) > MAX_SIZE):
             yield request
             request, size = [], 0
-        if is_alone:
+        if must_be_alone:
             yield [pair]
         else:
             request.append(pair)

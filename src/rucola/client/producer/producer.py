@@ -20,9 +20,9 @@ from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.instance import ClientInstance
-from rucola.client.producer.in_flight_sends import InFlightRequests
+from rucola.client.producer.accumulator import Accumulator
+from rucola.client.producer.in_flight_sends import InFlightRequests, retrieve_error
 from rucola.client.producer.options import ProducerKeywords, ProducerOptions
-from rucola.client.producer.pipeline import PipelinedSend, SendPipeline
 from rucola.client.producer.queue_selectors import QueueChoice
 from rucola.client.producer.send_request import (
     SendRequest,
@@ -32,7 +32,7 @@ from rucola.client.producer.send_request import (
     build_request,
     compressed_body,
 )
-from rucola.client.producer.sender import Sender
+from rucola.client.producer.sender import Sender, StartedSend
 from rucola.client.request_reply import reply_message, request_message
 from rucola.client.results import Results
 from rucola.client.stats import ProducerStats
@@ -76,6 +76,7 @@ class Producer(GroupClient):
         self.options = ProducerOptions(**options)
         self._values = Values(self.options.value)
         self._sender = Sender(group, self.instance, self.options)
+        self._accumulator = Accumulator(self._sender, self.options, self._build)
         self._topics_of_requests: set[str] = set()
         """Topics whose brokers have this client's heartbeat, so that they can push replies."""
 
@@ -84,6 +85,7 @@ class Producer(GroupClient):
         self.instance.add_producer(self.group, self)
 
     async def _leave(self) -> None:
+        self._accumulator.flush()
         try:
             await self._sender.in_flight.close(CLOSE_GRACE_MS)
         finally:
@@ -123,7 +125,10 @@ class Producer(GroupClient):
         if not isinstance(message, Message):
             raise InvalidMessage(f"send takes a Message, as in send(Message('Orders', b'...')), not {message!r:.50}")
         with self._call():
-            return await self._send(message, queue, Deadline(timeout_ms))
+            deadline = Deadline(timeout_ms)
+            chosen = None if queue is None else await self._choose(message.topic, queue, deadline)
+            started = await self._start_send(message, chosen, deadline)
+        return await self._result_of(started)
 
     async def send_oneway(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
@@ -132,7 +137,7 @@ class Producer(GroupClient):
         with self._call():
             deadline = Deadline(timeout_ms)
             chosen = await self._choose(message.topic, queue, deadline)
-            request = await self._build(message, chosen)
+            request = await self._request(message, chosen, deadline)
             queue = chosen or await self._sender.next_queue(request.topic, deadline)
             command = request.command(self.group, queue)
             command.flag |= FLAG_ONEWAY
@@ -186,19 +191,22 @@ class Producer(GroupClient):
     async def _send_many(
         self, messages: Iterable[Message] | AsyncIterable[Message], in_flight: int, timeout_ms: float
     ) -> AsyncGenerator[SendResult, None]:
-        pipeline = SendPipeline(self.group, self._sender, self.options.retry_times)
-        window: deque[PipelinedSend] = deque()
+        window: deque[asyncio.Future[SendResult] | StartedSend] = deque()
         try:
             async for message in _iterate(messages):
                 if len(window) >= in_flight:
-                    yield await pipeline.result(window.popleft())
+                    yield await self._result_of(window.popleft())
                 with self._call():
-                    window.append(await pipeline.start(await self._build(message), Deadline(timeout_ms)))
+                    window.append(await self._start_send(message, None, Deadline(timeout_ms)))
             while window:
-                yield await pipeline.result(window.popleft())
+                yield await self._result_of(window.popleft())
         finally:
-            for send in window:
-                pipeline.abandon(send)
+            for started in window:
+                if isinstance(started, asyncio.Future):
+                    started.cancel()
+                    retrieve_error(started)
+                else:
+                    self._sender.abandon(started)
 
     async def request(
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
@@ -230,9 +238,24 @@ class Producer(GroupClient):
             return await self._send(message, of_broker[0] if of_broker else None, deadline)
 
     async def _send(self, message: Message, queue: QueueChoice, deadline: Deadline) -> SendResult:
-        # The test spares a coroutine per message in the most frequent case.
-        chosen = None if queue is None else await self._choose(message.topic, queue, deadline)
-        return (await self._sender.send(await self._build(message, chosen), chosen, deadline))[0]
+        """Send a message in a request of its own."""
+        chosen = await self._choose(message.topic, queue, deadline)
+        return (await self._sender.send(await self._request(message, chosen, deadline), chosen, deadline))[0]
+
+    async def _start_send(
+        self, message: Message, chosen: MessageQueue | None, deadline: Deadline
+    ) -> asyncio.Future[SendResult] | StartedSend:
+        """Send a message, or add it to a batch, without waiting for the response."""
+        if self.options.linger_ms is not None:
+            future = self._accumulator.add(message, chosen, deadline)
+            if future is not None:
+                return future
+            await asyncio.sleep(0)  # the batch before it is sent first
+        return await self._sender.start(await self._request(message, chosen, deadline), chosen, deadline)
+
+    async def _result_of(self, started: asyncio.Future[SendResult] | StartedSend) -> SendResult:
+        with self._sender.in_flight:
+            return await started if isinstance(started, asyncio.Future) else (await self._sender.results(started))[0]
 
     async def _choose(self, topic: str, choice: QueueChoice, deadline: Deadline) -> MessageQueue | None:
         """Return the queue that the caller chose; None if the rotation is to choose."""
@@ -260,12 +283,23 @@ class Producer(GroupClient):
         self._check_open()
         return self._sender.in_flight
 
-    async def _build(self, message: Message, chosen: MessageQueue | None = None) -> SendRequest:
+    async def _request(self, message: Message, chosen: MessageQueue | None, deadline: Deadline) -> SendRequest:
         """Build a request, compressing a large body in a thread: that would hold the event loop for milliseconds."""
         options, body, compressed = self.options, message.body, None
         is_plain = isinstance(body, (bytes, bytearray, memoryview)) and not message.body_flags
         if is_plain and max(LARGE_BODY, options.compress_threshold) <= len(body) <= options.max_message_size:
-            compressed = await asyncio.to_thread(compressed_body, body)
+            try:
+                async with deadline.scope():
+                    compressed = await asyncio.to_thread(compressed_body, body)
+            except TimeoutError:
+                raise RemotingTimeout(
+                    f"the timeout of {deadline.timeout_ms:g} ms ended while a message for topic {message.topic} waited "
+                    "for its compression: it was not sent; the threads of the event loop's executor are busy"
+                ) from None
+        return self._build(message, chosen, compressed)
+
+    def _build(self, message: Message, chosen: MessageQueue | None, compressed: bytes | None = None) -> SendRequest:
+        options = self.options
         return build_request(
             message,
             chosen,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -26,6 +27,9 @@ COMPRESS_THRESHOLD = 4096
 MAX_MESSAGE_SIZE = 4 * 1024 * 1024
 """The largest body by default, in bytes. Brokers have a separate limit."""
 _SAMPLE = 4096
+MAX_COUNT: Final = 128
+"""The most messages, and bytes, of a request into which several sends are packed."""
+MAX_SIZE: Final = 1 << 20
 MAX_BATCH_COUNT = 4096
 """The most messages of one request: its response has 33 bytes for each. Brokers have a separate limit."""
 
@@ -40,6 +44,9 @@ class SendStatus(Enum):
 
 
 _TIMERS = frozenset({properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS})
+_ALONE = _TIMERS | {
+    properties.DELAY, properties.WAIT, properties.TRAN_MSG, properties.MSG_TYPE, properties.INNER_MULTI_DISPATCH,
+}  # fmt: skip
 _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
@@ -166,14 +173,7 @@ def build_batch_requests(
 
     for message in messages:
         _check_batchable(message, first, wait)
-        unique_key = _check_message(message, queue, max_message_size)
-        check_labels(message, MAX_DELAY_LEVEL)
-        encoded = encode_batch((message,))
-        if len(encoded) > max_message_size:
-            raise InvalidMessage(
-                f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; "
-                f"{max_message_size} are allowed"
-            )
+        unique_key, encoded = encode_part(message, queue, max_message_size)
         if size + len(encoded) > max_message_size or len(bodies) == MAX_BATCH_COUNT:
             end_request()
             bodies, keys, size = [], [], 0
@@ -182,6 +182,18 @@ def build_batch_requests(
         size += len(encoded)
     end_request()
     return requests
+
+
+def encode_part(message: Message, queue: MessageQueue | None, max_message_size: int) -> tuple[str, bytes]:
+    """Return a message's unique key and its part of a batch, after checking it. InvalidMessage."""
+    unique_key = _check_message(message, queue, max_message_size)
+    check_labels(message, MAX_DELAY_LEVEL)
+    encoded = encode_batch((message,))
+    if len(encoded) > max_message_size:
+        raise InvalidMessage(
+            f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; {max_message_size} are allowed"
+        )
+    return unique_key, encoded
 
 
 def build_encoded_request(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
@@ -240,3 +252,14 @@ def is_batchable(message: Message) -> bool:
     """Return whether a message may share a request. A broker would not delay it, or lose its flags."""
     is_delayed = message.delay_level > 0 or not _TIMERS.isdisjoint(message.properties)
     return not (is_delayed or message.body_flags or message.topic.startswith(RETRY_PREFIX))
+
+
+def is_alone(message: Message, alone_from: int) -> bool:
+    """Return whether a message needs a request of its own, as those with a body of `alone_from` bytes or more."""
+    return (
+        not isinstance(message.body, bytes)
+        or len(message.body) >= alone_from
+        or bool(message.body_flags)
+        or message.topic.startswith("%")
+        or not _ALONE.isdisjoint(message.properties)
+    )

@@ -24,9 +24,11 @@ import logging
 from contextlib import suppress
 from typing import TypeAlias
 
+import msgspec
+
 from rucola.client.clock import monotonic_ms, now_ms
 from rucola.client.instance import UNREACHABLE, ClientInstance
-from rucola.client.producer.in_flight_sends import InFlightRequests
+from rucola.client.producer.in_flight_sends import InFlightRequest, InFlightRequests
 from rucola.client.producer.latency_faults import BrokerFaults
 from rucola.client.producer.options import CompletedSend, ProducerOptions
 from rucola.client.producer.queue_rotation import QueueRotation
@@ -78,6 +80,29 @@ MAX_SWITCHOVER_ATTEMPTS = 100
 FailedAttempt: TypeAlias = tuple[MessageQueue, RemotingError]
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """One request to one queue. Either `in_flight` or `failure` is set."""
+
+    queue: MessageQueue
+    begin_ms: int
+    """When it began, in milliseconds since 1970."""
+    in_flight: InFlightRequest | None
+    failure: RemotingError | None = None
+
+
+class StartedSend(msgspec.Struct, frozen=True):
+    """A request between `Sender.start` and `Sender.results`."""
+
+    request: SendRequest
+    chosen: MessageQueue | None
+    deadline: Deadline
+    counters: SendCounters
+    begin_ms: float
+    """When its messages were counted as in flight."""
+    attempt: Attempt
+    """The first one."""
+
+
 class Sender:
     """Sends the requests of one producer. Belongs to one event loop."""
 
@@ -104,38 +129,57 @@ class Sender:
 
         SendFailed, RemotingError, BrokerError, TopicNotFound, InvalidMessage.
         """
+        return await self.results(await self.start(request, chosen, deadline))
+
+    async def start(self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline) -> StartedSend:
+        """Send a request without waiting for the response: pass the result to `results` or `abandon`."""
         counters, count = self.counters_of(request.topic), len(request.unique_keys)
         begin_ms = counters.begin(count)
         try:
-            results = await self.send_with_retries(request, chosen, deadline, [])
+            queue = chosen or await self.next_queue(request.topic, deadline)
+            attempt = await self._start_attempt(request, queue, deadline, 0 if chosen else self._options.retry_times)
         except BaseException:
             counters.failed(count, begin_ms)
             raise
-        counters.stored(count, begin_ms, store_ok=results[0].is_ok)
+        return StartedSend(request, chosen, deadline, counters, begin_ms, attempt)
+
+    async def results(self, send: StartedSend) -> list[SendResult]:
+        """Return the results of a request, after retries if necessary, and count it. The errors of `send`."""
+        count = len(send.request.unique_keys)
+        try:
+            results = await self._results(send)
+        except BaseException:
+            send.counters.failed(count, send.begin_ms)
+            raise
+        send.counters.stored(count, send.begin_ms, store_ok=results[0].is_ok)
         return results
 
-    async def send_with_retries(
-        self, request: SendRequest, chosen: MessageQueue | None, deadline: Deadline, failed: list[FailedAttempt]
-    ) -> list[SendResult]:
-        """Send a request until a broker has stored it, after the `failed` attempts. The outcome is not counted."""
+    def abandon(self, send: StartedSend) -> None:
+        """Stop waiting for a request, whose messages count as failed and may be stored nevertheless."""
+        if send.attempt.in_flight is not None:
+            self.in_flight.forget(send.attempt.in_flight)
+        send.counters.failed(len(send.request.unique_keys), send.begin_ms)
+
+    async def _results(self, send: StartedSend) -> list[SendResult]:
+        request, chosen, deadline, attempt = send.request, send.chosen, send.deadline, send.attempt
+        failed: list[FailedAttempt] = []
         while True:
-            if failed:
-                await self._before_retry(request.topic, failed, deadline)
-            last_broker = failed[-1][0].broker_name if failed else None
-            queue = chosen or await self.next_queue(request.topic, deadline, last_broker)
-            retries_left = 0 if chosen else self._options.retry_times - _counted(failed)
             try:
-                results = await self._attempt(request, queue, deadline, retries_left)
+                results = await self._finish_attempt(request, attempt)
             except RemotingError as error:
                 if not is_switchover(error) and (chosen is not None or not may_retry(error)):
                     raise
-                failed.append((queue, error))
+                failed.append((attempt.queue, error))
             else:
                 if results[0].is_ok or chosen is not None or request.is_half:
                     return results
-                return await self.ensure_store_ok(request, results, deadline, len(failed))
+                return await self._ensure_store_ok(request, results, deadline, len(failed))
+            await self._before_retry(request.topic, failed, deadline)
+            queue = chosen or await self.next_queue(request.topic, deadline, attempt.queue.broker_name)
+            retries_left = 0 if chosen else self._options.retry_times - _counted(failed)
+            attempt = await self._start_attempt(request, queue, deadline, retries_left)
 
-    async def ensure_store_ok(
+    async def _ensure_store_ok(
         self, request: SendRequest, results: list[SendResult], deadline: Deadline, failed_attempts: int
     ) -> list[SendResult]:
         """Send to other brokers until one reports SEND_OK, if so configured; return the last results, log errors."""
@@ -153,7 +197,7 @@ class Sender:
             queue = self._rotation.next(queues, monotonic_ms())
             tried.add(queue.broker_name)
             try:
-                results = await self._attempt(request, queue, deadline)
+                results = await self._finish_attempt(request, await self._start_attempt(request, queue, deadline))
             except RemotingError as error:
                 logger.info(
                     "message %s of topic %s could not be stored on another broker: %s",
@@ -211,20 +255,32 @@ class Sender:
         if may_have_moved(error):
             self._instance.refresh_route_soon(queue.topic)
 
-    async def _attempt(
+    async def _start_attempt(
         self, request: SendRequest, queue: MessageQueue, deadline: Deadline, retries_left: int = 0
-    ) -> list[SendResult]:
-        attempt_ms = monotonic_ms()
+    ) -> Attempt:
+        begin_ms = now_ms()
         try:
             connection = await self.connection(queue, deadline, retries_left)
-            begin_ms = now_ms()
             in_flight = self.in_flight.post(connection, request.command(self._group, queue), deadline)
+        except RemotingError as error:
+            return Attempt(queue, begin_ms, None, error)
+        return Attempt(queue, begin_ms, in_flight)
+
+    async def _finish_attempt(self, request: SendRequest, attempt: Attempt) -> list[SendResult]:
+        queue, in_flight = attempt.queue, attempt.in_flight
+        try:
+            if in_flight is None:
+                assert attempt.failure is not None, "an attempt has sent its request or failed"
+                raise attempt.failure
+            # A response that has arrived before has waited for those before it in a stream, which is no latency.
+            is_awaited = not in_flight.response.done()
             response = await self.in_flight.wait_for_response(in_flight)
-            results = self.complete(request, response, queue, connection.peer, begin_ms)
+            results = self.complete(request, response, queue, in_flight.connection.peer, attempt.begin_ms)
         except RemotingError as error:
             self.record_failure(queue, error)
             raise
-        self._rotation.record_response(queue.broker_name, attempt_ms, monotonic_ms())
+        if is_awaited:
+            self._rotation.record_response(queue.broker_name, in_flight.posted_at * 1000, monotonic_ms())
         return results
 
     async def _before_retry(self, topic: str, failed: list[FailedAttempt], deadline: Deadline) -> None:

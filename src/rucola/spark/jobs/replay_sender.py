@@ -27,9 +27,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from rucola.client import MessageQueue, Producer, SendResult, SendStatus
-from rucola.client.producer.ordered_sender import MAX_COUNT, with_retries
+from rucola.client.producer.ordered_sender import with_retries
 from rucola.client.producer.queue_selectors import select_by_id
-from rucola.client.producer.send_request import MAX_MESSAGE_SIZE
+from rucola.client.producer.send_request import MAX_COUNT, MAX_MESSAGE_SIZE
 from rucola.errors import MQError, RemotingError
 from rucola.message.topics import RETRY_PREFIX
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending

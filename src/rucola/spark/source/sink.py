@@ -31,9 +31,9 @@ from pyspark.sql.types import StructType
 
 from rucola.client import Message, MessageQueue, Producer, SendResult, SendStatus
 from rucola.client.event_loop_thread import EventLoopThread
-from rucola.client.producer.ordered_sender import MAX_COUNT, OrderedSender, with_retries
+from rucola.client.producer.ordered_sender import OrderedSender, with_retries
 from rucola.client.producer.queue_selectors import select_by_hash, select_by_id
-from rucola.client.producer.send_request import COMPRESS_THRESHOLD
+from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_COUNT
 from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.error_translation import without_tracebacks
