@@ -47,8 +47,6 @@ class Table:
 
     columns: Sequence[Column | str]
     rows: Sequence[Any]
-    has_footer: bool = False
-    """The last row is a total."""
 
     def cells(self) -> list[Sequence[object]]:
         """Return the rows as cells in the order of the columns."""

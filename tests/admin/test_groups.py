@@ -149,6 +149,29 @@ async def test_two_members_with_one_client_id_are_reported(tmp_path: Path) -> No
             assert scene.client_id in shown.stderr
 
 
+async def test_the_traffic_of_topics_is_the_sum_over_their_brokers(tmp_path: Path) -> None:
+    """Two brokers share topic T, of which group g has consumed a part, and h, which has committed nothing, none."""
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        brokers = [await running.start_broker(name) for name in ("broker-a", "broker-b")]
+        topics = ["T", *(f"Unused{number}" for number in range(20))]
+        for broker in brokers:
+            for topic in topics:
+                await running.create_topic(broker, topic, 1)
+        consumer = PushConsumer("h", running.namesrv)
+        consumer.subscribe("T")
+        consumer.suspend()
+        async with consumer, Producer("p", running.namesrv) as producer:
+            for broker in brokers:
+                for _ in range(5):
+                    await producer.send(Message("T", b"x"), MessageQueue("T", broker.config.broker_name, 0))
+            await admin.offsets.commit(brokers[0].address, "g", MessageQueue("T", "broker-a", 0), 2)
+            first, *others = await admin.traffic.of_topics(topics)
+        backlogs = {group.consumer_group: group.accumulation for group in first.groups}
+        assert (first.topic, first.came.day_count, backlogs) == ("T", 10, {"g": 8, "h": 10})
+        assert [one.topic for one in others] == topics[1:]
+        assert not any(one.came.day_count or one.groups for one in others)
+
+
 async def test_a_broadcasting_group_has_no_backlog(tmp_path: Path) -> None:
     """Its members keep their offsets themselves, so that the broker has none to compare."""
     async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
@@ -159,7 +182,7 @@ async def test_a_broadcasting_group_has_no_backlog(tmp_path: Path) -> None:
         member.subscribe("T")
         async with member, Producer("p", running.namesrv) as producer:
             await producer.send_many(Message("T", b"x") for _ in range(8))
-            (group,) = (await admin.traffic.of_topic("T")).groups
+            ((group,),) = [one.groups for one in await admin.traffic.of_topics(["T"])]
             assert (group.consumer_group, group.accumulation) == ("b", 0)
             assert (await admin.groups.consume_stats("b", "T")).offset_table == {}
 
@@ -173,7 +196,9 @@ async def test_a_broadcasting_group_at_a_broker_of_rocketmq_4_has_no_backlog(tmp
     stats = ConsumeStats(offset_table={MessageQueue("T", "broker-a", 0): OffsetWrapper(broker_offset=8)})
     async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
         processors: dict[int, Processor] = {
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: body_of(b'{"groupList":["b"]}'),
+            RequestCode.GET_ALL_TOPIC_CONFIG: body_of(b'{"topicConfigTable":{"T":{"topicName":"T"}}}'),
+            RequestCode.GET_ALL_CONSUMER_OFFSET: body_of(b'{"offsetTable":{"T@b":{"0":0}}}'),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: body_of(b"{}"),
             RequestCode.GET_CONSUME_STATS: body_of(slices.run(consume_stats_steps(stats))),
             RequestCode.VIEW_BROKER_STATS_DATA: lambda _, command: command.response(ResponseCode.SYSTEM_ERROR),
         }
@@ -181,7 +206,7 @@ async def test_a_broadcasting_group_at_a_broker_of_rocketmq_4_has_no_backlog(tmp
         for model, backlog in (("CLUSTERING", 8), ("BROADCASTING", 0)):
             members = ConsumerConnection(message_model=model)
             processors[RequestCode.GET_CONSUMER_CONNECTION_LIST] = body_of(encode_body(members))
-            (group,) = (await admin.traffic.of_topic("T")).groups
+            ((group,),) = [one.groups for one in await admin.traffic.of_topics(["T"])]
             assert (group.consumer_group, group.accumulation) == ("b", backlog)
             assert bool((await admin.groups.consume_stats("b")).offset_table) == bool(backlog)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola.cli import output
 from support.golden_cluster import GoldenCluster
 from support.servers import server
 
@@ -21,3 +22,9 @@ def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     conf = shutil.copy(golden / "g1-clean" / "broker.conf", directory)  # changed settings are written into it
     with server("standalone", "--store", store, *ports, "-c", conf, log=directory / "log") as standalone:
         yield GoldenCluster(*standalone.addresses(), (golden / "g1-clean" / "mqadmin.txt").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are fitted to 80 columns, as on a terminal."""
+    monkeypatch.setattr(output, "terminal_width", lambda: 80)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rucola.cli import output
 from rucola.cli.main import main
 from rucola.cli.output import time_text
 from rucola.store.tools.check import check
@@ -49,9 +50,8 @@ class Pair:
         self.servers[name].process.kill()
         self.servers[name].process.wait()
 
-    def admin(self, command: str, **environment: str) -> Result:
-        variables = {"NAMESRV_ADDR": self.namesrv, **environment}
-        return CliRunner().invoke(main, ["admin", *shlex.split(command)], env=variables)
+    def admin(self, command: str) -> Result:
+        return CliRunner().invoke(main, ["admin", *shlex.split(command)], env={"NAMESRV_ADDR": self.namesrv})
 
     def json(self, command: str) -> Any:
         result = self.admin(command + " --json")
@@ -66,11 +66,11 @@ class Pair:
             assert "SEND_OK" in self.admin(f"sendMessage -t T -p 'message {number}'").stdout
 
 
-def shown_on_terminal(pair: Pair) -> None:
+def shown_on_terminal(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that operators look for fits into 80 columns."""
-    terminal = {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "NO_COLOR": "1"}
-    result = pair.admin("haStatus", **terminal)
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    with monkeypatch.context() as terminal:
+        terminal.setattr(output, "terminal_width", lambda: 80)
+        shown = pair.admin("haStatus").stdout
     assert max(map(len, shown.splitlines())) <= 80
     status = pair.status("first")
     expected = ["ASYNC_MASTER", "serves", "follows", "switchover", time_text(status["switchedMs"]).split()[0]]
@@ -83,7 +83,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(tmp_path, stack)
 
 
-def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_path: Path) -> None:
+def test_a_dead_master_is_replaced_and_follows_when_it_is_back(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = pair.start("first")
     alone = pair.status("first")
     assert (alone["unreplicatedBytes"], alone["unreplicatedMessages"], bool(alone["unreplicatedReason"])) == (
@@ -139,7 +141,7 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(pair: Pair, tmp_p
     assert [pair.status(name)["switchReason"] for name in ("first", "second")] == ["switchover"] * 2
     wait_until(lambda: pair.status("second")["isFollowing"])
     pair.send(1)
-    shown_on_terminal(pair)
+    shown_on_terminal(pair, monkeypatch)
     for name in ("first", "second"):
         assert pair.servers[name].stop() == 0
         assert check(tmp_path / name) == []

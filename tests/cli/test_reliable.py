@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -73,13 +72,12 @@ def test_list_show_and_stats_print_stubs(shop: Shop) -> None:
     assert "relay lag" in shop.ask("stats")
 
 
-def test_output_fits_80_columns_and_tells_what_is_left_out(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("terminal")
+def test_output_fits_80_columns_and_tells_what_is_left_out(shop: Shop) -> None:
     ids = shop.add(3, ("billing",), topic="OrdersOfTheNorthernAndTheSouthernRegion")
     shop.change(error="the broker refused it: " + "why " * 30)
     assert all(len(line) <= 80 for line in shop.ask("show", ids[0]).splitlines())
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in shop.ask("list").splitlines()]
+    lines = shop.ask("list").splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line.split()[0] for line in lines if line.startswith(ids[0][:8])] == ids
     done = CliRunner().invoke(main, ["reliable", "list", "-d", shop.url, "--limit", "2", "--json"])

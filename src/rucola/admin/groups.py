@@ -84,10 +84,10 @@ class GroupAdmin:
         response = await self._requests.invoke_any(addresses, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         return decode_body(ConsumerConnection, response.body)
 
-    async def find_consumer_connection(self, group: str) -> ConsumerConnection | None:
+    async def find_consumer_connection(self, group: str, address: str | None = None) -> ConsumerConnection | None:
         """Return members and subscriptions of a group, or None without members."""
         try:
-            return await self.consumer_connection(group)
+            return await self.consumer_connection(group, address)
         except BrokerError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 return None
@@ -122,14 +122,8 @@ class GroupAdmin:
         Also empty for a group with broadcasting members, which keep their offsets themselves.
         """
 
-        async def broker_stats(address: str) -> ConsumeStats:
-            header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
-            response = await self._requests.invoke(address, RequestCode.GET_CONSUME_STATS, header)
-            return decode_consume_stats(response.body)
-
-        answers = await gather_fail_fast(
-            broker_stats(address) for address in addresses_of(await self._brokers_of(group))
-        )
+        addresses = addresses_of(await self._brokers_of(group))
+        answers = await gather_fail_fast(self.consume_stats_at(address, group, topic) for address in addresses)
         items = (item for stats in answers for item in stats.offset_table.items())
         found = ConsumeStats(
             consume_tps=sum(stats.consume_tps for stats in answers),
@@ -140,6 +134,12 @@ class GroupAdmin:
         if members is not None and members.message_model == "BROADCASTING":
             found.offset_table = {}
         return found
+
+    async def consume_stats_at(self, address: str, group: str, topic: str | None = None) -> ConsumeStats:
+        """Return the consume stats of one broker; those of broadcasting members at Apache's have offset 0."""
+        header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
+        response = await self._requests.invoke(address, RequestCode.GET_CONSUME_STATS, header)
+        return decode_consume_stats(response.body)
 
     async def consume_time_spans(self, topic: str, group: str) -> list[QueueTimeSpan]:
         """Return the store times of every queue's ends and of the group's consumer offset."""

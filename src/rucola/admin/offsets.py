@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rucola import fastjson
 from rucola.admin.cluster import ClusterAdmin
-from rucola.admin.groups import CLIENT_WAIT_MS
+from rucola.admin.groups import CLIENT_WAIT_MS, GroupAdmin
 from rucola.admin.requests import (
     AdminRequests,
     addresses_of,
@@ -35,7 +35,6 @@ from rucola.protocol.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
 
 
 @dataclass(slots=True)
@@ -64,10 +63,11 @@ def parse_committed_offsets(document: Any) -> list[CommittedOffset]:
 
 
 class OffsetAdmin:
-    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin) -> None:
+    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin, groups: GroupAdmin) -> None:
         self._requests = requests
         self._cluster = cluster
         self._topics = topics
+        self._groups = groups
 
     async def by_client(self, topic: str, group: str, client_id: str = "") -> dict[str, dict[MessageQueue, int]]:
         """Return the offsets that members, or only `client_id`, hold, by client id."""
@@ -177,9 +177,7 @@ class OffsetAdmin:
     async def _reset_offline(
         self, address: str, broker_name: str, header: ResetOffsetRequestHeader, force: bool
     ) -> dict[MessageQueue, int]:
-        stats_header = GetConsumeStatsRequestHeader(consumer_group=header.group, topic=header.topic)
-        response = await self._requests.invoke(address, RequestCode.GET_CONSUME_STATS, stats_header)
-        committed = decode_consume_stats(response.body).offset_table
+        committed = (await self._groups.consume_stats_at(address, header.group, header.topic)).offset_table
         if not committed:
             raise ConfigError(f"group {header.group} has committed nothing on topic {header.topic} at {broker_name}")
         offsets = {}

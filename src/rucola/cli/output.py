@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -27,7 +30,6 @@ _WIDE: Final = "rucola.wide"
 _GAP: Final = 2
 _LEAST_WIDTH: Final = 12
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?")
-_TIME_OF_DAY_WIDTH: Final = len("05:15:00,000")
 
 
 def print_json(value: Any) -> None:
@@ -44,84 +46,71 @@ def _note_wide(ctx: click.Context, parameter: click.Parameter, value: bool) -> N
     ctx.meta[_WIDE] = value
 
 
-def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, footer: bool = False) -> None:
-    """Print rows under the names of columns; with `footer` a line separates the last row.
+def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under the names of columns.
 
     On a terminal the table is fitted to its width (see `fit`), and a line on stderr names the columns left out.
     With `--wide`, and in a pipe, whose reader may be a program, nothing is shortened or left out.
     """
-    from rich.console import Console  # imported here: loading rich takes longer than many a command
-    from rich.table import Table
-
     lines = [list(row) for row in rows]
     declared = [column if isinstance(column, Column) else Column(column) for column in columns]
-    names = [column.name for column in declared]
-    numeric = [any(isinstance(line[number], int | float) for line in lines) for number in range(len(names))]
+    numeric = {number for line in lines for number, cell in enumerate(line) if isinstance(cell, int | float)}
     cells = [[printable(str(cell)) for cell in line] for line in lines]
-    is_time = [_is_time([line[number] for line in cells]) for number in range(len(names))]
-    console = Console(highlight=False, markup=False)
     context = click.get_current_context(silent=True)
-    is_fitted = console.is_terminal and not (context is not None and context.meta.get(_WIDE))
-    shown = dict(enumerate(_natural_widths(names, cells)))
-    if is_fitted:
-        shown = fit(declared, cells, numeric, is_time, console.width)
-    else:
-        # rich guesses 80 columns if the output is a pipe. A width that no row reaches switches wrapping off.
-        console = Console(highlight=False, markup=False, width=1_000_000)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for number, width in shown.items():
-        table.add_column(
-            names[number], justify="right" if numeric[number] else "left", overflow="fold", min_width=width,
-            max_width=width, no_wrap=not is_fitted,
-        )  # fmt: skip
-    for count, line in enumerate(cells, 1):
-        table.add_row(
-            *(line[number] if is_time[number] else shorten(line[number], width) for number, width in shown.items()),
-            end_section=footer and count == len(cells) - 1,
-        )
-    # Ids are printed whole even if they alone are wider than the terminal.
-    console.print(table, crop=False, width=max(console.width, sum(shown.values()) + _GAP * len(shown)))
-    if left_out := [name for number, name in enumerate(names) if number not in shown]:
+    width = None if context is not None and context.meta.get(_WIDE) else terminal_width()
+    widths = dict(enumerate(_widths([[column.name for column in declared], *cells])))
+    if width is not None:
+        times = {number for number in widths if _is_time([line[number] for line in cells])}
+        widths = fit(declared, cells, numeric | times, width)
+
+    def text(line: Sequence[str]) -> str:
+        padded = [
+            " " * (size - cell_width(line[n])) + line[n]
+            if n in numeric
+            else line[n] + " " * (size - cell_width(line[n]))
+            for n, size in widths.items()
+        ]
+        return (" " * _GAP).join(padded).rstrip()
+
+    names = [textwrap.wrap(one.name, widths[n]) if n in widths else [] for n, one in enumerate(declared)]
+    for title in zip_longest(*names, fillvalue=""):
+        click.secho(text(title), bold=True)
+    if cells:
+        click.echo("\n".join(text([shorten(cell, widths.get(n, 0)) for n, cell in enumerate(line)]) for line in cells))
+    if left_out := [column.name for number, column in enumerate(declared) if number not in widths]:
         click.echo(f"not shown: {', '.join(left_out)}; --wide shows all columns", err=True)
 
 
-def fit(
-    columns: Sequence[Column],
-    cells: Sequence[Sequence[str]],
-    numeric: Sequence[bool],
-    is_time: Sequence[bool],
-    width: int,
-) -> dict[int, int]:
+def terminal_width() -> int | None:
+    """Return the columns of the terminal on stdout; None without one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fit(columns: Sequence[Column], cells: Sequence[Sequence[str]], firm: Collection[int], width: int) -> dict[int, int]:
     """Choose the columns that fit into `width`: {index of the column: width}.
 
-    Numbers, times and whole columns are never cut. Other content is shortened first, the widest most; then times are
-    broken before the time of day; then columns are left out from the right, optional ones first, but never the first
-    column and never a whole one.
+    The `firm` ones, numbers and times, and whole columns are never cut. Titles are broken between their words first;
+    then other content is shortened, the widest most; then columns are left out from the right, optional ones first,
+    but never the first column and never a whole one.
     """
     names = [column.name for column in columns]
-    natural = _natural_widths(names, cells)
+    natural = _widths([names, *cells])
     longest_word = [max(map(len, name.split(" "))) for name in names]
-    content = [
-        max([cell_width(line[number]) for line in cells] + [longest_word[number]]) for number in range(len(columns))
-    ]
+    content = _widths([["x" * size for size in longest_word], *cells])
     shown = list(range(len(columns)))
     while True:
         room = width - _GAP * (len(shown) - 1)
         if sum(natural[number] for number in shown) <= room:
             return {number: natural[number] for number in shown}
-        # Titles are broken between their words before any content is shortened.
-        elastic = [n for n in shown if not numeric[n] and not is_time[n] and not columns[n].is_whole]
-        for of_times in ({}, {n: max(_TIME_OF_DAY_WIDTH, longest_word[n]) for n in shown if is_time[n]}):
-            widths = {number: content[number] for number in shown} | of_times
-            while sum(widths.values()) > room:
-                widest = max(elastic, key=lambda number: widths[number], default=None)
-                if widest is None or widths[widest] <= max(_LEAST_WIDTH, longest_word[widest]):
-                    break
-                widths[widest] -= 1
-            if sum(widths.values()) <= room:
-                return widths
+        widths = {number: content[number] for number in shown}
+        elastic = [number for number in shown if number not in firm and not columns[number].is_whole]
+        while sum(widths.values()) > room:
+            widest = max(elastic, key=lambda number: widths[number], default=None)
+            if widest is None or widths[widest] <= max(_LEAST_WIDTH, longest_word[widest]):
+                break
+            widths[widest] -= 1
         droppable = [number for number in shown[1:] if not columns[number].is_whole]
-        if not droppable:
+        if sum(widths.values()) <= room or not droppable:
             return widths
         shown.remove(max(droppable, key=lambda number: (columns[number].is_optional, number)))
 
@@ -152,8 +141,8 @@ def cell_width(text: str) -> int:
     return cell_len(text)
 
 
-def _natural_widths(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    return [max([cell_width(name)] + [cell_width(line[number]) for line in cells]) for number, name in enumerate(names)]
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
 
 
 def duration_text(milliseconds: float | None) -> str:
@@ -192,7 +181,7 @@ def progress_bar(title: str, *, prints_lines: bool = False) -> Iterator[Progress
     if not sys.stderr.isatty() or (prints_lines and sys.stdout.isatty()):
         yield None
         return
-    from rich.console import Console  # imported here, as in print_table
+    from rich.console import Console  # imported here: loading rich takes longer than many a command
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()

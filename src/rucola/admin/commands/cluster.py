@@ -142,7 +142,7 @@ async def stats_all(
     topics = [name for name in await client.topics.user_names() if topic in (None, name)]
     if topic is not None and not topics:
         raise ConfigError(f"there is no topic {topic}")
-    found = [await client.traffic.of_topic(name) for name in topics]
+    found = await client.traffic.of_topics(topics)
     if only_active:
         found = [of for of in found if of.came.day_count or any(group.out.day_count for group in of.groups)]
     rows: list[tuple[object, ...]] = []

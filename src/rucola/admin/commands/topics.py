@@ -103,7 +103,7 @@ async def topic_route(
     totals = [sum(data.read_queue_nums for data in queues), sum(data.write_queue_nums for data in queues)]
     rows.append(("Total:", str(len(queues)), "", *totals, ""))
     columns = "#ClusterName", "#BrokerName", whole("#BrokerAddrs"), "#ReadQueue", "#WriteQueue", "#Perm"
-    return Result(route, [Table(columns, rows, has_footer=True)])
+    return Result(route, [Table(columns, rows)])
 
 
 @command("updateTopic", writes=True)

@@ -113,6 +113,6 @@ def _show(result: Result, as_json: bool, one: Command) -> None:
     else:
         for part in text:
             if isinstance(part, Table):
-                print_table(part.columns, part.cells(), footer=part.has_footer)
+                print_table(part.columns, part.cells())
             else:
                 click.echo(printable(part, keep="\t"))
