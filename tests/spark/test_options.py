@@ -8,7 +8,7 @@ import pytest
 from rucola.errors import ConfigError
 from rucola.spark.source import options
 from rucola.spark.source.columns import SCHEMA
-from rucola.spark.source.offset_options import EARLIEST
+from rucola.spark.source.option_values import EARLIEST
 from rucola.spark.source.options import CorruptRecords, parse_read_options
 from support.errors import raises
 from support.small_store import SmallStore
@@ -63,7 +63,7 @@ def test_every_option_is_understood(small_store: SmallStore) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"storePaht": "x"}, "no option 'storepaht' for a read; it has storePath, nameServer, brokerName"),
+        ({"storePaht": "x"}, "no option 'storepaht' for a read; it has storePath, path, paths"),
         ({"storePath": ""}, "it is empty"),
         ({"storePath": "/nowhere"}, "/nowhere is not a store directory: it holds no commitlog/"),
         ({"brokerName": "a,b"}, "names 1 stores"),
@@ -112,11 +112,6 @@ def test_invalid_options_are_refused(small_store: SmallStore, given: dict[str, s
     with pytest.raises(ConfigError) as raised:
         parse_read_options({"storePath": str(small_store.path), **given})
     assert says in str(raised.value)
-
-
-def test_every_option_is_documented() -> None:
-    for name in (*options.READ_OPTION_NAMES, *options.SINK_OPTION_NAMES):
-        assert f"\n    {name} " in (options.__doc__ or "")
 
 
 def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_path: Path) -> None:
@@ -199,6 +194,6 @@ def rows_of(section: str) -> list[str]:
 
 
 def test_the_page_documents_every_option_and_column() -> None:
-    assert rows_of("Options of a read") == list(options.READ_OPTION_NAMES)
-    assert rows_of("Options and columns of a write") == list(options.SINK_OPTION_NAMES)
+    assert sorted(rows_of("Options of a read")) == sorted(options.READ_OPTION_NAMES)
+    assert sorted(rows_of("Options and columns of a write")) == sorted(options.SINK_OPTION_NAMES)
     assert rows_of("Columns") == list(SCHEMA.names)

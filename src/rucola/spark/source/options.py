@@ -1,120 +1,35 @@
-"""Options of the data source `rocketmq`.
+"""Options of the data source `rocketmq`, whose meanings are those of docs/spark.md.
 
-Names and meanings follow Spark's Kafka source where it has an equivalent. Options of a read: the source, one of
-
-    storePath                store directories, separated by commas; each must have the same path on every worker
-    nameServer               name servers of live brokers, host:port separated by semicolons; messages are pulled.
-                             Default, if no store is given: the environment variable ROCKETMQ_NAMESRV or NAMESRV_ADDR
-                             of the driver when its session starts
-
-the credentials for live brokers with access control, by default those of the driver's environment:
-
-    accessKey                the name of the account
-    secretKey                its secret key; Spark's pages show it as redacted
-    securityToken            a token that belongs to these keys
-    credentialsFile          a file with the keys on the driver, like Apache's tools.yml, in place of the other three
-
-the selection of messages:
-
-    brokerName               a name for each store, in the same order; default: the path of the store
-    path                     one store directory; Spark's name for the argument of load(path) and a table's LOCATION
-    paths                    several store directories as JSON; Spark's name for the argument of load([path, path])
-    subscribe                topics, separated by commas
-    topic                    one topic; the same name as in a write, so that a table can be both read and written
-    subscribePattern         regular expression that must match the whole name of a topic
-    assign                   queues: {"topic":[0,1]} on every broker, or {"topic":{"broker":[0,1]}}
-    includeSystemTopics      true includes system topics, unless topics are named; default false
-    startingOffsets          earliest, latest or {"topic":{"broker":{"0":23}}}, where -2 is earliest and -1 latest.
-                             Default: earliest for a batch and for queues not named, latest for a stream. A batch cannot
-                             start at latest. The broker may be omitted if only one has the topic: {"topic":{"0":23}};
-                             this applies to the following options as well
-    endingOffsets            latest or offsets as above, exclusive; queues not named: latest; batch only
-    startingOffsetsByTimestamp {"topic":{"broker":{"0":1700000000000}}}: each queue starts at its first message that was
-                             stored at this time (ms) or later, or at its end; queues not named: earliest
-    endingOffsetsByTimestamp the same format: each queue ends before that message; queues not named: latest; batch only
-    startingTimestamp        only messages stored at this time or later, in milliseconds since 1970
-    endingTimestamp          only messages stored before this time; batch only
-    startingCommitLogOffset  only records from this physical offset on, at which a record must begin
-    endingCommitLogOffset    only records that begin before this physical offset; batch only
-    subExpression            only messages with one of these tags, TagA || TagB, or matching this SQL92 expression (see
-                             `rucola.message.sql92`); default *
-    expressionType           the type of subExpression, TAG or SQL92; default TAG
-    keys                     only messages with one of these keys or unique keys, separated by commas
-
-and the way of reading:
-
-    columns                  columns to return, separated by commas; empty returns none, to count messages; default all
-    includeBody              false omits the column body; default true
-    corruptRecords           fail; skip: omit damaged records, with a warning that counts them; column: return a row for
-                             each, NULL in all columns but brokerName, commitLogOffset and the additional column
-                             _corrupt, which has the reason; default fail
-    failOnDataLoss           true fails a query if messages to be read were deleted or the store was replaced; false
-                             reads what is left, with a warning; default true
-    failOnMissingBroker      true fails a query if a known broker is missing: not registered, or not answering; false
-                             reads the other brokers, with a warning, and a stream keeps its offsets on a missing
-                             broker; default true
-    requiredBrokers          names of brokers that must be registered, separated by commas; name servers forget stopped
-                             brokers, so a batch knows of them only by this option
-    maxOffsetsPerTrigger     maximum number of messages in a batch of a stream; default unlimited
-    minOffsetsPerTrigger     a batch of a stream waits for this backlog, at most for maxTriggerDelay
-    maxTriggerDelay          maximum wait of a batch, such as 500ms, 30s, 15m, 2h or 1d; default 15m
-    commitGroup              consumer group to which a stream commits the offsets of finished batches, for tools that
-                             show its backlog; the stream itself relies on the checkpoint only
-    minPartitions            minimum number of partitions, if the log is large enough
-    consumerGroup            consumer group named in pulls from live brokers; default rucola_spark
-    tlsConfigFile            tls.properties by which brokers are reached, with the same path on every worker; default
-                             the file that the environment variable ROCKETMQ_TLS_CONFIG_FILE names there
-    pushFilters              true evaluates conditions of the query in the source; needs the setting
-                             spark.sql.python.filterPushdown.enabled, and a DataFrame that is queried once (see
-                             `pushdown`); default false; batch only
-
-subscribe, topic, subscribePattern and assign exclude each other. Without any of them the log of a store is read front
-to back, and queues have no offsets; CommitLog offsets are for that, and for one store. Live brokers are always read by
-queue; without any of these options, all queues of all topics are read.
-
-Options of a write:
-
-    nameServer               name servers of the brokers that store the messages; default as above, but a table of a
-                             store has none
-    accessKey ...            credentials as in a read
-    topic                    topic of every message; without it each row names its topic in the column topic
-    producerGroup            producer group of the messages; default rucola_spark
-    deliveryTimeoutMs        how long a failed request is retried before its task fails; default 30000
-    tlsConfigFile            as for a read
-    invalidRows              fail; skip: omit rows that no broker accepts, such as one without a body, with a warning
-                             that counts them; default fail
+Names and meanings follow Spark's Kafka source where it has an equivalent. An option is a field of `ReadOptions` or
+`SinkOptions`, which has its parser, its default and, if it is not the field's in camel case, its name. Options that
+several fields depend on, or that together make one field, are in `_COMBINED`.
 """
+
+# ruff: noqa: RUF009 - `_option` returns a field
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rucola.acl.credentials import Credentials, credentials_of_file, default_credentials
 from rucola.client import ClientTls, ConnectionOptions
 from rucola.errors import ConfigError
 from rucola.files import local_path
 from rucola.name_server_addresses import NAMESRV_VARIABLES, name_servers_in_environment
+from rucola.settings import key_of
 from rucola.spark.source import option_values as values
-from rucola.spark.source.offset_options import (
-    LATEST,
-    QueueOffsets,
-    parse_ending_offsets,
-    parse_queues,
-    parse_starting_offsets,
-    parse_times,
-)
+from rucola.spark.source.option_values import INVALID, LATEST, QueueOffsets, one_of
 from rucola.spark.source.schema import COLUMNS, CORRUPT
 
 T = TypeVar("T")
 
 GROUP: Final = "rucola_spark"
-DELIVERY_TIMEOUT_MS: Final = 30_000
-
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 
 _CHECKPOINT: Final = "checkpointlocation"
@@ -165,9 +80,14 @@ def _intersection(known: frozenset[T] | None, further: Iterable[T] | None) -> fr
     return frozenset(further) if known is None else known & frozenset(further)
 
 
+def _option(parse: Callable[[str], Any], default: Any = None, *, key: str | None = None, only: str = "") -> Any:
+    """Declare a field that is an option; `only` batches or streams can have it."""
+    return dataclasses.field(default=default, metadata={"parse": parse, "key": key, "only": only})
+
+
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of a read, validated one by one and against each other (see the module docstring).
+    """Options of a read, validated one by one and against each other.
 
     `stores` is {broker name: store directory}, empty for live brokers. At most one of `topics`, `pattern` and
     `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is None if the option is not
@@ -175,35 +95,37 @@ class ReadOptions:
     """
 
     stores: Mapping[str, str]
-    name_server: str | None = None
+    name_server: str | None = _option(values.name_servers)
     topics: frozenset[str] | None = None
-    pattern: re.Pattern[str] | None = None
-    assigned: frozenset[tuple[str, str | None, int]] | None = None
-    include_system_topics: bool = False
-    starting_offsets: QueueOffsets | int | None = None
-    ending_offsets: QueueOffsets | None = None
-    starting_times: QueueOffsets | None = None
-    ending_times: QueueOffsets | None = None
-    starting_timestamp: int | None = None
-    ending_timestamp: int | None = None
-    starting_commit_log_offset: int | None = None
-    ending_commit_log_offset: int | None = None
+    pattern: re.Pattern[str] | None = _option(re.compile, key="subscribePattern")
+    assigned: frozenset[tuple[str, str | None, int]] | None = _option(values.queues, key="assign")
+    include_system_topics: bool = _option(values.boolean, False)
+    starting_offsets: QueueOffsets | int | None = _option(values.starting_offsets)
+    ending_offsets: QueueOffsets | None = _option(values.ending_offsets, only="batches")
+    starting_times: QueueOffsets | None = _option(values.times, key="startingOffsetsByTimestamp")
+    ending_times: QueueOffsets | None = _option(values.times, key="endingOffsetsByTimestamp", only="batches")
+    starting_timestamp: int | None = _option(values.number)
+    ending_timestamp: int | None = _option(values.number, only="batches")
+    starting_commit_log_offset: int | None = _option(values.number)
+    ending_commit_log_offset: int | None = _option(values.number, only="batches")
     tags: frozenset[str] | None = None
     expression: str | None = None
-    keys: frozenset[str] | None = None
+    keys: frozenset[str] | None = _option(values.word_set)
     columns: tuple[str, ...] = tuple(COLUMNS)
-    corrupt_records: CorruptRecords = CorruptRecords.FAIL
-    fail_on_data_loss: bool = True
-    fail_on_missing_broker: bool = True
-    required_brokers: frozenset[str] = frozenset()
-    max_offsets_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay_ms: int | None = None
-    commit_group: str | None = None
-    min_partitions: int = 1
-    consumer_group: str = GROUP
-    tls_config_file: str | None = None
-    push_filters: bool = False
+    corrupt_records: CorruptRecords = _option(
+        one_of({each.value: each for each in CorruptRecords}), CorruptRecords.FAIL
+    )
+    fail_on_data_loss: bool = _option(values.boolean, True)
+    fail_on_missing_broker: bool = _option(values.boolean, True)
+    required_brokers: frozenset[str] = _option(values.word_set, frozenset())
+    max_offsets_per_trigger: int | None = _option(values.positive_number, only="streams")
+    min_offsets_per_trigger: int | None = _option(values.positive_number, only="streams")
+    max_trigger_delay_ms: int | None = _option(values.duration_ms, key="maxTriggerDelay")
+    commit_group: str | None = _option(values.group, only="streams")
+    min_partitions: int = _option(values.number, 1)
+    consumer_group: str = _option(values.group, GROUP)
+    tls_config_file: str | None = _option(values.path)
+    push_filters: bool = _option(values.boolean, False, only="batches")
     queue_filter: QueueFilter = QueueFilter()
     credentials: Credentials | None = None
 
@@ -218,69 +140,35 @@ class ReadOptions:
 class SinkOptions:
     """The options of a write. Without `topic` every row names its topic."""
 
-    name_server: str
-    topic: str | None = None
-    producer_group: str = GROUP
-    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
-    skip_invalid_rows: bool = False
-    tls_config_file: str | None = None
+    name_server: str = _option(values.name_servers)
+    topic: str | None = _option(values.topic)
+    producer_group: str = _option(values.group, GROUP)
+    delivery_timeout_ms: int = _option(values.number, 30_000)
+    skip_invalid_rows: bool = _option(one_of({"fail": False, "skip": True}), False, key="invalidRows")
+    tls_config_file: str | None = _option(values.path)
     credentials: Credentials | None = None
 
 
-CREDENTIAL_OPTION_NAMES: Final = ("accessKey", "secretKey", "securityToken", "credentialsFile")
-READ_OPTION_NAMES: Final = (
-    "storePath",
-    "nameServer",
-    "brokerName",
-    "path",
-    "paths",
-    "subscribe",
-    "topic",
-    "subscribePattern",
-    "assign",
-    "includeSystemTopics",
-    "startingOffsets",
-    "endingOffsets",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingCommitLogOffset",
-    "endingCommitLogOffset",
-    "subExpression",
-    "expressionType",
-    "keys",
-    "columns",
-    "includeBody",
-    "corruptRecords",
-    "failOnDataLoss",
-    "failOnMissingBroker",
-    "requiredBrokers",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "commitGroup",
-    "minPartitions",
-    "consumerGroup",
-    "tlsConfigFile",
-    "pushFilters",
-    *CREDENTIAL_OPTION_NAMES,
+SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
+_COMBINED: Final = (
+    *("storePath", "path", "paths", "brokerName", "subscribe", "topic"),
+    *("subExpression", "expressionType", "columns", "includeBody"),
 )
-SINK_OPTION_NAMES: Final = (
-    "nameServer",
-    "topic",
-    "producerGroup",
-    "deliveryTimeoutMs",
-    "invalidRows",
-    "tlsConfigFile",
-    *CREDENTIAL_OPTION_NAMES,
-)
+_CREDENTIALS: Final = ("accessKey", "secretKey", "securityToken", "credentialsFile")
 
 
-class _OptionParser:
+def _names(kind: type[ReadOptions] | type[SinkOptions]) -> tuple[str, ...]:
+    return tuple(key_of(field) for field in fields(kind) if "parse" in field.metadata)
+
+
+READ_OPTION_NAMES: Final = (*_COMBINED, *_names(ReadOptions), *_CREDENTIALS)
+SINK_OPTION_NAMES: Final = (*_names(SinkOptions), *_CREDENTIALS)
+
+
+class _GivenOptions:
     """Options as Spark passes them, each parsed on request. Names ignore case; unknown ones raise ConfigError."""
 
-    def __init__(self, options: Mapping[str, str], names: Sequence[str], what: str) -> None:
+    def __init__(self, options: Mapping[str, str], names: tuple[str, ...], what: str) -> None:
         self._given = {name.lower(): value for name, value in options.items() if name.lower() != _CHECKPOINT}
         known = {name.lower() for name in names}
         for name in self._given:
@@ -290,14 +178,19 @@ class _OptionParser:
                     subject=name,
                 )
 
-    def take(self, name: str, read: Callable[[str], T], default: T) -> T:
+    def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
         text = self._given.get(name.lower())
         if text is None:
             return default
         try:
-            return read(text)
-        except (ValueError, TypeError, AttributeError) as error:
+            return parse(text)
+        except INVALID as error:
             raise ConfigError(f"option {name} is {text!r}: {error}", subject=name) from error
+
+    def fields(self, kind: type[ReadOptions] | type[SinkOptions]) -> dict[str, Any]:
+        """Return the fields of a dataclass that are options."""
+        options = [field for field in fields(kind) if "parse" in field.metadata]
+        return {field.name: self.take(key_of(field), field.metadata["parse"], field.default) for field in options}
 
     def exclude(self, *names: str) -> None:
         found = [name for name in names if name.lower() in self._given]
@@ -305,9 +198,6 @@ class _OptionParser:
             raise ConfigError(
                 f"options {' and '.join(found)} contradict each other; give one of them", subject=found[0]
             )
-
-
-SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
 
 
 def with_default_source(options: Mapping[str, str]) -> dict[str, str]:
@@ -320,23 +210,15 @@ def with_default_source(options: Mapping[str, str]) -> dict[str, str]:
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a write. Raises ConfigError as `parse_read_options` does."""
-    given = _OptionParser(options, SINK_OPTION_NAMES, "a write")
-    name_server = given.take("nameServer", values.name_servers, None)
-    if name_server is None:
+    given = _GivenOptions(options, SINK_OPTION_NAMES, "a write")
+    parsed = given.fields(SinkOptions)
+    if parsed["name_server"] is None:
         raise ConfigError(
             "option nameServer is missing; it, or the environment variable "
             f"{NAMESRV_VARIABLES[0]}, names the name servers of the brokers to write to",
             subject="nameServer",
         )
-    return SinkOptions(
-        name_server,
-        given.take("topic", values.topic, None),
-        given.take("producerGroup", values.group, GROUP),
-        given.take("deliveryTimeoutMs", values.number, DELIVERY_TIMEOUT_MS),
-        given.take("invalidRows", values.is_skip, False),
-        given.take("tlsConfigFile", values.file_path, None),
-        _credentials(given),
-    )
+    return SinkOptions(**parsed, credentials=_credentials(given))
 
 
 def connection_of(options: ReadOptions | SinkOptions) -> ConnectionOptions:
@@ -345,7 +227,7 @@ def connection_of(options: ReadOptions | SinkOptions) -> ConnectionOptions:
     return ConnectionOptions(options.name_server, tls, options.credentials)
 
 
-def _credentials(given: _OptionParser) -> Credentials | None:
+def _credentials(given: _GivenOptions) -> Credentials | None:
     """Return the credentials of the options, or else of this process; workers get them with the options."""
     access_key, secret_key = given.take("accessKey", str, ""), given.take("secretKey", str, "")
     given.exclude("accessKey", "credentialsFile")
@@ -353,7 +235,7 @@ def _credentials(given: _OptionParser) -> Credentials | None:
         if not access_key or not secret_key:
             raise ConfigError("options accessKey and secretKey belong together: give both, or neither")
         return Credentials(access_key, secret_key, given.take("securityToken", str, None))
-    path = given.take("credentialsFile", values.file_path, None)
+    path = given.take("credentialsFile", values.path, None)
     return credentials_of_file(Path(path)) if path is not None else default_credentials()
 
 
@@ -368,54 +250,28 @@ _EXCLUSIVE: Final = (
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read; ConfigError for an option that is unknown, invalid or contradicts another."""
-    # 1. Names: unknown options, and options that exclude each other.
-    given = _OptionParser(options, READ_OPTION_NAMES, "a read")
-    take, exclude = given.take, given.exclude
+    given = _GivenOptions(options, READ_OPTION_NAMES, "a read")
+    take = given.take
     for names in _EXCLUSIVE:
-        exclude(*names)
-    # 2. Values, each by its own parser.
-    name_server = take("nameServer", values.name_servers, None)
-    paths: list[str] = (
-        take("storePath", values.words, []) or take("path", values.path, []) or take("paths", values.paths, [])
-    )
-    corrupt_records = take("corruptRecords", _corrupt_records, CorruptRecords.FAIL)
-    is_sql = take("expressionType", values.is_sql92, False)
+        given.exclude(*names)
+    found = given.fields(ReadOptions)
+    is_live = found["name_server"] is not None
+    path, paths = take("path", values.path, ""), take("paths", values.paths, list[str]())
+    paths = take("storePath", values.words, [path] if path else paths)
+    topic = take("topic", values.topic, None)
+    topics = frozenset({topic}) if topic is not None else None
+    is_sql = take("expressionType", one_of({"TAG": False, "SQL92": True}), False)
     parsed = ReadOptions(
-        stores={} if name_server else _stores(paths, take("brokerName", values.words, None)),
-        name_server=name_server,
-        credentials=_credentials(given) if name_server else None,
-        topics=take("subscribe", values.word_set, None) or take("topic", values.one_topic, None),
-        pattern=take("subscribePattern", values.pattern, None),
-        assigned=take("assign", lambda text: frozenset(parse_queues(text)), None),
-        include_system_topics=take("includeSystemTopics", values.boolean, False),
-        starting_offsets=take("startingOffsets", parse_starting_offsets, None),
-        ending_offsets=take("endingOffsets", parse_ending_offsets, None),
-        starting_times=take("startingOffsetsByTimestamp", parse_times, None),
-        ending_times=take("endingOffsetsByTimestamp", parse_times, None),
-        starting_timestamp=take("startingTimestamp", values.number, None),
-        ending_timestamp=take("endingTimestamp", values.number, None),
-        starting_commit_log_offset=take("startingCommitLogOffset", values.number, None),
-        ending_commit_log_offset=take("endingCommitLogOffset", values.number, None),
+        stores={} if is_live else _stores(paths, take("brokerName", values.words, None)),
+        credentials=_credentials(given) if is_live else None,
+        topics=take("subscribe", values.word_set, topics),
         tags=None if is_sql else take("subExpression", values.parse_tags, None),
         expression=take("subExpression", values.expression, None) if is_sql else None,
-        keys=take("keys", values.word_set, None),
         columns=_columns(
-            take("columns", values.names, None), take("includeBody", values.boolean, None), corrupt_records
+            take("columns", values.names, None), take("includeBody", values.boolean, None), found["corrupt_records"]
         ),
-        corrupt_records=corrupt_records,
-        fail_on_data_loss=take("failOnDataLoss", values.boolean, True),
-        fail_on_missing_broker=take("failOnMissingBroker", values.boolean, True),
-        required_brokers=take("requiredBrokers", values.word_set, frozenset()),
-        max_offsets_per_trigger=take("maxOffsetsPerTrigger", values.positive_number, None),
-        min_offsets_per_trigger=take("minOffsetsPerTrigger", values.positive_number, None),
-        max_trigger_delay_ms=take("maxTriggerDelay", values.duration_ms, None),
-        commit_group=take("commitGroup", values.group, None),
-        min_partitions=take("minPartitions", values.number, 1),
-        consumer_group=take("consumerGroup", values.group, GROUP),
-        tls_config_file=take("tlsConfigFile", values.file_path, None),
-        push_filters=take("pushFilters", values.boolean, False),
+        **found,
     )
-    # 3. Values that contradict each other.
     _check_consistency(parsed)
     return parsed
 
@@ -428,30 +284,18 @@ def check_for_batch(options: ReadOptions) -> None:
             "startingOffsets is latest, so there would be nothing to read; a batch must begin before that",
             subject="startingOffsets",
         )
-    if options.max_offsets_per_trigger is not None:
-        raise ConfigError(
-            "maxOffsetsPerTrigger is for streams; a batch is bounded by endingOffsets or endingTimestamp",
-            subject="maxOffsetsPerTrigger",
-        )
-    if options.min_offsets_per_trigger is not None:
-        raise ConfigError("minOffsetsPerTrigger is for streams; a batch does not wait", subject="minOffsetsPerTrigger")
-    if options.commit_group is not None:
-        raise ConfigError("commitGroup is for streams; a batch commits no offsets", subject="commitGroup")
+    _refuse(options, "streams")
 
 
 def check_for_stream(options: ReadOptions) -> None:
     """Raise ConfigError for options that only a batch can have."""
-    if options.push_filters:
-        raise ConfigError("pushFilters is for batches; Spark pushes no filters to streams")
-    endings = {
-        "endingOffsets": options.ending_offsets,
-        "endingOffsetsByTimestamp": options.ending_times,
-        "endingTimestamp": options.ending_timestamp,
-        "endingCommitLogOffset": options.ending_commit_log_offset,
-    }
-    for name, value in endings.items():
-        if value is not None:
-            raise ConfigError(f"{name} is for batches; a stream has no end", subject=name)
+    _refuse(options, "batches")
+
+
+def _refuse(options: ReadOptions, only: str) -> None:
+    for field in fields(options):
+        if field.metadata.get("only") == only and getattr(options, field.name) != field.default:
+            raise ConfigError(f"{key_of(field)} is for {only}; leave it out", subject=key_of(field))
 
 
 def _check_consistency(options: ReadOptions) -> None:
@@ -514,10 +358,3 @@ def _columns(names: list[str] | None, include_body: bool | None, corrupt_records
     if include_body is not None and include_body != ("body" in names):
         raise ConfigError(f"options columns and includeBody={str(include_body).lower()} contradict each other")
     return (*names, *additional)
-
-
-def _corrupt_records(text: str) -> CorruptRecords:
-    try:
-        return CorruptRecords(text.lower())
-    except ValueError:
-        raise ValueError("it must be fail, skip or column") from None

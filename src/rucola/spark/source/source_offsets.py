@@ -22,7 +22,7 @@ from pyspark.sql.datasource import InputPartition
 
 from rucola.errors import ConfigError, RemotingError, StoreError
 from rucola.message.topics import is_system_topic
-from rucola.spark.source.offset_options import EARLIEST, LATEST, QueueOffsets
+from rucola.spark.source.option_values import EARLIEST, LATEST, QueueOffsets
 from rucola.spark.source.options import ReadOptions
 
 _log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from rucola.errors import MQError, RemotingError
 from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source import batch_reader
 from rucola.spark.source.live_source import commit_offsets
-from rucola.spark.source.offset_options import EARLIEST
+from rucola.spark.source.option_values import EARLIEST
 from rucola.spark.source.options import MAX_TRIGGER_DELAY_MS, ReadOptions
 from rucola.spark.source.source_offsets import (
     OffsetRanges,
