@@ -351,7 +351,7 @@ def test_a_damaged_record_ends_the_read_or_is_skipped(
     with pytest.raises(StoreCorrupt) as raised:
         read(small_store.path, **choice)
     assert damaged == int(Path(raised.value.path).name) + raised.value.position
-    with caplog.at_level(logging.WARNING, "rucola.spark.source.log_reader"):
+    with caplog.at_level(logging.WARNING, "rucola.spark.source.record_decoder"):
         assert offsets(read(small_store.path, corruptRecords="skip", **choice)) == [p for p in places if p != damaged]
     assert "left out 1 damaged records" in caplog.text
     assert str(raised.value) in caplog.text

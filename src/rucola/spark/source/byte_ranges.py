@@ -46,15 +46,6 @@ def gather(log: Array, begins: Array, ends: Array) -> pa.BinaryArray:
     return ranges_and_gaps.take(arrow(np.arange(0, 2 * len(begins), 2, dtype=np.int32)))
 
 
-def offsets_and_data(strings: pa.BinaryArray) -> tuple[Array, Array]:
-    """Return offsets and bytes of an array made by `gather`, without copying."""
-    _, offsets, data = strings.buffers()
-    if not len(strings):
-        return np.zeros(1, np.int32), np.empty(0, np.uint8)
-    bounds = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4)
-    return bounds, np.frombuffer(data, np.uint8, int(bounds[-1])) if data else np.empty(0, np.uint8)
-
-
 def hexadecimal(packed: Array) -> pa.StringArray:
     """Return each element of a packed array, of an even size, as upper-case hexadecimal: b"\\x0a\\x1b" is "0A1B"."""
     digits = _HEX[packed.view(np.uint16)]

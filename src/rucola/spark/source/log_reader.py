@@ -14,26 +14,24 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rucola.errors import DirectoryNotShared, StoreCorrupt, StoreError
-from rucola.message import properties, sysflag
 from rucola.message.hashing import string_hashes
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.message.topics import DUE_TIME_TOPICS
-from rucola.spark.source import columns, record_layout
+from rucola.spark.source import record_layout
 from rucola.spark.source.array_conversions import Array
 from rucola.spark.source.byte_ranges import fields_at
 from rucola.spark.source.log_boundaries import next_record
 from rucola.spark.source.log_splits import LogSplit, QueueRange
-from rucola.spark.source.option_values import sql92_matcher
-from rucola.spark.source.options import CorruptRecords, ReadOptions
+from rucola.spark.source.options import ReadOptions
+from rucola.spark.source.record_decoder import RecordDecoder
 from rucola.spark.source.record_layout import DamagedRecord, Records
-from rucola.spark.source.source_offsets import is_chosen_topic
 from rucola.store.directory_reader import LogFile, StoreReader
 
 _log = logging.getLogger(__name__)
@@ -56,65 +54,32 @@ class ExpectedRecords(NamedTuple):
     queue_offsets: Array | None = None
 
 
-class _DamageHandler:
-    """Applies the option corruptRecords: raises for damage, counts it, or collects it as rows."""
-
-    def __init__(self, policy: CorruptRecords) -> None:
-        self._policy = policy
-        self._count = 0
-        self._first = ""
-        self._rows: list[DamagedRecord] = []
-
-    def report(self, file: LogFile, damaged: Sequence[DamagedRecord]) -> None:
-        for each in damaged:
-            error = StoreCorrupt(file.path, each.physical_offset - file.begin, each.why)
-            if self._policy is CorruptRecords.FAIL:
-                raise error
-            if self._policy is CorruptRecords.COLUMN:
-                self._rows.append(each)
-                continue
-            self._first = self._first or str(error)
-            self._count += 1
-
-    def rows(self, names: Sequence[str], broker_name: str) -> Iterator[pa.RecordBatch]:
-        if self._rows:
-            rows, self._rows = self._rows, []
-            yield columns.corrupt_rows(rows, names, broker_name=broker_name)
-
-    def close(self, split: LogSplit) -> None:
-        if self._count:
-            place = f"{split.store} between physical offsets {split.begin} and {split.end}"
-            _log.warning("left out %d damaged records of %s; the first: %s", self._count, place, self._first)
-
-
 def read(split: LogSplit, chosen: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the selected messages of a split in log order.
 
     Raises StoreCorrupt for damage and StoreError for deleted messages, unless the options allow them.
     """
-    handler = _DamageHandler(chosen.corrupt_records)
+    place = f"{split.store} between physical offsets {split.begin} and {split.end}"
+    decoder = RecordDecoder(chosen, names, split.broker_name, place, whole_log=split.queues is None)
     check_log(split)
     with StoreReader(split.store) as reader:
         split = _remaining_split(reader, split, chosen)
         find = _follow_log if split.queues is None else _read_units
-        for expected in find(reader, split, chosen, handler):
-            log = reader.buffer(expected.file)
-            for cut in record_layout.batches(expected.positions, expected.sizes):
-                positions, sizes = expected.positions[cut], expected.sizes[cut]
-                records, damaged = record_layout.locate(log, expected.file.begin, positions, sizes)
-                if split.queues is not None:
-                    records, others = _verify_units(records, expected, split.queues)
-                    damaged += others
-                handler.report(expected.file, damaged)
-                # Select by the options, before anything but the fixed part is decoded if possible.
-                records = records.where(selection_mask(records, chosen, whole_log=split.queues is None))
-                for batch, damaged in columns.decode(records, names, broker_name=split.broker_name):
-                    handler.report(expected.file, damaged)
-                    if batch.num_rows:
-                        yield batch
-                yield from handler.rows(names, split.broker_name)
-    yield from handler.rows(names, split.broker_name)
-    handler.close(split)
+        for expected in find(reader, split, chosen, decoder):
+            file = expected.file
+            yield from decoder.decode(
+                reader.buffer(file),
+                file.begin,
+                expected.positions,
+                expected.sizes,
+                partial(_verify_units, expected=expected, queues=split.queues),
+                partial(_damage_of, file),
+            )
+    yield from decoder.close()
+
+
+def _damage_of(file: LogFile, damaged: DamagedRecord) -> StoreCorrupt:
+    return StoreCorrupt(file.path, damaged.physical_offset - file.begin, damaged.why)
 
 
 def check_log(split: LogSplit) -> None:
@@ -154,7 +119,7 @@ def _remaining_split(reader: StoreReader, split: LogSplit, chosen: ReadOptions) 
 
 
 def _follow_log(
-    reader: StoreReader, split: LogSplit, _: ReadOptions, handler: _DamageHandler
+    reader: StoreReader, split: LogSplit, _: ReadOptions, decoder: RecordDecoder
 ) -> Iterator[ExpectedRecords]:
     offset = split.begin
     hints = _dispatched_offsets(reader, split)
@@ -184,7 +149,9 @@ def _follow_log(
         if magic == BLANK_MAGIC and size == file.size - position:
             offset = file.begin + file.size
         else:
-            handler.report(file, [DamagedRecord(offset, "neither a record nor a blank begins here")])
+            decoder.report(
+                [DamagedRecord(offset, "neither a record nor a blank begins here")], partial(_damage_of, file)
+            )
             offset = next_record(reader, offset + 1) or split.end
 
 
@@ -239,7 +206,7 @@ def _follow_chain(log: memoryview, position: int, end: int) -> tuple[Array, int]
 
 
 def _read_units(
-    reader: StoreReader, split: LogSplit, chosen: ReadOptions, handler: _DamageHandler
+    reader: StoreReader, split: LogSplit, chosen: ReadOptions, decoder: RecordDecoder
 ) -> Iterator[ExpectedRecords]:
     """Yield the records that units of the split's queues point at, file by file, in the order of their addresses."""
     if not split.queues:
@@ -256,7 +223,7 @@ def _read_units(
         codes = np.concatenate([each["tags_code"] for each in units]).astype(np.int64)
         order = order[_may_have_tags(codes, chosen.tags, split.queues, ranges)[order]]
     # 3. Report units that cannot be right.
-    order = _drop_damaged_units(reader, addresses, order, handler)
+    order = _drop_damaged_units(reader, addresses, order, decoder)
     # 4. Cut by files.
     for file in reader.commit_log_files:
         inside = order[(addresses[order] >= file.begin) & (addresses[order] < file.begin + file.size)]
@@ -274,26 +241,27 @@ def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRan
     return found
 
 
-def _drop_damaged_units(reader: StoreReader, addresses: Array, order: Array, handler: _DamageHandler) -> Array:
+def _drop_damaged_units(reader: StoreReader, addresses: Array, order: Array, decoder: RecordDecoder) -> Array:
     """Report and drop units that point at another unit's record, or outside the log."""
-    queues = LogFile(reader.path / "consumequeue", 0, 0)  # the damaged file is a ConsumeQueue, not the log
+    # The damaged file is a ConsumeQueue, not the log.
+    error = partial(_damage_of, LogFile(reader.path / "consumequeue", 0, 0))
     twice = np.flatnonzero(np.diff(addresses[order]) == 0)
     why = "two units of ConsumeQueues point at this physical offset"
-    handler.report(queues, [DamagedRecord(address, why) for address in addresses[order[twice]].tolist()])
+    decoder.report([DamagedRecord(address, why) for address in addresses[order[twice]].tolist()], error)
     order = np.delete(order, twice)
     files = reader.commit_log_files
     outside = (addresses[order] < files[0].begin) | (addresses[order] >= files[-1].begin + files[-1].size)
     why = "a unit of a ConsumeQueue points at this physical offset, which the log does not hold"
-    handler.report(queues, [DamagedRecord(address, why) for address in addresses[order[outside]].tolist()])
+    decoder.report([DamagedRecord(address, why) for address in addresses[order[outside]].tolist()], error)
     return order
 
 
 def _verify_units(
-    records: Records, expected: ExpectedRecords, queues: Sequence[QueueRange]
+    records: Records, expected: ExpectedRecords, queues: Sequence[QueueRange] | None
 ) -> tuple[Records, list[DamagedRecord]]:
     """Return the records that are the messages their units promise, and the others as damage."""
-    assert expected.ranges is not None
-    assert expected.queue_offsets is not None
+    if queues is None or expected.ranges is None or expected.queue_offsets is None:
+        return records, []
     # By position, since records that `locate` rejected are missing among `records`.
     row = np.searchsorted(expected.positions, records.layout["begin"])
     code_of = {topic: code for code, topic in enumerate(records.topics.dictionary.to_pylist())}
@@ -307,57 +275,6 @@ def _verify_units(
     )
     why = "a unit of a ConsumeQueue points at this record, which has another queue or queue offset"
     return records.where(kept), [DamagedRecord(address, why) for address in records.addresses(~kept).tolist()]
-
-
-def selection_mask(records: Records, chosen: ReadOptions, *, whole_log: bool) -> Array:
-    """Return a mask of the records that the options select, by cheap conditions first and SQL92 last."""
-    stored = records.heads["store_timestamp"]
-    found = np.ones(len(records), np.bool_)
-    if chosen.starting_timestamp is not None or chosen.ending_timestamp is not None:
-        found &= columns.is_time(stored)
-    if chosen.starting_timestamp is not None:
-        found &= stored >= chosen.starting_timestamp
-    if chosen.ending_timestamp is not None:
-        found &= stored < chosen.ending_timestamp
-    if whole_log:
-        found &= _queue_mask(records, chosen)
-    if chosen.tags is not None and len(records):
-        tags = records.properties.values_of(properties.TAGS)
-        found &= pc.is_in(tags, pa.array(sorted(chosen.tags), pa.string())).to_numpy(zero_copy_only=False)
-    if chosen.keys is not None and len(records):
-        found &= _key_mask(records, chosen.keys)
-    if chosen.expression is not None and found.any():
-        matches = sql92_matcher(chosen.expression)
-        maps = records.where(found).properties.as_map().to_pylist(maps_as_pydicts="strict")
-        found[found] = [matches(each) for each in maps]
-    return found
-
-
-def _queue_mask(records: Records, chosen: ReadOptions) -> Array:
-    queues = chosen.queue_filter
-    # Topics are compared once per distinct topic.
-    names = records.topics.dictionary.to_pylist()
-    is_left = [queues.topics is None or name in queues.topics for name in names]
-    topics = np.array([is_chosen_topic(chosen, name) for name in names], np.bool_) & np.array(is_left, np.bool_)
-    found: Array = topics[records.topic_codes]
-    offsets = records.heads["queue_offset"]
-    found &= (offsets >= queues.begin_queue_offset) & (offsets < queues.end_queue_offset)
-    if queues.queue_ids is not None:
-        found &= np.isin(records.heads["queue_id"], list(queues.queue_ids))
-    # Half messages get no ConsumeQueue unit in their topic, so no consumer ever sees them.
-    found &= (records.heads["sys_flag"] & sysflag.TRANSACTION_PREPARED) == 0
-    return found
-
-
-def _key_mask(records: Records, keys: frozenset[str]) -> Array:
-    wanted = pa.array(sorted(keys), pa.string())
-    unique = records.properties.values_of(properties.UNIQ_KEY)
-    found: Array = pc.is_in(unique, wanted).to_numpy(zero_copy_only=False).copy()
-    # Keys [a b] [] [c] are a b c in one array, with parents 0 0 2: a hit of c selects row 2.
-    lists = records.keys()
-    hits = pc.is_in(lists.flatten(), wanted).to_numpy(zero_copy_only=False)
-    found[pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)[hits]] = True
-    return found
 
 
 def _file_of(reader: StoreReader, physical_offset: int) -> LogFile:

@@ -27,13 +27,13 @@ from pyspark.sql.datasource import InputPartition
 from rucola.client import MessageQueue, PullConsumer, PullStatus
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingError, RemotingTimeout, StoreError
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
-from rucola.spark.source import columns, record_layout
+from rucola.spark.source import record_layout
 from rucola.spark.source.array_conversions import Array
-from rucola.spark.source.log_reader import selection_mask
 from rucola.spark.source.log_splits import QueueRange, partition_count
 from rucola.spark.source.option_values import parse_tags
-from rucola.spark.source.options import CorruptRecords, ReadOptions, connection_of
-from rucola.spark.source.record_layout import DamagedRecord
+from rucola.spark.source.options import ReadOptions, connection_of
+from rucola.spark.source.record_decoder import RecordDecoder
+from rucola.spark.source.record_layout import DamagedRecord, Records
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges
 
 _log = logging.getLogger(__name__)
@@ -141,6 +141,7 @@ def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) ->
     """Yield a partition's selected messages in each queue's order; the event loop is idle between batches."""
     with asyncio.Runner() as runner:
         consumer = consumer_of(chosen)
+        decoder = RecordDecoder(chosen, names, partition.broker_name, partition.broker_name, whole_log=False)
         batches = _batches(consumer, partition, chosen)
 
         async def following() -> list[_PulledRecords] | None:
@@ -152,7 +153,8 @@ def read(partition: PullPartition, chosen: ReadOptions, names: Sequence[str]) ->
 
         try:
             while (pulled := runner.run(following())) is not None:
-                yield from _decode(pulled, partition.broker_name, chosen, names)
+                yield from _decode(pulled, partition.broker_name, decoder)
+            yield from decoder.close()
         finally:
             runner.run(close())
 
@@ -248,26 +250,23 @@ def _subscription(chosen: ReadOptions) -> str:
         return "*"
 
 
-def _decode(
-    pulled: Sequence[_PulledRecords], broker_name: str, chosen: ReadOptions, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def _decode(pulled: Sequence[_PulledRecords], broker_name: str, decoder: RecordDecoder) -> Iterator[pa.RecordBatch]:
     positions, sizes, counts = _positions(pulled, broker_name)
     begins = np.repeat([each.range.begin for each in pulled], counts)
     ends = np.repeat([each.range.end for each in pulled], counts)
-    data = b"".join([each.records for each in pulled])
-    for cut in record_layout.batches(positions, sizes):
-        records, damaged = record_layout.locate(data, None, positions[cut], sizes[cut])
-        yield from _report(damaged, broker_name, chosen, names)
-        row = np.searchsorted(positions, records.layout["begin"])
-        offsets = records.heads["queue_offset"]
+
+    def within(records: Records) -> tuple[Records, list[DamagedRecord]]:
         # A broker that filters may return messages from after the range.
         # For example, a pull of range 5:10 that asked for 5 messages, of which the filter left out 2, may end with 11.
-        records = records.where((offsets >= begins[row]) & (offsets < ends[row]))
-        records = records.where(selection_mask(records, chosen, whole_log=False))
-        for batch, damaged in columns.decode(records, names, broker_name=broker_name):
-            yield from _report(damaged, broker_name, chosen, names)
-            if batch.num_rows:
-                yield batch
+        row = np.searchsorted(positions, records.layout["begin"])
+        offsets = records.heads["queue_offset"]
+        return records.where((offsets >= begins[row]) & (offsets < ends[row])), []
+
+    def error(damaged: DamagedRecord) -> RemoteProtocolError:
+        return RemoteProtocolError(f"a pull from {broker_name} returned a record that cannot be read: {damaged.why}")
+
+    data = b"".join([each.records for each in pulled])
+    return decoder.decode(data, None, positions, sizes, within, error)
 
 
 def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Array, Array, list[int]]:
@@ -288,16 +287,3 @@ def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Arra
         counts.append(len(positions) - first)
     found = np.array(positions, np.int64)
     return found, np.diff(found, append=before), counts
-
-
-def _report(
-    damaged: Sequence[DamagedRecord], broker_name: str, chosen: ReadOptions, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    if damaged and chosen.corrupt_records is CorruptRecords.COLUMN:
-        yield columns.corrupt_rows(damaged, names, broker_name=broker_name, with_offsets=False)
-        return
-    for each in damaged:
-        what = f"a pull from {broker_name} returned a record that cannot be read: {each.why}"
-        if chosen.corrupt_records is CorruptRecords.FAIL:
-            raise RemoteProtocolError(what)
-        _log.warning("left out: %s", what)

@@ -21,16 +21,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from isal.isal_zlib import crc32
 
-from rucola import speed
 from rucola.message import properties, sysflag
 from rucola.message.compression import read_body
 from rucola.message.host import decode_host
 from rucola.message.record import HEAD, MESSAGE_MAGIC, MIN_RECORD_SIZE, Buffer, body_crcs
 from rucola.spark.source.array_conversions import Array, arrow, ints, mask, strings
 from rucola.spark.source.byte_ranges import fields_at, gather, hexadecimal, replace_rows
-from rucola.spark.source.property_columns import PropertyColumns, is_utf8, parse_properties
+from rucola.spark.source.property_columns import PropertyColumns, parse_properties
 
 BATCH_ROWS: Final = 16 * 1024
 """Enough to amortise the calls per batch, few enough for the processor's caches."""
@@ -54,9 +52,6 @@ _LAYOUT: Final = np.dtype(
     [(name, np.int64) for name in ("begin", "store_host", "body", "topic", "properties_size", "properties", "end")]
 )
 """File positions of the parts of a record. `topic` is after its length byte, `properties` after its size."""
-
-_SMALL_BODY: Final = 512
-"""Mean body size below which copies of all bodies cost less than views: 80 ns against 170 ns at 100 bytes."""
 
 
 class BodiesTooLarge(Exception):
@@ -109,11 +104,7 @@ class Records:
 
     def body_crcs(self) -> Array:
         """Compute the CRC-32 of each stored body, cut to 31 bits as in the record."""
-        begins, ends = self.layout["body"], self.layout["topic"] - 1
-        if speed.crc32_of_ranges is not None or (ends - begins).sum() >= _SMALL_BODY * len(self):
-            return body_crcs(self.log, begins, ends)  # type: ignore[arg-type]  # an array is a buffer
-        bodies = gather(self.log, begins, ends).to_pylist()
-        return np.fromiter(map(crc32, bodies), np.uint32, len(self)) & np.uint32(0x7FFFFFFF)
+        return body_crcs(self.log, self.layout["body"], self.layout["topic"] - 1)  # type: ignore[arg-type]  # a buffer
 
     def bodies(self) -> tuple[pa.BinaryArray, dict[int, str]]:
         """Return the bodies, and by row why a body is as stored. Raises BodiesTooLarge above `MAX_BODIES_SIZE`."""
@@ -282,13 +273,21 @@ class _Locator:
     def read_topics(self) -> pa.DictionaryArray:
         """Step 4: read the topics. Only distinct ones are decoded, since a batch has few."""
         names = gather(self.file, self.layout["topic"], self.layout["properties_size"]).dictionary_encode()
-        undecodable = [code for code, name in enumerate(names.dictionary.to_pylist()) if not is_utf8(name)]
+        undecodable = [code for code, name in enumerate(names.dictionary.to_pylist()) if not _is_utf8(name)]
         if undecodable:
             kept = self._reject(np.isin(ints(names.indices), undecodable), "the topic is not UTF-8")
             if kept is not None:
                 # Encode again: the dictionary must not contain the topics that were rejected.
                 names = names.filter(mask(kept)).dictionary_decode().dictionary_encode()
         return pa.DictionaryArray.from_arrays(names.indices, names.dictionary.cast(pa.string()))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def batches(positions: Array, sizes: Array) -> Iterator[slice]:
