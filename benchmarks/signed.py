@@ -57,7 +57,7 @@ def measure(options: Options) -> list[Figure]:
             client, count = _with_producer(without, guarded, options.count(COUNT_CLIENT), options.rounds)
             check_stored(without, TOPIC, 1 + count_1 + count_64 + count)
     return [
-        _figure("signed_send_1_connection", one, [Aim("ratio", 1.25)]),
+        _figure("signed_send_1_connection", one, [Aim("ratio", 1.15)]),
         _figure("signed_send_64_in_flight", many, [], hmac_us=_hmac_us(signed[0])),
         Figure(
             "signed_send_of_producer",
@@ -65,7 +65,7 @@ def measure(options: Options) -> list[Figure]:
             "µs CPU/message",
             floor=median(float, client[0]),
             floor_is=f"{UNSIGNED}; CPU time of client and broker together",
-            aims=[Aim("ratio", 1.25)],
+            aims=[Aim("ratio", 1.15)],
         ),
     ]
 

@@ -32,9 +32,12 @@ static const char *const pull_fields[PULL_FIELDS] = {
 };
 enum { HAS_COMMIT_OFFSET = 1, MAY_SUSPEND = 2, HAS_SUBSCRIPTION = 4 }; /* bits of its sysFlag */
 
+/* The places of ext fields that both have if they are signed, behind those of each kind; and all places. */
+enum { ACCESS_KEY = 'm' - 'a' + 1, SIGNATURE, PLACES };
+
 /* Ext fields by their places: raw text between quotes. */
 typedef struct {
-    Span ext['m' - 'a' + 1];
+    Span ext[PLACES];
     int64_t code, flag, opaque, version;
     int seen; /* one bit for each member */
 } Header;
@@ -51,6 +54,11 @@ static inline Span field(const Header *header, char name) { return header->ext[n
 
 static inline int is_text(Span span, const char *text) {
     return span.size == (Py_ssize_t)strlen(text) && !memcmp(span.at, text, (size_t)span.size);
+}
+
+static uint8_t *put_span(uint8_t *at, Span span) {
+    memcpy(at, span.at, (size_t)span.size);
+    return at + span.size;
 }
 
 static inline int take(Cursor *cursor, char expected) {
@@ -105,12 +113,12 @@ static int is_plain(Span raw) {
 
 /* The place of an ext field; -1 if a request of this code does not have it. */
 static int place_of(int64_t code, Span name) {
-    if (code != PULL_MESSAGE)
-        return name.size == 1 && name.at[0] >= 'a' && name.at[0] <= 'm' ? name.at[0] - 'a' : -1;
-    for (int place = 0; place < PULL_FIELDS; place++)
+    if (code != PULL_MESSAGE && name.size == 1)
+        return name.at[0] >= 'a' && name.at[0] <= 'm' ? name.at[0] - 'a' : -1;
+    for (int place = 0; code == PULL_MESSAGE && place < PULL_FIELDS; place++)
         if (is_text(name, pull_fields[place]))
             return place;
-    return -1;
+    return is_text(name, "AccessKey") ? ACCESS_KEY : is_text(name, "Signature") ? SIGNATURE : -1;
 }
 
 static int take_ext(Cursor *cursor, Header *header) {
@@ -212,14 +220,35 @@ static Py_ssize_t unescape(Span raw, uint8_t *out) {
     return at - out;
 }
 
+/* Return the credentials of a request: (access key, signature, signed text before the body, position of the body), or
+None without any; NULL if they are unusual, or after an error. `places` are those of the other ext fields by name. */
+static PyObject *credentials_of(const Span *ext, const int *places, int count, Py_ssize_t body_at) {
+    Span key = ext[ACCESS_KEY], signature = ext[SIGNATURE];
+    Py_ssize_t size = key.size;
+    PyObject *text;
+    uint8_t *at;
+    if (!key.at && !signature.at)
+        Py_RETURN_NONE;
+    for (int i = 0; i < count; i++)
+        size += ext[places[i]].size;
+    if (!key.at || !signature.at || !is_plain(key) || !is_plain(signature) ||
+        !(text = PyBytes_FromStringAndSize(NULL, size)))
+        return NULL;
+    at = put_span((uint8_t *)PyBytes_AsString(text), key);
+    for (int i = 0; i < count; i++)
+        if (ext[places[i]].size)
+            at = put_span(at, ext[places[i]]);
+    return Py_BuildValue("(s#s#Nn)", key.at, key.size, signature.at, signature.size, text, body_at);
+}
+
 /* Whether the properties of a batch add nothing to those of its messages. */
 static int adds_nothing(Span raw) {
     return !raw.size || is_text(raw, "WAIT\\u0001true") || is_text(raw, "WAIT\\u0001true\\u0002");
 }
 
 /* Columns with an item for each request, then with one for each message. */
-enum { OPAQUES, COUNTS, ENDS, TOPICS, QUEUE_IDS, FLAGS, SYS_FLAGS, BORN_TIMESTAMPS, RECONSUME_TIMES, PROPERTIES, BODIES,
-       COLUMNS };
+enum { OPAQUES, COUNTS, ENDS, CREDENTIALS, TOPICS, QUEUE_IDS, FLAGS, SYS_FLAGS, BORN_TIMESTAMPS, RECONSUME_TIMES,
+       PROPERTIES, BODIES, COLUMNS };
 
 typedef struct {
     PyObject *columns[COLUMNS];
@@ -303,24 +332,29 @@ static int take_topic(Sends *sends, Span name) {
 
 /* Add the messages of a request whose frame ends at `end`. Return 0, adding nothing, if it is unusual; after an error,
 some may be added. */
-static int add_request(Sends *sends, const Header *header, Span body, Py_ssize_t end) {
+static int add_request(Sends *sends, Header *header, Span body, Py_ssize_t end) {
+    static const int places[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     Common common;
+    PyObject *credentials;
     Span raw = field(header, 'i'), batch = field(header, 'm');
     int is_batch = header->code == SEND_BATCH_MESSAGE || is_text(batch, "true");
     int64_t count = 1;
     Own own = {body, {NULL, 0}, 0};
     if ((header->code != SEND_MESSAGE_V2 && header->code != SEND_BATCH_MESSAGE) ||
         body.size > sends->max_body_size || !take_common(header, &common) ||
-        (batch.at && !is_text(batch, "true") && !is_text(batch, "false")))
+        (batch.at && !is_text(batch, "true") && !is_text(batch, "false")) ||
+        !take_properties(sends, raw, &own.properties))
         return 0;
     if (is_batch) {
         if (common.sys_flag & TRANSACTION_MASK || !adds_nothing(raw) || (count = count_messages(sends, body)) < 2)
             return 0;
-    } else if (common.sys_flag & NOT_DISPATCHED || !take_properties(sends, raw, &own.properties)) {
+    } else if (common.sys_flag & NOT_DISPATCHED) {
         return 0;
     }
     own.flag = (int32_t)common.flag;
-    return take_topic(sends, common.topic) &&
+    header->ext['i' - 'a'] = own.properties;
+    credentials = credentials_of(header->ext, places, sizeof places / sizeof *places, end - body.size);
+    return credentials && add(sends, CREDENTIALS, credentials) && take_topic(sends, common.topic) &&
            (is_batch ? add_batch(sends, &common, body) : add_message(sends, &common, &own)) &&
            add(sends, OPAQUES, header->flag ? Py_NewRef(Py_None) : PyLong_FromLongLong(header->opaque)) &&
            add_number(sends, COUNTS, count) && add_number(sends, ENDS, end);
@@ -344,9 +378,9 @@ static Py_ssize_t take_request(int64_t max_frame_size, int64_t max_header_size, 
 
 /* Counterpart: FrameDecoder and columns_of of rucola.broker.remoting.send, for the sends at the begin of a read.
 
-(data, max frame size, max header size, max requests, max body size, max messages of a batch) -> 3 lists with an item
-for each request (opaque, or None if it is one-way; number of messages; position behind its frame), and 8 with one for
-each message: topics, queue ids, flags, sysFlags, born timestamps, reconsume times, properties, bodies | None */
+(data, max frame size, max header size, max requests, max body size, max messages of a batch) -> 4 lists with an item
+for each request (opaque, or None if it is one-way; number of messages; position behind its frame; credentials), and 8
+with one for each message: topics, queue ids, flags, sysFlags, born timestamps, reconsume times, properties, bodies | None */
 PyObject *read_sends(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer data;
     int64_t max_requests;
@@ -417,28 +451,28 @@ static PyObject *fetch_of(const Span *of) {
 
 /* Counterpart: FrameDecoder and fetch_request of rucola.broker.remoting.pull, for the first pull of a read.
 
-(data, max frame size, max header size) -> (opaque, fields of the request, position behind the frame) | None */
+(data, max frame size, max header size) -> (opaque, fields of the request, position behind the frame, credentials) | None */
 PyObject *read_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    static const int places[] = {COMMIT_OFFSET, GROUP, EXPRESSION_TYPE, MAX_MSG_NUMS, QUEUE_ID, QUEUE_OFFSET,
+                                 SUB_VERSION, SUBSCRIPTION, SUSPEND_TIMEOUT, SYS_FLAG, TOPIC};
     Py_buffer data;
     int64_t max_frame_size, max_header_size;
     Header header;
     Span body;
     Py_ssize_t end;
-    PyObject *fields = NULL;
+    PyObject *fields = NULL, *credentials = NULL;
     (void)module;
     if (count != 3 || !take_i64(args[1], &max_frame_size) || !take_i64(args[2], &max_header_size) ||
         PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
         return decline();
     end = take_request(max_frame_size, max_header_size, (Span){data.buf, data.len}, 0, &header, &body);
-    if (end && header.code == PULL_MESSAGE && !header.flag)
-        fields = fetch_of(header.ext);
+    if (end && header.code == PULL_MESSAGE && !header.flag && (fields = fetch_of(header.ext)))
+        credentials = credentials_of(header.ext, places, PULL_FIELDS, end - body.size);
     PyBuffer_Release(&data);
-    return fields ? Py_BuildValue("(LNn)", (long long)header.opaque, fields, end) : decline();
-}
-
-static uint8_t *put_span(uint8_t *at, Span span) {
-    memcpy(at, span.at, (size_t)span.size);
-    return at + span.size;
+    if (credentials)
+        return Py_BuildValue("(LNnN)", (long long)header.opaque, fields, end, credentials);
+    Py_XDECREF(fields);
+    return decline();
 }
 
 static uint8_t *put_decimal(uint8_t *at, int64_t number) {

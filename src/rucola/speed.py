@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 8
+INTERFACE: Final = 9
 """As in speed/speed.h. An extension with another number is from other sources, and not used."""
 
 
@@ -68,22 +68,31 @@ QueueOffsets = dict[tuple[str, int], int]
 """Next queue offsets by (topic, queue id)."""
 
 _Numbers = list[int]
+Credentials = tuple[str, str, bytes, int]
+"""Access key, signature, the signed text before the body of a request, and the position of its body."""
 _Sent = tuple[list[str], _Numbers, _Numbers, _Numbers, _Numbers, _Numbers, list[bytes], list[bytes]]
 """Topics, queue ids, flags, sysFlags, born timestamps, reconsume times, properties, bodies: `publish.SentMessages`."""
 
 read_sends: (
-    Callable[[Buffer, int, int, int, int, int], tuple[list[int | None], _Numbers, _Numbers, *_Sent] | None] | None
+    Callable[
+        [Buffer, int, int, int, int, int],
+        tuple[list[int | None], _Numbers, _Numbers, list[Credentials | None], *_Sent] | None,
+    ]
+    | None
 )
 read_sends = _function("read_sends")
 """(data, max frame size, max header size, max requests, max body size, max messages of a batch) -> the columns of
-`send.columns_of` for the sends at the start of a read.
+`send.columns_of` for the sends at the start of a read, with the end position and the credentials of each.
 """
 
 UsualFetch = tuple[str, str, int, int, int, int | None, int | None, str | None, str, int]
 """The fields of a FetchRequest, in their order."""
 
-read_pull: Callable[[Buffer, int, int], tuple[int, UsualFetch, int] | None] | None = _function("read_pull")
-"""(data, max frame size, max header size) -> (opaque, UsualFetch, end position) of the first request of a read."""
+read_pull: Callable[[Buffer, int, int], tuple[int, UsualFetch, int, Credentials | None] | None] | None
+read_pull = _function("read_pull")
+"""(data, max frame size, max header size) -> (opaque, UsualFetch, end position, Credentials) of the first request of a
+read.
+"""
 
 format_sends: Callable[[Sequence[bytes], list[int | None], _Numbers, _Numbers, _Numbers, _Numbers], bytes | None] | None
 format_sends = _function("format_sends")

@@ -31,8 +31,9 @@ from rucola.remoting.connection import Connection
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
+from rucola.store.tools.dump import dump
 from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster, signed
-from support.broker_peer import pull_header
+from support.broker_peer import pull_header, send_header
 from support.compatibility import rows
 from support.errors import raises
 from support.interceptors import requests_of_every_field
@@ -170,6 +171,37 @@ async def test_a_changed_request_is_denied(cluster: GuardedCluster) -> None:
         expected = ResponseCode.SUCCESS if change == "nothing" else ResponseCode.NO_PERMISSION
         assert answer.code == expected, (change, answer)
     await client.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_each_send_of_a_read_is_admitted_by_its_own_signature(cluster: GuardedCluster, count: int) -> None:
+    """Whether they are decoded together or one by one."""
+    broker = await started(cluster, "Orders", "Salaries")
+    keys: list[tuple[Credentials | None, str, bool]] = [
+        (WRITER, "Orders", True), (WRITER, "Orders", True), (ADMIN, "Salaries", True), (ADMIN, "Orders", True),
+        (None, "Orders", False), (WRITER, "Salaries", False), (STRANGER, "Orders", False), (WRITER, "Orders", True),
+        (READER, "Orders", False), (Credentials("writer1", "not its secret"), "Orders", False),
+    ]  # fmt: skip
+    sends = []
+    for number, (credentials, topic, _) in enumerate(keys * count):
+        header, body = send_header(topic=topic, properties='KEYS\x01a "ä"\x02'), b"%d" % number
+        request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body)
+        if credentials is not None:
+            request = signed(credentials, RequestCode.SEND_MESSAGE_V2, header, body)
+        request.opaque = number
+        sends.append(request.encode())
+    peer = await RawPeer.at(broker.config.listen_port)
+    await peer.send(b"".join(sends))
+    codes = {answer.opaque: answer.code for answer in await peer.commands(len(sends))}
+    expected = [ResponseCode.SUCCESS if is_admitted else ResponseCode.NO_PERMISSION for *_, is_admitted in keys * count]
+    assert [codes[number] for number in range(len(sends))] == expected
+    await peer.close()
+    await broker.stop()
+    stored = [int(row["number"]) for row in dump(cluster.path / "store", body_fields=lambda body: {"number": body})]
+    assert stored == [number for number, code in enumerate(expected) if code == ResponseCode.SUCCESS]
+    assert check(cluster.path / "store") == []
+    lines = [json.loads(line) for line in (cluster.path / "store" / "audit" / "audit.jsonl").read_text().splitlines()]
+    assert sum(line["outcome"] == "denied" for line in lines) == expected.count(ResponseCode.NO_PERMISSION)
 
 
 async def test_messages_of_other_topics_cannot_be_read_by_id_or_sent_back(cluster: GuardedCluster) -> None:

@@ -47,6 +47,7 @@ PULL = {
     "subVersion": b'"1700000000001"',
     "expressionType": b'"TAG"',
 }
+CREDENTIALS = {"AccessKey": b'"billing"', "Signature": b'"c2ln+/Q="'}
 MEMBERS = {
     "code": b"310",
     "extFields": b"",
@@ -87,7 +88,11 @@ CHANGED_MEMBERS = st.dictionaries(st.sampled_from([*MEMBERS, "remark", "cod"]), 
 def _headers(draw: st.DrawFn) -> bytes:
     kinds = [(MEMBERS, SEND), (MEMBERS | BATCH_CODE, BATCH), (MEMBERS | PULL_CODE, PULL), (MEMBERS, PULL)]
     members, fields = draw(st.sampled_from(kinds))
-    changed = st.dictionaries(st.sampled_from([*fields, "n", "aa", "bname", ""]), JSON_VALUES, max_size=2)
+    if draw(st.booleans()):
+        fields = fields | CREDENTIALS
+    changed = st.dictionaries(
+        st.sampled_from([*fields, *CREDENTIALS, "SignatureNumber", "n", "aa", "bname", ""]), JSON_VALUES, max_size=2
+    )
     members, fields = members | draw(CHANGED_MEMBERS), fields | draw(changed)
     for one in draw(st.lists(st.sampled_from([*members, *fields]), max_size=2)):
         members.pop(one, None), fields.pop(one, None)
@@ -121,6 +126,7 @@ def test_a_usual_pull_is_read_in_c() -> None:
         assert not assert_pull(pull[:-1])
         assert not assert_pull(_frame(USUAL))
         assert assert_pull(_frame(_header(MEMBERS | PULL_CODE, {name: PULL[name] for name in list(PULL)[:6]})))
+        assert assert_pull(_frame(_header(MEMBERS | PULL_CODE, CREDENTIALS | PULL)))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,7 @@ def test_a_usual_pull_is_read_in_c() -> None:
     [
         {"consumerGroup": b'"\xc3\xa4"'}, {"topic": b'""'}, {"queueId": b"3"}, {"queueId": b'"2147483648"'},
         {"queueOffset": b'"1e3"'}, {"queueOffset": b'""'}, {"subscription": b'"a\\u0020b"'}, {"subscription": b"null"},
-        {"sysFlag": b'"007"'}, {"bname": b'"broker-a"'},
+        {"sysFlag": b'"007"'}, {"bname": b'"broker-a"'}, {"AccessKey": b'"billing"'},
     ],
 )  # fmt: skip
 def test_an_unusual_pull_is_left_to_python(changed: dict[str, bytes]) -> None:
@@ -147,13 +153,16 @@ def test_usual_sends_are_read_in_c() -> None:
         few = {name: SEND[name] for name in "befgh"}
         assert assert_sends(_frame(_header(MEMBERS, few), b"") + send) == 2
         assert assert_sends(send + _frame(USUAL, bytes(MAX_BODY_SIZE + 1))) == 1
+        signed = _frame(_header(MEMBERS, SEND | CREDENTIALS)), _frame(_header(MEMBERS, CREDENTIALS | BATCH), MESSAGES)
+        assert assert_sends(signed[0] + send + signed[1]) == 3
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"b": b'"\xc3\xa4"'}, {"b": b'""'}, {"e": b"3"}, {"e": b'"2147483648"'}, {"i": b'"a\\u0001\xff"'},
-        {"m": b'"1"'}, {"n": b'"broker"'}, {"f": b'"4"'}, {"f": b'"12"'},
+        {"m": b'"1"'}, {"n": b'"broker"'}, {"f": b'"4"'}, {"f": b'"12"'}, {"AccessKey": b'"billing"'},
+        CREDENTIALS | {"AccessKey": b'"\\u0061"'}, CREDENTIALS | {"SignatureNumber": b'"1"'},
     ],
 )  # fmt: skip
 def test_an_unusual_send_ends_what_is_read_in_c(changed: dict[str, bytes]) -> None:

@@ -6,6 +6,7 @@ from msgspec.structs import astuple
 
 from rucola import speed
 from rucola.access import Caller
+from rucola.acl.signed_content import signed_content
 from rucola.broker.remoting.pull import fetch_request
 from rucola.broker.remoting.send import columns_of
 from rucola.broker.services.publish import SentMessages
@@ -15,6 +16,7 @@ from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder,
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.remoting.endpoints import Request
+from rucola.speed import Credentials
 from support.accelerator import use
 
 MAX_COUNT = 5
@@ -44,7 +46,7 @@ def assert_sends(data: bytes) -> int:
     found = speed.read_sends(memoryview(data), MAX_FRAME_SIZE, MAX_HEADER_SIZE, MAX_COUNT, MAX_BODY_SIZE, MAX_MESSAGES)
     if found is None:
         return 0
-    opaques, counts, ends, *messages = found
+    opaques, counts, ends, credentials, *messages = found
     assert 1 <= len(opaques) <= MAX_COUNT
     with use(None):
         commands = _commands(data)[: len(opaques)]
@@ -54,8 +56,16 @@ def assert_sends(data: bytes) -> int:
             for command in commands
         ]
         assert (opaques, counts, SentMessages._make(messages)) == columns_of(sends, MAX_BODY_SIZE, MAX_MESSAGES)
+        assert credentials == [_credentials(command, end) for command, end in zip(commands, ends, strict=True)]
     assert ends == _ends(data, len(opaques))
     return len(opaques)
+
+
+def _credentials(command: RemotingCommand, end: int) -> Credentials | None:
+    if command.signed_fields.keys().isdisjoint({"AccessKey", "Signature"}):
+        return None
+    content = signed_content(command)
+    return content.access_key, content.signature, content.text, end - len(command.body)
 
 
 def assert_pull(data: bytes) -> bool:
@@ -67,5 +77,6 @@ def assert_pull(data: bytes) -> bool:
             command = _commands(data)[0]
             header = command.decode_header(PullMessageRequestHeader)
         assert (command.code, command.flag) == (RequestCode.PULL_MESSAGE, 0)
-        assert found == (command.opaque, astuple(fetch_request(header)), _ends(data, 1)[0])
+        (end,) = _ends(data, 1)
+        assert found == (command.opaque, astuple(fetch_request(header)), end, _credentials(command, end))
     return found is not None

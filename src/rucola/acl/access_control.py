@@ -16,6 +16,7 @@ Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of A
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from hmac import compare_digest
 from typing import Any, Final, NoReturn, Protocol
 
@@ -33,7 +34,7 @@ from rucola.protocol.command import RemotingCommand
 
 
 class Accounts(Protocol):
-    def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
+    def principal(self, content: SignedContent, host: str, challenge: Challenge) -> Principal:
         """Return the authenticated user of a request, or raise Refused."""
         ...
 
@@ -48,21 +49,18 @@ class PlainAccounts:
     def __init__(self, files: PlainAclFiles) -> None:
         self._files = files
 
-    def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
-        acl = self._files.current
-        if not acl.white_addresses.is_empty and acl.white_addresses.admit(host):
-            return WHITE
-        content = signed_content(command)
-        account = acl.accounts.get(content.access_key)
+    def principal(self, content: SignedContent, host: str, challenge: Challenge) -> Principal:
+        account = self._files.current.accounts.get(content.access_key)
         if account is None:
-            _refuse_unknown(command, content, challenge)
+            _refuse_unknown(content, challenge)
         if not account.white_addresses.is_empty and account.white_addresses.admit(host):
             return account.when_white
-        _verify(account.signer, command, content, challenge)
+        _verify(account.signer, content, challenge)
         return account
 
     def is_white(self, host: str) -> bool:
-        return self._files.current.white_addresses.admit(host)
+        addresses = self._files.current.white_addresses
+        return not addresses.is_empty and addresses.admit(host)
 
     def account(self, access_key: str) -> PlainAccount | None:
         return self._files.current.accounts.get(access_key)
@@ -72,12 +70,11 @@ class PolicyAccounts:
     def __init__(self, store: UserStore) -> None:
         self._store = store
 
-    def principal(self, command: RemotingCommand, host: str, challenge: Challenge) -> Principal:
-        content = signed_content(command)
+    def principal(self, content: SignedContent, host: str, challenge: Challenge) -> Principal:
         user = self._store.current.get(content.access_key)
         if user is None:
-            _refuse_unknown(command, content, challenge)
-        _verify(user.signer, command, content, challenge)
+            _refuse_unknown(content, challenge)
+        _verify(user.signer, content, challenge)
         if not user.is_enabled:
             raise Refused(refusals.USER_DISABLED, user=user.name)
         return user
@@ -95,8 +92,35 @@ class AccessControl:
         self._accounts = accounts
 
     def authenticate(self, caller: Caller, command: RemotingCommand, challenge: Challenge) -> Caller:
-        user = self._accounts.principal(command, caller.host, challenge)
-        return caller if caller.user is user else caller.as_user(user)
+        """Return the caller with the user of a request, or raise Refused."""
+        if self._accounts.is_white(caller.host):
+            return _with_user(caller, WHITE)
+        content = signed_content(command)
+        user = self._accounts.principal(content, caller.host, challenge)
+        if content.fields is not None and user.is_authenticated:
+            remember(command, content.fields)
+        return _with_user(caller, user)
+
+    def authenticate_first(
+        self, caller: Caller, contents: Iterable[SignedContent | None], challenge: Challenge
+    ) -> tuple[Caller, int]:
+        """Return the caller with the user of the first requests, and their number.
+
+        These end before a request that has another user, or that `authenticate` might refuse.
+        """
+        if self._accounts.is_white(caller.host):
+            return _with_user(caller, WHITE), sum(1 for _ in contents)
+        count = 0
+        for content in contents:
+            try:
+                user = self._accounts.principal(content, caller.host, challenge) if content is not None else None
+            except Refused:
+                break
+            if user is None or (count and user is not caller.user):
+                break
+            caller = _with_user(caller, user)
+            count += 1
+        return caller, count
 
     def renew(self, caller: Caller) -> Caller:
         """Return an earlier request's caller with current permissions; Refused if none are left."""
@@ -140,24 +164,25 @@ _NOBODY: Final = Signer(secrets.token_hex())
 """Verifies the signatures of unknown access keys, for equal work."""
 
 
-def _verify(signer: Signer, command: RemotingCommand, content: SignedContent, challenge: Challenge) -> None:
+def _with_user(caller: Caller, user: Principal) -> Caller:
+    return caller if caller.user is user else caller.as_user(user)
+
+
+def _verify(signer: Signer, content: SignedContent, challenge: Challenge) -> None:
     fields = content.fields
     if fields is not None and SIGNATURE_NUMBER in fields:
-        if not challenge.admits(signer, command.code, fields, command.body):
+        if not challenge.admits(signer, content.code, fields, content.body):
             raise _refused(content)
-        return
-    if not signer.verifies(content.text, command.body, content.signature):
+    elif not signer.verifies(content.text, content.body, content.signature):
         other = other_signed_text(fields) if fields is not None else None
-        if other is None or not signer.verifies(other, command.body, content.signature):
+        if other is None or not signer.verifies(other, content.body, content.signature):
             raise _refused(content)
-    if fields is not None:
-        remember(command, fields)
 
 
-def _refuse_unknown(command: RemotingCommand, content: SignedContent, challenge: Challenge) -> NoReturn:
+def _refuse_unknown(content: SignedContent, challenge: Challenge) -> NoReturn:
     """Raise what a wrong signature raises, after the same work."""
     if content.access_key:
-        _verify(_NOBODY, command, content, challenge)
+        _verify(_NOBODY, content, challenge)
     raise _refused(content)
 
 

@@ -45,7 +45,7 @@ class Challenge:
         fields[SIGNATURE_NUMBER] = str(self._number)
         fields[SIGNATURE] = signer.sign_content(self._content(self._number, code, fields, body))
 
-    def admits(self, signer: Signer, code: int, fields: Mapping[str, str], body: bytes) -> bool:
+    def admits(self, signer: Signer, code: int, fields: Mapping[str, str], body: bytes | memoryview) -> bool:
         """Return whether a request is signed for this challenge, and its number greater than all previous ones."""
         digits = fields[SIGNATURE_NUMBER]
         number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS else 0
@@ -57,7 +57,7 @@ class Challenge:
         self._number = number
         return True
 
-    def _content(self, number: int, code: int, fields: Mapping[str, str], body: bytes) -> bytes:
+    def _content(self, number: int, code: int, fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
         names = sorted(fields.keys() - {SIGNATURE})
         parts = [b"RUCOLA 2", _text(self.text), _HEAD.pack(number, code, len(names))]
         for name in names:

@@ -55,7 +55,7 @@ class Signer:
     def sign(self, fields: Mapping[str, str], body: bytes) -> str:
         return self._signature(signed_text(fields), body).decode("ascii")
 
-    def verifies(self, text: bytes, body: bytes, signature: str) -> bool:
+    def verifies(self, text: bytes, body: bytes | memoryview, signature: str) -> bool:
         """Verify a signature in constant time."""
         return compare_digest(self._signature(text, body), signature.encode("utf-8", "replace"))
 
@@ -73,7 +73,7 @@ class Signer:
     def __repr__(self) -> str:
         return "Signer(...)"
 
-    def _signature(self, text: bytes, body: bytes) -> bytes:
+    def _signature(self, text: bytes, body: bytes | memoryview) -> bytes:
         inner = self._inner.copy()
         inner.update(text)
         if body:

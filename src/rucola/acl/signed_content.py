@@ -44,7 +44,10 @@ class SignedContent(msgspec.Struct, gc=False):
     signature: str
     text: bytes
     """The signed content before the body; empty for a signature of version 2."""
-    fields: Mapping[str, str] | None
+    body: bytes | memoryview
+    fields: Mapping[str, str] | None = None
+    """All ext fields of a request that is of no known kind, and its code."""
+    code: int = 0
 
 
 def signed_content(command: RemotingCommand) -> SignedContent:
@@ -57,19 +60,18 @@ def signed_content(command: RemotingCommand) -> SignedContent:
             pass  # other names, numbers or nulls
         else:
             values = _values(fields)
-            return SignedContent(
-                fields.access_key, values[-1], "".join(values[:-1]).encode("utf-8", "surrogatepass"), None
-            )
+            text = "".join(values[:-1]).encode("utf-8", "surrogatepass")
+            return SignedContent(fields.access_key, values[-1], text, command.body)
     found = command.signed_fields
     text = signed_text(found) if SIGNATURE_NUMBER not in found else b""
-    return SignedContent(found.get(ACCESS_KEY, ""), found.get(SIGNATURE, ""), text, found)
+    return SignedContent(found.get(ACCESS_KEY, ""), found.get(SIGNATURE, ""), text, command.body, found, command.code)
 
 
 def remember(command: RemotingCommand, fields: Mapping[str, str]) -> None:
     """Decode later requests like this authentic one in one pass."""
     names = tuple(ordered(name for name in fields if name not in (ACCESS_KEY, SIGNATURE)))
-    if command.ext is not None or UNIQUE_MSG_QUERY_FLAG in names:
-        return  # no JSON, or signed in two ways
+    if command.ext is not None or not {UNIQUE_MSG_QUERY_FLAG, SIGNATURE_NUMBER}.isdisjoint(names):
+        return  # no JSON, signed in two ways, or in version 2
     if len(names) > MAX_NAMES or sum(map(len, names)) > MAX_NAMES_LENGTH or len(command.language) > MAX_LANGUAGE:
         return
     if not all(name.isascii() and name.isidentifier() for name in names):

@@ -7,15 +7,17 @@ since later requests can have another user while a handler waits.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from rucola.access import ADMINISTRATIVE, Action, Caller, Reason, Refused, Resource
 from rucola.acl.access_control import AccessControl
 from rucola.acl.audit_log import AuditLog
+from rucola.acl.signed_content import SignedContent
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
+from rucola.speed import Credentials
 
 CallerProcessor: TypeAlias = Callable[[Connection, Caller, RemotingCommand], Reply]
 
@@ -56,6 +58,26 @@ class AccessGate:
                 raise
 
         return enclosed
+
+    def admit(
+        self, connection: Connection, data: memoryview, credentials: Sequence[Credentials | None], ends: Sequence[int]
+    ) -> tuple[Caller, int]:
+        """Return the caller of the first requests of a read, and their number; the next one has to come alone.
+
+        `credentials` are those of `speed.read_sends`, `ends` the end position of each request in `data`.
+        """
+        if self._access is None:
+            return connection.caller, len(ends)
+        caller, count = self._access.authenticate_first(
+            connection.latest_caller,
+            (
+                SignedContent(found[0], found[1], found[2], data[found[3] : end]) if found is not None else None
+                for found, end in zip(credentials, ends, strict=True)
+            ),
+            connection.challenge,
+        )
+        connection.latest_caller = caller
+        return caller, count
 
     def record_peer(self, caller: Caller, refusal: Refused) -> None:
         """Record a denied slave; its connection has no request code."""

@@ -28,7 +28,6 @@ from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
-from rucola.remoting.connection import ReadServer
 from rucola.remoting.endpoints import checks_of, processor_table
 from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
@@ -97,13 +96,10 @@ class Serving:
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
         processors = processor_table(sends.run_endpoints(), chain, gate=access.gate)
         runs = dict.fromkeys(processors, partial(sends.serve, processors))
-        # With access control each request has to be decoded: its signature covers all fields.
-        reads: tuple[ReadServer, ...] = ()
-        if access.gate is None:
-            reads = (
-                partial(sends.read, checks_of(chain, Action.PUBLISH)),
-                partial(pulls.read, checks_of(chain, Action.FETCH)),
-            )
+        reads = (
+            partial(sends.read, access.gate, checks_of(chain, Action.PUBLISH)),
+            partial(pulls.read, access.gate, checks_of(chain, Action.FETCH)),
+        )
         self.read_hooks = ReadHooks(reads, runs)
         storage.subscribe(connections.on_arrival)
 

@@ -39,6 +39,7 @@ from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.retry import known_limit
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.connection import UNSLICED, Answer, Connection, Processor, Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Handler, Request
 from rucola.remoting.refusals import error_response
@@ -207,21 +208,30 @@ class SendAdapter:
         """Return endpoints that decode and check sends, and return them, for `serve`."""
         return _endpoints(lambda request: cast("Reply", request))
 
-    def read(self, checks: Sequence[Check], connection: Connection, data: memoryview) -> tuple[bytes, int]:
-        """Serve the sends at the start of a read from its bytes, see `ReadHooks`. Without access control only."""
+    def read(
+        self, gate: AccessGate | None, checks: Sequence[Check], connection: Connection, data: memoryview
+    ) -> tuple[bytes, int]:
+        """Serve the sends at the start of a read from its bytes, see `ReadHooks`."""
         if speed.read_sends is None:
             return b"", 0
         columns = speed.read_sends(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, UNSLICED, *self._limits())
         if columns is None:
             return b"", 0
-        opaques, counts, ends = columns[:3]
-        sent = SentMessages._make(columns[3:])
+        opaques, counts, ends, credentials = columns[:4]
+        sent, caller = SentMessages._make(columns[4:]), connection.caller
+        if gate is not None:
+            caller, admitted = gate.admit(connection, data, credentials, ends)
+            if admitted < len(opaques):
+                opaques, counts = opaques[:admitted], counts[:admitted]
+                sent = SentMessages._make(column[: sum(counts)] for column in sent)
         try:
             for topic in set(sent.topics):
                 resource = Resource(topic)
                 for check in checks:
-                    check(connection.caller, resource)
+                    check(caller, resource)
         except Refused:  # `serve` meets it again, and answers it
+            return b"", 0
+        if not opaques:
             return b"", 0
         responses, count = self._put(connection, opaques, counts, sent)
         return responses, ends[count - 1] if count else 0
