@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rucola.client import MessageExt, PullLimits, PushConsumer, ReconsumeLater, SuspendCurrentQueueAMoment
+from rucola.client.consumer import dispatcher
 from rucola.errors import ConfigError
 from support.cluster import Tally, cluster
 from support.consumers import ScriptedBroker, cluster_with_topic, committed, consumer_of, record_of, send, take
@@ -73,6 +76,64 @@ async def test_a_batch_is_complete_up_to_its_ack_index_and_the_rest_retried(tmp_
             returned = await broker.given_back.reach(2)
         assert [(header.offset, header.delay_level) for header in returned] == [(1004, 5), (1005, 5)]
         assert broker.committed == 6
+
+
+async def test_a_fast_plain_listener_gets_many_messages_in_one_visit_of_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "RUN_S", 60)
+    visits = 0
+    submit = ThreadPoolExecutor.submit
+
+    def count(pool: ThreadPoolExecutor, *arguments: Any) -> Any:
+        nonlocal visits
+        visits += 1
+        return submit(pool, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", count)
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(200)])
+        await broker.start(running)
+        seen: Tally[int] = Tally()
+        loop = asyncio.get_running_loop()
+
+        def listen(message: MessageExt) -> None:
+            loop.call_soon_threadsafe(seen.add, int(message.body))
+            if message.body in (b"7", b"150"):
+                raise ReconsumeLater(3)
+
+        consumer = consumer_of(running, concurrency=1, pull_batch_size=200)
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(200)
+            returned = await broker.given_back.reach(2)
+            await until(lambda: consumer.stats()["T"].consumed == 198)
+        assert seen.items == list(range(200))
+        assert [(header.offset, header.delay_level) for header in returned] == [(1007, 3), (1150, 3)]
+        assert broker.committed == 200
+        assert visits < 50
+
+
+async def test_messages_behind_a_slow_call_go_to_other_threads(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(200)])
+        await broker.start(running)
+        seen: set[int] = set()
+        others_seen = threading.Event()
+
+        def listen(message: MessageExt) -> None:
+            if message.body == b"100":
+                others_seen.wait()
+            seen.add(int(message.body))
+            if len(seen) == 199:
+                others_seen.set()
+
+        consumer = consumer_of(running, concurrency=2, pull_batch_size=200)
+        consumer.listen(listen)
+        async with consumer:
+            await until(lambda: consumer.stats()["T"].consumed == 200)
+        assert seen == set(range(200))
+        assert broker.committed == 200
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), ReconsumeLater(), SuspendCurrentQueueAMoment(5)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeAlias
@@ -15,9 +16,9 @@ Outcome: TypeAlias = tuple[Any, BaseException | None]
 
 async def invoke(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a coroutine function on the event loop, or a plain function in a thread."""
-    return await (
-        function(argument) if inspect.iscoroutinefunction(function) else outcome_of(start_in_thread(function, argument))
-    )
+    if inspect.iscoroutinefunction(function):
+        return await function(argument)
+    return await outcome_of((await start_in_thread(function, deque([argument])))[0])
 
 
 def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
@@ -39,47 +40,43 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
 
 
 def start_in_thread(
-    function: Callable[[Any], Any], argument: Any, threads: Executor | None = None
-) -> asyncio.Future[Outcome]:
-    """Call a function in a thread. RuntimeError if no thread accepts the call, which is then never made."""
-    call = _ThreadCall(function, argument)
+    function: Callable[[Any], Any], arguments: deque[Any], threads: Executor | None = None
+) -> asyncio.Future[list[Outcome]]:
+    """Call a function in a thread with each of the `arguments`, which the thread removes, as may the caller.
+
+    RuntimeError if no thread accepts the calls, which are then never made.
+    """
+
+    def call_all() -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        while True:
+            try:
+                argument = arguments.popleft()
+            except IndexError:
+                return outcomes
+            # Exceptions are values: futures alter StopIteration and CancelledError.
+            try:
+                outcomes.append((function(argument), None))
+            except BaseException as error:
+                outcomes.append((None, error))
+
     try:
-        return asyncio.get_running_loop().run_in_executor(threads, call)
+        return asyncio.get_running_loop().run_in_executor(threads, call_all)
     except RuntimeError:
-        # If no thread can be started, the executor nevertheless keeps the call for its next thread.
-        call.is_withdrawn = True
+        # If no thread can be started, the executor nevertheless keeps the calls for its next thread.
+        arguments.clear()
         raise
 
 
-async def outcome_of(future: asyncio.Future[Outcome]) -> Any:
+async def outcome_of(outcome: Outcome) -> Any:
     """Return a call's result, awaiting an awaitable one (`async def __call__`, a lambda), or raise its exception."""
-    result, error = await future
+    result, error = outcome
     if error is not None:
         try:
             raise error
         finally:
-            del error  # its traceback references this frame: a reference cycle
+            del error, outcome  # its traceback references this frame: a reference cycle
     return await result if inspect.isawaitable(result) else result
-
-
-class _ThreadCall:
-    """A call in a thread that returns its exception as a value: futures alter StopIteration and CancelledError."""
-
-    __slots__ = ("argument", "function", "is_withdrawn")
-
-    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
-        self.function = function
-        self.argument = argument
-        self.is_withdrawn = False
-        """Set on the event loop's thread, read on the executor's: do not make the call."""
-
-    def __call__(self) -> Outcome:
-        if self.is_withdrawn:
-            return None, None
-        try:
-            return self.function(self.argument), None
-        except BaseException as error:
-            return None, error
 
 
 def _running_task() -> asyncio.Task[Any] | None:

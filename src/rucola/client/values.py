@@ -64,6 +64,11 @@ class Values:
         self._name = getattr(value, "__name__", None) or type(value).__name__
         self._codec = None if value is None else _codec_of(value)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the client has the option."""
+        return self._codec is not None
+
     def encode(self, topic: str, value: Any) -> bytes:
         """Return the body for a value. ConfigError without the option; InvalidMessage for another kind of value."""
         if self._codec is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -170,6 +170,19 @@ class MessageExt(HasProperties):
     def msg_id(self) -> str:
         """The unique key if there is one, else `offset_msg_id`."""
         return self.unique_key or self.offset_msg_id
+
+
+def _parsed(message: MessageExt) -> dict[str, str]:
+    found = _properties_slot.__get__(message)
+    if found.__class__ is not dict:
+        found = properties.parse(found)
+        _properties_slot.__set__(message, found)
+    return cast(dict[str, str], found)
+
+
+# `record.decode` sets the encoded properties, which are parsed when they are first read: most consumers read none.
+_properties_slot: Any = MessageExt.__dict__["properties"]
+setattr(MessageExt, "properties", property(_parsed, _properties_slot.__set__))  # noqa: B010 - no attribute for mypy
 
 
 class MessageInner(msgspec.Struct, gc=False):

@@ -45,7 +45,7 @@ from isal.isal_zlib import crc32
 
 from rucola import speed
 from rucola.errors import InvalidMessage
-from rucola.message import properties, sysflag
+from rucola.message import sysflag
 from rucola.message.compression import read_body
 from rucola.message.host import decode_host
 from rucola.message.message import MessageExt, MessageInner, MessageInnerBatch
@@ -366,7 +366,7 @@ def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_
         physical_offset,
         size,
         body,
-        properties.parse(bytes(buffer[properties_begin : position + size])),
+        bytes(buffer[properties_begin : position + size]),  # type: ignore[arg-type]  # see `MessageExt.properties`
         flag,
         sys_flag,
         crc,

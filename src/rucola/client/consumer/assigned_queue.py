@@ -40,7 +40,8 @@ class AssignedQueue:
         self.consumed_ms = 0
         """When a message was last completed, in milliseconds since 1970."""
         self.capacity = asyncio.Event()
-        """Set when the fetcher should check again whether it may pull."""
+        """Cleared by the fetcher while it waits for capacity."""
+        self.capacity.set()
         self.idle = asyncio.Event()
         """In order: set while no delivery is in flight. Concurrently: always set."""
         self.idle.set()
@@ -100,6 +101,5 @@ class Delivery:
         self.assigned.consumed_ms = now_ms()
         for message in self.messages if messages is None else messages:
             self.process_queue.complete(message.queue_offset)
-        # A fetcher may be waiting for capacity. Setting the event is cheaper than checking.
-        if self.process_queue.has_capacity:
+        if not self.assigned.capacity.is_set() and self.process_queue.has_capacity:
             self.assigned.capacity.set()

@@ -3,6 +3,9 @@
 A worker gets a delivery, counts it as in flight, and calls the listener: a coroutine function on the event loop, a
 plain function in the thread pool. If it returns, the delivery is complete; if it raises, it is retried (`retry`).
 
+A visit of a thread costs more than most plain functions, so one that takes microseconds gets a run of deliveries: twice
+as many as in the worker's last run, up to MAX_RUN. Those that the thread has not begun after RUN_S go to other workers.
+
 A worker survives every failure of its listener, including SystemExit and the listener's own CancelledError. It ends
 when the consumer closes, and when `asyncio.run` ends and cancels all tasks; the interrupted delivery neither completes
 nor fails. The same holds for a delivery that no thread accepts: after the main thread has ended, Python's thread pools
@@ -16,13 +19,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from rucola.client.background_tasks import BackgroundTasks
-from rucola.client.callbacks import is_addressed_to
+from rucola.client.callbacks import is_addressed_to, outcome_of
 from rucola.client.consumer.assigned_queue import Delivery
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.in_flight_deliveries import InFlightDeliveries
@@ -41,6 +46,8 @@ from rucola.message import MessageExt
 logger = logging.getLogger(__name__)
 
 NOT_CALLED_PAUSE_MS = 1000
+MAX_RUN = 64
+RUN_S = 0.005
 
 
 class Dispatcher:
@@ -84,13 +91,11 @@ class Dispatcher:
         """Call the listener once, within the context of the trace; raise its exception. InvalidBody."""
         if not listener.takes_list:
             self._values.decode(messages[0])
-        if listener.needs_thread and self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, f"listener of {self._group}")
         if self._trace is None:
-            await listener(messages, self._threads)
+            await listener(messages, self._pool(listener))
         else:
             with HookContext(self._trace.consuming, self._group, messages):
-                await listener(messages, self._threads)
+                await listener(messages, self._pool(listener))
 
     def owns_task(self, task: asyncio.Task[Any] | None) -> bool:
         return task in self._tasks
@@ -107,34 +112,65 @@ class Dispatcher:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
+    def _pool(self, listener: ListenerAdapter) -> ThreadPoolExecutor | None:
+        if listener.needs_thread and self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, f"listener of {self._group}")
+        return self._threads
+
     async def _work(self, listener: ListenerAdapter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        while (delivery := await self._ready_queue.get(listener.max_count)) is not None:
+        # A trace sees each call, and values are decoded on the event loop: then a thread gets one delivery.
+        takes_runs = listener.needs_thread and not (listener.takes_list or self._trace or self._values.is_used)
+        get_nowait, max_count, run_size = self._ready_queue.get_nowait, listener.max_count, 1
+        while (delivery := get_nowait(max_count) or await self._ready_queue.get(max_count)) is not None:
+            run = [delivery]
             try:
-                failure = await self._deliver(listener, delivery, task)
+                if takes_runs:
+                    while len(run) < run_size and (following := get_nowait()) is not None:
+                        run.append(following)
+                    run_size = await self._deliver_run(listener, run, task)
+                else:
+                    self._in_flight.begin(delivery)
+                    await self._deliver(delivery, self.call(listener, delivery.messages), task)
             except ListenerNotCalled as error:
-                self._requeue_uncalled(delivery, error)
+                self._requeue_uncalled(run, error)
                 await self._pause_until_closing()
-                continue
-            if task.cancelling() and not self._is_ending():
-                await self._withdraw_cancellation(task)
-            if failure is None:
-                self._ready_queue.complete(delivery)
-            else:
-                await self._retry(delivery, failure)
-            if task.cancelling():
-                raise asyncio.CancelledError  # the listener suppressed it
 
-    async def _deliver(
-        self, listener: ListenerAdapter, delivery: Delivery, task: asyncio.Task[Any]
-    ) -> BaseException | None:
-        """Return the listener's failure, or None. Raises ListenerNotCalled and exceptions that must end the worker."""
+    async def _deliver_run(self, listener: ListenerAdapter, run: list[Delivery], task: asyncio.Task[Any]) -> int:
+        """Deliver those that a thread begins within RUN_S, requeue the others, and return the size of the next run."""
+        left, begin_s = deque(run), time.monotonic()
+        messages = deque([delivery.messages[0] for delivery in run])
+        for delivery in run:
+            self._in_flight.begin(delivery)
+        try:
+            calls = listener.start_in_thread(messages, self._pool(listener))
+            if len(run) > 1:
+                await asyncio.wait([calls], timeout=RUN_S)
+                with suppress(IndexError):  # the thread takes them as well
+                    while True:
+                        messages.pop()
+                        uncalled = left.pop()
+                        self._in_flight.end(uncalled, None)
+                        self._ready_queue.requeue(uncalled)
+            outcomes = deque(await calls)
+            is_fast = time.monotonic() - begin_s < RUN_S
+            while left:
+                await self._deliver(left.popleft(), outcome_of(outcomes.popleft()), task)
+        finally:
+            for delivery in left:
+                self._in_flight.end(delivery, None)
+        return min(2 * len(run), MAX_RUN) if is_fast else 1
+
+    async def _deliver(self, delivery: Delivery, call: Coroutine[Any, Any, None], task: asyncio.Task[Any]) -> None:
+        """Await the listener's call, and complete or retry its delivery.
+
+        Raises ListenerNotCalled and exceptions that must end the worker.
+        """
         failure: BaseException | None = None
         completed: int | None = None  # unknown if the worker ends, or the listener was not called
-        self._in_flight.begin(delivery)
         try:
-            await self.call(listener, delivery.messages)
+            await call
             completed = len(delivery.messages)
         except ReconsumeLater as error:
             # The listener decided on redelivery itself; a part of the batch may be consumed.
@@ -152,7 +188,14 @@ class Dispatcher:
             completed = 0
         finally:
             self._in_flight.end(delivery, completed)
-        return failure
+        if task.cancelling() and not self._is_ending():
+            await self._withdraw_cancellation(task)
+        if failure is None:
+            self._ready_queue.complete(delivery)
+        else:
+            await self._retry(delivery, failure)
+        if task.cancelling():
+            raise asyncio.CancelledError  # the listener suppressed it
 
     async def _retry(self, delivery: Delivery, failure: BaseException) -> None:
         match failure:
@@ -170,9 +213,10 @@ class Dispatcher:
                 )  # fmt: skip
                 await self._retries.retry(delivery)
 
-    def _requeue_uncalled(self, delivery: Delivery, error: ListenerNotCalled) -> None:
-        """Requeue a delivery that the listener has not seen, and that therefore has not failed."""
-        self._ready_queue.requeue(delivery)
+    def _requeue_uncalled(self, deliveries: list[Delivery], error: ListenerNotCalled) -> None:
+        """Requeue deliveries that the listener has not seen, and that therefore have not failed."""
+        for delivery in reversed(deliveries):
+            self._ready_queue.requeue(delivery)
         if not self._has_warned:
             self._has_warned = True
             logger.warning("group %s: messages wait, uncommitted: %s", self._group, error)

@@ -55,12 +55,14 @@ class Iterations:
             # starts with their messages.
             for _ in range(2):
                 await asyncio.sleep(0)
-            while (delivery := await self._next(idle_timeout_ms)) is not None:
+            get_nowait = self._ready_queue.get_nowait
+            while (delivery := get_nowait() or await self._next(idle_timeout_ms)) is not None:
                 message = delivery.messages[0]
-                if not await self._decode(delivery):
+                if self._values.is_used and not await self._decode(delivery):
                     continue
                 self._delivered[id(message)] = delivery
-                self._abandoned.pop(id(message), None)
+                if self._abandoned:
+                    self._abandoned.pop(id(message), None)
                 self._in_flight.begin(delivery)
                 try:
                     yield message
@@ -101,9 +103,7 @@ class Iterations:
         return True
 
     async def _next(self, idle_timeout_ms: float | None) -> Delivery | None:
-        """Return the next delivery; None if the consumer is closed or none arrived in time."""
-        if (delivery := self._ready_queue.get_nowait()) is not None:
-            return delivery
+        """Wait for the next delivery; None if the consumer is closed or none arrived in time."""
         try:
             async with asyncio.timeout(None if idle_timeout_ms is None else idle_timeout_ms / 1000):
                 return await self._ready_queue.get()

@@ -12,13 +12,15 @@ Deliberate difference: Apache's listeners report by return value and context, Ru
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from numbers import Real
 from typing import Any, TypeAlias
 
-from rucola.client.callbacks import outcome_of, start_in_thread
+from rucola.client.callbacks import Outcome, outcome_of, start_in_thread
 from rucola.errors import ConfigError, MQError
 from rucola.message import MessageExt
 
@@ -104,11 +106,14 @@ class ListenerAdapter:
         if not self.needs_thread:
             await self._function(argument)
             return
+        await outcome_of((await self.start_in_thread(deque([argument]), threads))[0])
+
+    def start_in_thread(self, arguments: deque[Any], threads: Executor | None) -> asyncio.Future[list[Outcome]]:
+        """Call a plain function in a thread, see `callbacks.start_in_thread`. ListenerNotCalled."""
         try:
-            future = start_in_thread(self._function, argument, threads)
+            return start_in_thread(self._function, arguments, threads)
         except RuntimeError as error:
             raise ListenerNotCalled(f"no thread accepts a call of the listener: {error}") from error
-        await outcome_of(future)
 
 
 def _check_number(name: str, value: object, kind: type) -> None:

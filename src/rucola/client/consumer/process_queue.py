@@ -18,7 +18,6 @@ limits these are.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -59,7 +58,7 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessQueue:
     """The bookkeeping of one queue from `begin_offset`. No clock, no I/O."""
 
-    __slots__ = ("_order", "_sizes", "is_dropped", "limits", "next_offset", "size")
+    __slots__ = ("_last_offset", "_sizes", "is_dropped", "limits", "next_offset", "size")
 
     def __init__(self, begin_offset: int, limits: PullLimits) -> None:
         self.limits = limits
@@ -68,10 +67,10 @@ class ProcessQueue:
         """The bytes of the bodies of incomplete messages."""
         self.is_dropped = False
         """Whether the queue was revoked or reset: nothing may be committed any more."""
-        self._order: deque[int] = deque()
-        """The offsets from the first incomplete one, including completed ones until they reach the front."""
+        self._last_offset = begin_offset
+        """Of the last message that was added."""
         self._sizes: dict[int, int] = {}
-        """The body size of each incomplete message, by queue offset."""
+        """The body size of each incomplete message, by queue offset, in order."""
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -85,10 +84,11 @@ class ProcessQueue:
             if offset < expected:
                 continue
             expected = offset + 1
-            self._order.append(offset)
-            self._sizes[offset] = len(message.body)
-            self.size += len(message.body)
+            size = self._sizes[offset] = len(message.body)
+            self.size += size
             new.append(message)
+        if new:
+            self._last_offset = expected - 1
         # Beyond the last message if the broker left out messages after it, which count as completed.
         self.next_offset = max(expected, next_offset)
         return new
@@ -98,24 +98,20 @@ class ProcessQueue:
         return queue_offset in self._sizes
 
     def complete(self, queue_offset: int) -> bool:
-        """Complete the message at `queue_offset`; return False if it is complete already. Amortised O(1)."""
+        """Complete the message at `queue_offset`; return False if it is complete already."""
         size = self._sizes.pop(queue_offset, None)
         if size is None:
             return False
         self.size -= size
-        # Advance the front over completed offsets. Each offset is appended and removed once.
-        order = self._order
-        while order and order[0] not in self._sizes:
-            order.popleft()
         return True
 
     @property
     def commit_offset(self) -> int:
-        return self._order[0] if self._order else self.next_offset
+        return next(iter(self._sizes), self.next_offset)
 
     @property
     def has_capacity(self) -> bool:
         limits = self.limits
         if len(self._sizes) >= limits.count or self.size >= limits.size:
             return False
-        return limits.span is None or not self._order or self._order[-1] - self._order[0] < limits.span
+        return limits.span is None or not self._sizes or self._last_offset - self.commit_offset < limits.span

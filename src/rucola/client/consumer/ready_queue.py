@@ -60,7 +60,10 @@ class ReadyQueue:
                 assigned.is_blocked = True
                 assigned.idle.clear()
             elif waiting:
-                self._add(assigned)
+                assigned.is_ready = True
+                self._rotation.append(assigned)
+                if self._waiters:
+                    self._wake()
             return delivery
         return None
 
