@@ -205,6 +205,7 @@ async def test_an_iteration_loses_a_message_that_it_holds_for_too_long(tmp_path:
         (PullLimits(span=7), 8),
         (PullLimits(topic_count=6), 6),
         (PullLimits(topic_size=20), 2),
+        (PullLimits(total_size=25), 3),
     ],
 )
 async def test_the_fetcher_pauses_at_each_limit_and_resumes_below_it(
@@ -220,6 +221,15 @@ async def test_the_fetcher_pauses_at_each_limit_and_resumes_below_it(
         assert await committed(running) == 30
 
 
+async def test_beyond_the_limit_of_all_queues_only_empty_ones_are_pulled(tmp_path: Path) -> None:
+    async with cluster_with_topic(tmp_path, range(40)) as (running, _):
+        async with consumer_of(running, limits=PullLimits(total_size=1), pull_batch_size=1) as consumer:
+            held = consumer.operations.process_queues
+            await until(lambda: sorted(queue.cached_msg_count for queue in held().values()) == [0, 1, 1, 1, 1])
+            assert sorted(await take(consumer, 40)) == list(range(40))
+        assert await committed(running) == 40
+
+
 def test_limits_of_a_topic_are_divided_among_its_assigned_queues() -> None:
     limits = PullLimits(topic_count=100, topic_size=10)
     assert limits.shared_by(3, in_order=False) == PullLimits(count=33, size=3)
@@ -227,7 +237,7 @@ def test_limits_of_a_topic_are_divided_among_its_assigned_queues() -> None:
     assert PullLimits(count=7).shared_by(3, in_order=False).count == 7
 
 
-@pytest.mark.parametrize("name", ["count", "size", "span", "topic_count", "topic_size"])
+@pytest.mark.parametrize("name", ["count", "size", "span", "topic_count", "topic_size", "total_size"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
     with pytest.raises(ConfigError):
         PullLimits(**{name: 0})

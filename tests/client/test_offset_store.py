@@ -12,6 +12,7 @@ from rucola import fastjson
 from rucola.client import ClientInstance, MessageExt, MessageModel, PullLimits
 from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.offset_store import LocalOffsetStore
+from rucola.client.consumer.process_queue import ReadAhead
 from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
 from support.cluster import Tally
@@ -25,7 +26,7 @@ AS_APACHE_WRITES = (
 
 
 def own_at(offset: int, queue_id: int = 0) -> AssignedQueue:
-    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits())
+    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), offset, PullLimits(), ReadAhead())
 
 
 async def test_a_member_resumes_at_the_offsets_of_its_file(tmp_path: Path) -> None:

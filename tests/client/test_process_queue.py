@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rucola.client.consumer.process_queue import ProcessQueue, PullLimits
+from rucola.client.consumer.process_queue import ProcessQueue, PullLimits, ReadAhead
 from rucola.message import MessageExt, MessageInner
 from rucola.message.record import decode, encode
 from support.examples import examples
@@ -27,7 +27,8 @@ class Progress(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.progress = ProcessQueue(10, LIMITS)
+        self.read_ahead = ReadAhead()
+        self.progress = ProcessQueue(10, LIMITS, self.read_ahead)
         self.held: dict[int, int] = {}
         self.committed = 10
 
@@ -68,7 +69,7 @@ class Progress(RuleBasedStateMachine):
     @invariant()
     def counts_and_sizes_are_those_held(self) -> None:
         assert len(self.progress) == len(self.held)
-        assert self.progress.size == sum(self.held.values())
+        assert self.progress.size == self.read_ahead.size == sum(self.held.values())
 
 
 TestProgress = Progress.TestCase
@@ -76,7 +77,7 @@ TestProgress.settings = settings(max_examples=examples(40), stateful_step_count=
 
 
 def test_a_queue_is_full_at_its_message_limit_until_messages_complete() -> None:
-    progress = ProcessQueue(0, LIMITS)
+    progress = ProcessQueue(0, LIMITS, ReadAhead())
     progress.put([message(i) for i in range(LIMITS.count - 1)], LIMITS.count - 1)
     assert progress.has_capacity
     progress.put([message(LIMITS.count - 1)], LIMITS.count)
@@ -86,7 +87,7 @@ def test_a_queue_is_full_at_its_message_limit_until_messages_complete() -> None:
 
 
 def test_a_queue_is_full_at_its_byte_limit() -> None:
-    progress = ProcessQueue(0, LIMITS)
+    progress = ProcessQueue(0, LIMITS, ReadAhead())
     size = LIMITS.size // 20
     progress.put([message(i, size) for i in range(19)], 19)
     assert progress.has_capacity
@@ -95,7 +96,7 @@ def test_a_queue_is_full_at_its_byte_limit() -> None:
 
 
 def test_a_queue_is_full_at_the_span_of_one_slow_message() -> None:
-    progress = ProcessQueue(0, LIMITS)
+    progress = ProcessQueue(0, LIMITS, ReadAhead())
     progress.put([message(0)], 1)
     for begin in range(1, LIMITS.span, 100):
         for done in progress.put([message(i) for i in range(begin, begin + 100)], begin + 100):
@@ -109,7 +110,7 @@ def test_a_queue_is_full_at_the_span_of_one_slow_message() -> None:
 
 @given(st.permutations(range(30)))
 def test_completing_in_any_order_commits_the_end(order: list[int]) -> None:
-    progress = ProcessQueue(0, LIMITS)
+    progress = ProcessQueue(0, LIMITS, ReadAhead())
     progress.put([message(i) for i in range(30)], 30)
     for offset in order:
         progress.complete(offset)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, get_ident
 
 import pytest
 
 from rucola.client import MessageQueue, PullConsumer, PullStatus
-from rucola.errors import BrokerError, InvalidMessage, RemotingConnectError, TopicNotFound
+from rucola.client.consumer import pull_consumer
+from rucola.errors import BrokerError, InvalidMessage, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.message import Message, MessageInner
-from rucola.message.compression import CompressionType
+from rucola.message.compression import CompressionType, read_body
 from rucola.message.record import encode
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -141,3 +144,32 @@ async def test_a_body_that_cannot_be_decompressed_is_returned_as_stored(
         assert [message.body for message in messages] == [b"first", b"no zlib", b"last"]
         assert [message.body_error is not None for message in messages] == [False, True, False]
         assert "offset 1" in caplog.text
+
+
+async def test_bodies_are_decompressed_beside_the_loop_within_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def read(body: bytes, sys_flag: int) -> tuple[bytes, str | None]:
+        threads.append(get_ident())
+        return read_body(body, sys_flag)
+
+    monkeypatch.setattr(pull_consumer, "read_body", read)
+    async with queue_clients(tmp_path) as (_, producer, consumer, queue):
+        for body in (b"small", bytes(100_000)):
+            await producer.send(Message("T", body))
+        assert [message.body for message in (await consumer.pull(queue, 0)).messages] == [b"small", bytes(100_000)]
+        assert len(threads) == 1
+        assert threads[0] != get_ident()
+        monkeypatch.setattr(pull_consumer, "PULL_TIMEOUT_MS", 500)
+        is_free, loop = Event(), asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, is_free.wait)
+        try:
+            with pytest.raises(RemotingTimeout):
+                await consumer.pull(queue, 0)
+            assert [message.body for message in (await consumer.pull(queue, 0, 1)).messages] == [b"small"]
+        finally:
+            is_free.set()
+            await busy

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola.client.consumer.assigned_queue import AssignedQueue, Delivery
-from rucola.client.consumer.process_queue import PullLimits
+from rucola.client.consumer.process_queue import PullLimits, ReadAhead
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.domain.queue import MessageQueue
 from rucola.message import MessageExt, MessageInner
@@ -23,7 +23,7 @@ STORED = decode(encode(MessageInner("T", 0, b"body", b"", 0, 0, 0, HOST), 0, 0, 
 
 
 def own_queue(queue_id: int = 0) -> AssignedQueue:
-    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), 0, PullLimits())
+    return AssignedQueue(MessageQueue("T", "broker-a", queue_id), 0, PullLimits(), ReadAhead())
 
 
 def pulled(own: AssignedQueue, count: int) -> list[MessageExt]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from rucola.client.clock import now_ms
-from rucola.client.consumer.process_queue import ProcessQueue, PullLimits
+from rucola.client.consumer.process_queue import ProcessQueue, PullLimits, ReadAhead
 from rucola.domain.queue import MessageQueue
 from rucola.message import MessageExt
 from rucola.protocol.connections import ProcessQueueInfo
@@ -23,13 +23,14 @@ class AssignedQueue:
     """A queue of this member's assignment: its offsets, its waiting messages and its fetch task."""
 
     __slots__ = (
-        "capacity", "committed", "consumed_ms", "fetch_task", "idle", "is_blocked", "is_ready", "is_revoked",
-        "process_queue", "pulled_ms", "queue", "waiting",
+        "_read_ahead", "capacity", "committed", "consumed_ms", "fetch_task", "idle", "is_blocked", "is_ready",
+        "is_revoked", "process_queue", "pulled_ms", "queue", "waiting",
     )  # fmt: skip
 
-    def __init__(self, queue: MessageQueue, begin_offset: int, limits: PullLimits) -> None:
+    def __init__(self, queue: MessageQueue, begin_offset: int, limits: PullLimits, read_ahead: ReadAhead) -> None:
         self.queue = queue
-        self.process_queue = ProcessQueue(begin_offset, limits)
+        self._read_ahead = read_ahead
+        self.process_queue = ProcessQueue(begin_offset, limits, read_ahead)
         """The messages between pull and completion; replaced by a reset."""
         self.waiting: deque[MessageExt] = deque()
         """The pulled messages that are not delivered yet, in order."""
@@ -53,8 +54,8 @@ class AssignedQueue:
 
     def reset(self, queue_offset: int) -> None:
         """Continue at this offset. Earlier messages are not delivered; those in flight affect no offset."""
-        self.process_queue.is_dropped = True
-        self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits)
+        self.process_queue.drop()
+        self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits, self._read_ahead)
         self.waiting.clear()
         self.committed = None
         self.capacity.set()

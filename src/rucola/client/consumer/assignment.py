@@ -37,7 +37,7 @@ from rucola.client.consumer.fetcher import Fetcher
 from rucola.client.consumer.group_members import GroupMembers, broker_addresses
 from rucola.client.consumer.missing_topics import MissingTopics
 from rucola.client.consumer.offset_store import OffsetStore
-from rucola.client.consumer.process_queue import PullLimits
+from rucola.client.consumer.process_queue import PullLimits, ReadAhead
 from rucola.client.consumer.queue_locks import QueueLocks, by_broker
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.start_offsets import StartOffsets
@@ -79,6 +79,7 @@ class Assignment:
         self._fetcher = fetcher
         self._ready_queue = ready_queue
         self._locks = locks
+        self._read_ahead = ReadAhead()
         self._members = GroupMembers(context)
         self._subscription_check = SubscriptionCheck(context.group, context.instance, context.subscriptions)
         self._assigning: set[MessageQueue] = set()
@@ -273,7 +274,7 @@ class Assignment:
             return not is_unreachable(error)
         self._context.instance.outages.succeeded(queue.broker_name, self._start_purpose(queue))
         if queue in self._assigning:
-            assigned = self.queues[queue] = AssignedQueue(queue, offset, limits)
+            assigned = self.queues[queue] = AssignedQueue(queue, offset, limits, self._read_ahead)
             self._fetcher.start(assigned)
             client_id = self._context.instance.client_id
             logger.debug("group %s: %s is assigned to %s, starting at %d", self._group, queue, client_id, offset)
@@ -318,7 +319,7 @@ class Assignment:
         if self._locks is not None:
             await assigned.idle.wait()
         # From here on completions have no effect on the offset that is committed last.
-        assigned.process_queue.is_dropped = True
+        assigned.process_queue.drop()
         await self._commit([assigned])
         # Unlock after the commit, so that the next owner reads the committed offset.
         if self._locks is not None:
@@ -331,7 +332,8 @@ class Assignment:
         """Release queues of one broker when the consumer closes, without waiting for deliveries in flight."""
         await self._commit(queues)
         for assigned in queues:
-            assigned.is_revoked = assigned.process_queue.is_dropped = True
+            assigned.is_revoked = True
+            assigned.process_queue.drop()
         if self._locks is not None:
             await self._locks.unlock(assigned.queue for assigned in queues)
 

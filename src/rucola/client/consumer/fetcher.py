@@ -97,6 +97,8 @@ class Fetcher:
             await self._running.wait()
             if not assigned.process_queue.has_capacity:
                 assigned.capacity.clear()
+                if assigned.process_queue.is_total_full:
+                    assigned.process_queue.wake_below_total(assigned.capacity)
                 await assigned.capacity.wait()
                 continue
             begin_ms, offset = precise_monotonic_ms(), assigned.process_queue.next_offset

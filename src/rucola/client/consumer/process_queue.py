@@ -10,7 +10,7 @@ one that is not completed: a consumer that starts there gets every incomplete me
 
 Invariants: `commit_offset` never exceeds the offset of an incomplete message, never exceeds `next_offset`, and never
 decreases. Offsets without a message for this consumer (filtered messages, gaps) count as completed. The fetcher pauses
-while `has_capacity` is false; memory per queue is bounded by `PullLimits` and one more pull.
+while `has_capacity` is false; memory is bounded by `PullLimits` and one more pull per queue.
 
 Corresponds to `ProcessQueue`, and to the flow control of `DefaultMQPushConsumerImpl`, of Apache RocketMQ 4.9.8, whose
 limits these are.
@@ -18,6 +18,8 @@ limits these are.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -41,6 +43,8 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of all assigned queues of a topic together: pullThresholdForTopic. Replaces `count`."""
     topic_size: int | None = None
     """Bytes, likewise: pullThresholdSizeForTopic. Replaces `size`."""
+    total_size: int | None = 256 * MEBIBYTE
+    """Bytes of all assigned queues of the consumer together; beyond it, only queues without messages are pulled."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -52,16 +56,33 @@ class PullLimits(msgspec.Struct, frozen=True, kw_only=True):
         """Return the limits of each of `queues` assigned queues of a topic. In order, no span can develop."""
         count = self.count if self.topic_count is None else max(1, self.topic_count // queues)
         size = self.size if self.topic_size is None else max(1, self.topic_size // queues)
-        return PullLimits(count=count, size=size, span=None if in_order else self.span)
+        return PullLimits(count=count, size=size, span=None if in_order else self.span, total_size=self.total_size)
+
+
+class ReadAhead:
+    """The bytes that all queues of a consumer have pulled ahead, with the events of the fetchers that they hold up."""
+
+    __slots__ = ("size", "waiting")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.waiting: deque[asyncio.Event] = deque()
+
+    def wake(self, limit: int) -> None:
+        """Set an event if there is capacity again, so that not all pull at once; all of them if there is plenty."""
+        if self.size < limit:
+            for _ in range(len(self.waiting) if self.size <= limit // 2 else 1):
+                self.waiting.popleft().set()
 
 
 class ProcessQueue:
     """The bookkeeping of one queue from `begin_offset`. No clock, no I/O."""
 
-    __slots__ = ("_last_offset", "_sizes", "is_dropped", "limits", "next_offset", "size")
+    __slots__ = ("_last_offset", "_read_ahead", "_sizes", "is_dropped", "limits", "next_offset", "size")
 
-    def __init__(self, begin_offset: int, limits: PullLimits) -> None:
+    def __init__(self, begin_offset: int, limits: PullLimits, read_ahead: ReadAhead) -> None:
         self.limits = limits
+        self._read_ahead = read_ahead
         self.next_offset = begin_offset
         self.size = 0
         """The bytes of the bodies of incomplete messages."""
@@ -84,11 +105,13 @@ class ProcessQueue:
             if offset < expected:
                 continue
             expected = offset + 1
-            size = self._sizes[offset] = len(message.body)
-            self.size += size
+            self._sizes[offset] = len(message.body)
             new.append(message)
         if new:
             self._last_offset = expected - 1
+            size = sum([len(message.body) for message in new])
+            self.size += size
+            self._read_ahead.size += size
         # Beyond the last message if the broker left out messages after it, which count as completed.
         self.next_offset = max(expected, next_offset)
         return new
@@ -103,7 +126,21 @@ class ProcessQueue:
         if size is None:
             return False
         self.size -= size
+        if not self.is_dropped:
+            self._release(size)
         return True
+
+    def drop(self) -> None:
+        """Stop counting the messages: the queue was revoked or reset."""
+        if not self.is_dropped:
+            self.is_dropped = True
+            self._release(self.size)
+
+    def _release(self, size: int) -> None:
+        read_ahead = self._read_ahead
+        read_ahead.size -= size
+        if read_ahead.waiting:
+            read_ahead.wake(self.limits.total_size or read_ahead.size + 1)
 
     @property
     def commit_offset(self) -> int:
@@ -112,6 +149,16 @@ class ProcessQueue:
     @property
     def has_capacity(self) -> bool:
         limits = self.limits
-        if len(self._sizes) >= limits.count or self.size >= limits.size:
+        if not self._sizes:
+            return True
+        if len(self._sizes) >= limits.count or self.size >= limits.size or self.is_total_full:
             return False
-        return limits.span is None or not self._sizes or self._last_offset - self.commit_offset < limits.span
+        return limits.span is None or self._last_offset - self.commit_offset < limits.span
+
+    @property
+    def is_total_full(self) -> bool:
+        return self.limits.total_size is not None and self._read_ahead.size >= self.limits.total_size
+
+    def wake_below_total(self, event: asyncio.Event) -> None:
+        """Set an event when the consumer is below its total limit."""
+        self._read_ahead.waiting.append(event)

@@ -13,6 +13,7 @@ as stored, with `body_error`, while Apache loses the rest of the pull.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from enum import Enum
@@ -28,8 +29,9 @@ from rucola.domain.queue import MessageQueue
 from rucola.domain.role import MASTER_ID
 from rucola.domain.route import ClusterInfo
 from rucola.domain.subscription import SUB_ALL, SubscriptionData
-from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError
-from rucola.message import MessageExt, record
+from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError, RemotingTimeout
+from rucola.message import MessageExt, record, sysflag
+from rucola.message.compression import read_body
 from rucola.message.topics import check_tags, check_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -149,10 +151,14 @@ class PullConsumer(GroupClient):
         group. BrokerError, RemotingConnectError, RemotingTimeout; RemoteProtocolError for offsets that no queue has.
         """
         wanted = _subscription_of(queue.topic, subscription)
+        deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         result = await self.pull_records(
             queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
         )
         messages, is_whole = _decode(result.records, queue, max_count)
+        if any(message.sys_flag & sysflag.COMPRESSED for message in messages):
+            count = await _decompress_in_thread(messages, queue, deadline)
+            messages, is_whole = messages[:count], is_whole and count == len(messages)
         next_offset = result.next_begin_offset if is_whole else messages[-1].queue_offset + 1
         if next_offset < result.next_begin_offset:
             _check_next_offset(result.status, next_offset, queue, queue_offset)
@@ -306,22 +312,44 @@ def _check_next_offset(status: PullStatus, next_offset: int, queue: MessageQueue
 
 
 def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[MessageExt], bool]:
-    """Return the messages of a pull, and whether these are all of its records. RemoteProtocolError if damaged."""
+    """Return a pull's messages as stored, and whether these are all of its records. RemoteProtocolError if damaged."""
     messages: list[MessageExt] = []
-    position = size = 0
-    while position < len(records) and len(messages) < max_count and size < MAX_PULLED_SIZE:
+    position = 0
+    while position < len(records) and len(messages) < max_count:
         try:
-            message = record.decode(records, position)
+            message = record.decode(records, position, decompress=False)
         except InvalidMessage as error:
             raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
+        messages.append(message)
+        position += message.store_size
+    return messages, position >= len(records)
+
+
+async def _decompress_in_thread(messages: list[MessageExt], queue: MessageQueue, deadline: Deadline) -> int:
+    """Decompress bodies beside the event loop, which megabytes would hold up; return how many messages are enough."""
+    try:
+        async with deadline.scope():
+            return await asyncio.to_thread(_decompress, messages, queue)
+    except TimeoutError:
+        raise RemotingTimeout(
+            f"the messages of a pull from {queue} were not decompressed within {deadline.timeout_ms:g} ms: the threads "
+            "of the event loop's executor are busy"
+        ) from None
+
+
+def _decompress(messages: list[MessageExt], queue: MessageQueue) -> int:
+    size = 0
+    for count, message in enumerate(messages):
+        if size >= MAX_PULLED_SIZE:
+            return count
+        if message.sys_flag & sysflag.COMPRESSED:
+            message.body, message.body_error = read_body(message.body, message.sys_flag)
         if message.body_error is not None:
             logger.warning(
                 "%s, offset %d: the body is returned as stored: %s", queue, message.queue_offset, message.body_error
             )
-        messages.append(message)
-        position += message.store_size
         size += len(message.body)
-    return messages, position >= len(records)
+    return len(messages)
 
 
 def _with_subscribed_tags(messages: list[MessageExt], subscription: SubscriptionData) -> list[MessageExt]:
