@@ -1,9 +1,9 @@
 """ClientInstance: one client as brokers see it, with its connections, routes and heartbeats.
 
-Producers and consumers that share an instance have one connection per broker, one heartbeat and one client id,
-`address@instance name`. The default name, process id#nanoseconds, is unique, since members of a group with one client
-id would be assigned the same queues. After `os.fork` an instance gets a new id, unless the id was chosen: then it
-cannot be opened.
+Producers and consumers that share an instance have one connection per broker (and further ones for thousands of held
+pulls), one heartbeat and one client id, `address@instance name`. The default name, process id#nanoseconds, is unique,
+since members of a group with one client id would be assigned the same queues. After `os.fork` an instance gets a new
+id, unless the id was chosen: then it cannot be opened.
 
 Heartbeats register an instance with brokers. They are sent
 
@@ -34,6 +34,7 @@ from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.broker_outages import BrokerOutages
 from rucola.client.connection_options import ConnectionOptions
+from rucola.client.held_pulls import HeldPulls
 from rucola.client.lifecycle import Lifecycle, run_close_steps
 from rucola.client.operator_requests import OperableConsumer, OperatorRequests
 from rucola.client.request_reply import PendingReplies
@@ -128,6 +129,9 @@ class ClientInstance(Lifecycle):
             tls=self.connection.tls,
             credentials=self.connection.credentials,
         )
+        self.held_pulls = HeldPulls(
+            self.remoting, lambda: RemotingClient(tls=self.connection.tls, credentials=self.connection.credentials)
+        )
         self.name_servers = NameServers(self.connection.namesrv, self.remoting)
         self.routes = TopicRoutes(self.name_servers, self._route_changed)
         self.outages = BrokerOutages()
@@ -158,7 +162,7 @@ class ClientInstance(Lifecycle):
     async def _stop(self) -> None:
         """Close every connection. Groups must have left before."""
         self.routes.close()
-        await run_close_steps(self._background.close, self.remoting.close)
+        await run_close_steps(self._background.close, self.held_pulls.close, self.remoting.close)
 
     def _ensure_unique_id(self) -> None:
         """Replace the client id in a fork, since sibling processes have the same one."""

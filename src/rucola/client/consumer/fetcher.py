@@ -55,6 +55,8 @@ class Fetcher:
         self._ready_queue = ready_queue
         self._offset_store = offset_store
         self._counters = counters
+        self._refused: set[AssignedQueue] = set()
+        """Queues whose last pull the broker refused to hold, having too many: an outage of all of them together."""
         self._running = asyncio.Event()
         """Cleared while the consumer is suspended."""
         self._running.set()
@@ -81,6 +83,7 @@ class Fetcher:
     def stop(self, assigned: AssignedQueue) -> None:
         if assigned.fetch_task is not None:
             assigned.fetch_task.cancel()
+        self._no_longer_refused(assigned)
 
     def reset(self, assigned: AssignedQueue, queue_offset: int) -> None:
         """Continue at this offset. Earlier messages are not delivered; those in flight affect no offset."""
@@ -141,12 +144,16 @@ class Fetcher:
         except MQError as error:
             # A busy broker is expected and recovers soon: a short pause, and no line in the log for each pull.
             is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
-            if not is_busy:
+            if isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_BUSY:
+                self._refused.add(assigned)
+                self._outages.failed(assigned.queue.broker_name, self._refused_purpose(assigned), error)
+            elif not is_busy:
                 self._outages.failed(assigned.queue.broker_name, self._pull_purpose(assigned), error)
             await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
             return None
         if self._outages.any_failing:
             self._outages.succeeded(assigned.queue.broker_name, self._pull_purpose(assigned))
+            self._no_longer_refused(assigned)
         if result.status is PullStatus.FOUND:
             counters = self._counters.of(assigned.queue.topic)
             counters.add_pull(len(result.messages), precise_monotonic_ms() - begin_ms)
@@ -154,6 +161,16 @@ class Fetcher:
 
     def _pull_purpose(self, assigned: AssignedQueue) -> str:
         return f"group {self._context.group}: pull of {assigned.queue}"
+
+    def _refused_purpose(self, assigned: AssignedQueue) -> str:
+        return f"group {self._context.group}: hold of pulls at {assigned.queue.broker_name}"
+
+    def _no_longer_refused(self, assigned: AssignedQueue) -> None:
+        if assigned in self._refused:
+            self._refused.discard(assigned)
+            name = assigned.queue.broker_name
+            if all(refused.queue.broker_name != name for refused in self._refused):
+                self._outages.succeeded(name, self._refused_purpose(assigned))
 
     async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
         """Reset the queue to an offset inside. Its incomplete messages are no longer in the queue."""

@@ -203,7 +203,8 @@ class PullConsumer(GroupClient):
         )
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
         try:
-            response = await self.instance.remoting.invoke(address, request, deadline.left_ms)
+            sender = self.instance.held_pulls if suspend_ms > 0 else self.instance.remoting
+            response = await sender.invoke(address, request, deadline.left_ms)
         except UNREACHABLE:
             # The suggested slave may be unreachable: the next pull goes to the master, along a fresh route.
             self._suggested_broker_ids.pop(queue, None)
