@@ -351,7 +351,7 @@ def decode(buffer: Buffer, position: int = 0, *, decompress: bool = True, check_
         store_timestamp, store_host_bytes, reconsume_times, prepared_transaction_offset, stored_size,
     ) = fields  # fmt: skip
     body, body_error = bytes(buffer[body_begin : topic_begin - 1]), None
-    if check_crc and body_crc(body) != crc:
+    if check_crc and crc32(body) & 0x7FFFFFFF != crc:
         raise _invalid(position, f"the body's CRC is {body_crc(body)}, but the record has {crc}")
     if decompress and sys_flag & sysflag.COMPRESSED:
         body, body_error = read_body(body, sys_flag)

@@ -19,7 +19,7 @@ from rucola.message import MessageExt
 
 
 class ReadyQueue:
-    """The waiting messages. Belongs to one event loop. If `can_deliver` returns False, it must call `unblock` later."""
+    """The waiting messages. Belongs to one event loop. In order, if `can_deliver` is False, it calls `unblock` later."""
 
     def __init__(self, *, in_order: bool, can_deliver: Callable[[AssignedQueue], bool]) -> None:
         self._in_order = in_order
@@ -47,7 +47,7 @@ class ReadyQueue:
             assigned.is_ready = False
             if assigned.is_revoked or not assigned.waiting:
                 continue
-            if not self._can_deliver(assigned):
+            if self._in_order and not self._can_deliver(assigned):
                 assigned.is_blocked = True
                 continue
             # One at a time is the usual case, for which a comprehension would cost more.

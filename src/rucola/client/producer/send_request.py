@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from rucola.client.clock import now_ms
 from rucola.client.route import DEFAULT_TOPIC_QUEUE_NUMS
 from rucola.domain.queue import MessageQueue
+from rucola.domain.version import VERSION
 from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError
 from rucola.message import Message, properties
 from rucola.message.batch import encode_batch
@@ -19,7 +21,7 @@ from rucola.message.delay import MAX_DELAY_LEVEL
 from rucola.message.ids import unique_id
 from rucola.message.topics import AUTO_CREATE_TOPIC, RETRY_PREFIX
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import LANGUAGE, RemotingCommand, next_opaque, to_ext_fields
 from rucola.protocol.reply import REPLY_MESSAGE_FLAG
 from rucola.protocol.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 
@@ -65,6 +67,23 @@ class SendResult(msgspec.Struct, frozen=True):
         return self.status is SendStatus.SEND_OK
 
 
+@lru_cache(maxsize=256)
+def _common_fields(code: RequestCode, group: str, topic: str, sys_flag: int, flag: int) -> dict[str, str]:
+    """Return the ext fields of sends that differ only in queue (e), born time (g) and properties (i)."""
+    header = SendMessageRequestHeaderV2(
+        producer_group=group,
+        topic=topic,
+        default_topic=AUTO_CREATE_TOPIC,
+        default_topic_queue_nums=DEFAULT_TOPIC_QUEUE_NUMS,
+        queue_id=0,
+        sys_flag=sys_flag,
+        born_timestamp=0,
+        flag=flag,
+        batch="true" if code is RequestCode.SEND_BATCH_MESSAGE else "false",
+    )
+    return to_ext_fields(header)
+
+
 class SendRequest(msgspec.Struct, frozen=True):
     code: RequestCode
     topic: str
@@ -79,19 +98,9 @@ class SendRequest(msgspec.Struct, frozen=True):
 
     def command(self, group: str, queue: MessageQueue) -> RemotingCommand:
         """Encode the request for a queue, with the current time as born time."""
-        header = SendMessageRequestHeaderV2(
-            producer_group=group,
-            topic=self.topic,
-            default_topic=AUTO_CREATE_TOPIC,
-            default_topic_queue_nums=DEFAULT_TOPIC_QUEUE_NUMS,
-            queue_id=queue.queue_id,
-            sys_flag=self.sys_flag,
-            born_timestamp=now_ms(),
-            flag=self.flag,
-            properties=self.properties,
-            batch="true" if self.code is RequestCode.SEND_BATCH_MESSAGE else "false",
-        )
-        return RemotingCommand.request(self.code, header, self.body)
+        ext = dict(_common_fields(self.code, group, self.topic, self.sys_flag, self.flag))
+        ext["e"], ext["g"], ext["i"] = str(queue.queue_id), str(now_ms()), self.properties
+        return RemotingCommand(self.code, ext, self.body, opaque=next_opaque(), language=LANGUAGE, version=VERSION)
 
     def results(self, response: RemotingCommand, queue: MessageQueue, address: str) -> list[SendResult]:
         """Return one result for each message. BrokerError if the response is an error."""
