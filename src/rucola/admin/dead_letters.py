@@ -7,17 +7,20 @@ without a record.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.messages import MessageAdmin
 from rucola.admin.offsets import OffsetAdmin
-from rucola.admin.queue_reader import TOOLS_GROUP, chunks, read_queue
+from rucola.admin.queue_reader import TOOLS_GROUP, batches, read_queue
 from rucola.admin.redrive import (
+    BATCH_COUNT,
+    BATCH_SIZE,
     REDRIVE_GROUP,
     AfterRedrive,
     Redrive,
+    RedriveLedger,
     RedriveLocks,
     RedrivenCopies,
     RedriveResult,
@@ -35,8 +38,6 @@ from rucola.message.topics import DLQ_PREFIX, dlq_topic
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.frame import MAX_FRAME_SIZE
 from rucola.protocol.offset import EarliestStoreTimeResponseHeader, QueueRequestHeader
-
-CONCURRENT_COPY_SEARCHES = 64
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class DeadLetterAdmin:
         self._topics = topics
         self._offsets = offsets
         self._messages = messages
-        self._copies = RedrivenCopies(messages)
+        self._ledger = RedriveLedger(cluster, topics)
 
     async def groups(self) -> list[str]:
         topics = await self._topics.names()
@@ -113,15 +114,19 @@ class DeadLetterAdmin:
             PullConsumer(TOOLS_GROUP, self._requests.connection) as reader,
             PullConsumer(REDRIVE_GROUP, self._requests.connection) as redriver,
         ):
-            for queue in await self._queues(group):
+            queues = await self._queues(group)
+            copies = await self._copies(redriver, group)
+            for queue in queues:
                 redriven = await redrive_offset(redriver, queue)
-                messages = read_queue(reader, queue, begin_ms=begin_ms, end_ms=end_ms)
-                async for chunk in chunks(messages, CONCURRENT_COPY_SEARCHES):
-                    are_redriven = await gather_fail_fast(
-                        self._is_redriven(message, group, redriven) for message in chunk
-                    )
-                    for message, is_redriven in zip(chunk, are_redriven, strict=True):
-                        yield DeadLetter(message, message.properties.get(properties.RETRY_TOPIC), is_redriven)
+                letters = read_queue(reader, queue, begin_ms=begin_ms, end_ms=end_ms)
+                async for batch in batches(letters, BATCH_COUNT, BATCH_SIZE):
+                    # Those below the offset need no search.
+                    later = [letter for letter in batch if letter.queue_offset >= redriven]
+                    with_copy = await gather_fail_fast(map(copies.exists, later))
+                    waiting = {one.queue_offset for one, has_copy in zip(later, with_copy, strict=True) if not has_copy}
+                    for one in batch:
+                        origin = one.properties.get(properties.RETRY_TOPIC)
+                        yield DeadLetter(one, origin, one.queue_offset not in waiting)
 
     def redrive(
         self,
@@ -161,26 +166,22 @@ class DeadLetterAdmin:
         async with Producer(
             REDRIVE_GROUP, self._requests.connection, retry_times=0, max_message_size=MAX_FRAME_SIZE
         ) as producer:
-            client_id = producer.instance.client_id
-            locks = None if dry_run else RedriveLocks(self._requests, self._cluster, client_id)
-            run = Redrive(
-                group, producer, self._topics, self._copies, locks,
-                only_group=only_group, per_second=per_second, after=after,
-            )  # fmt: skip
-            async with PullConsumer(REDRIVE_GROUP, instance=producer.instance) as consumer:
-                try:
-                    if offset_msg_ids:
-                        await run.lock(queues)
-                        for offset_msg_id in offset_msg_ids:
-                            yield await run.redrive(await self._get(group, offset_msg_id))
-                        return
-                    for queue in queues:
-                        await run.lock([queue])
-                        async with aclosing(run.redrive_queue(consumer, queue, begin_ms, end_ms)) as results:
-                            async for result in results:
-                                yield result
-                finally:
-                    await run.unlock()
+            locks = None if dry_run else RedriveLocks(self._requests, self._cluster, producer.instance.client_id)
+            async with PullConsumer(REDRIVE_GROUP, instance=producer.instance) as consumer, locks or nullcontext():
+                if locks is not None:
+                    await locks.acquire(queues)
+                run = Redrive(
+                    group, producer, self._topics, self._ledger, await self._copies(consumer, group), locks,
+                    only_group=only_group, per_second=per_second, after=after,
+                )  # fmt: skip
+                if offset_msg_ids:
+                    parts = [run.redrive([await self._get(group, one)]) for one in offset_msg_ids]
+                else:
+                    parts = [run.redrive_queue(consumer, queue, begin_ms, end_ms) for queue in queues]
+                for part in parts:
+                    async with aclosing(part) as results:
+                        async for result in results:
+                            yield result
 
     async def reset_redrive_offset(self, group: str) -> None:
         """Reset the re-drive offset before the topic is deleted. Dead letters with a copy still count as re-driven."""
@@ -211,8 +212,8 @@ class DeadLetterAdmin:
             )
         return message
 
-    async def _is_redriven(self, message: MessageExt, group: str, redriven: int) -> bool:
-        return message.queue_offset < redriven or await self._copies.exists(message, group)
+    async def _copies(self, consumer: PullConsumer, group: str) -> RedrivenCopies:
+        return RedrivenCopies(self._messages, group, await self._ledger.read(consumer, group))
 
 
 def _no_dead_letters(group: str) -> TopicNotFound:

@@ -20,9 +20,14 @@ async def read_queue(
     expression: str = SUB_ALL,
     begin_ms: int | None = None,
     end_ms: int | None = None,
+    *,
+    begin_offset: int = 0,
 ) -> AsyncGenerator[MessageExt, None]:
-    """Yield messages stored from `begin_ms` to `end_ms`, inclusive, up to the end offset at the first request."""
-    offset = await consumer.min_offset(queue)
+    """Yield messages stored from `begin_ms` to `end_ms`, inclusive, up to the end offset at the first request.
+
+    Those before `begin_offset` are left out.
+    """
+    offset = max(begin_offset, await consumer.min_offset(queue))
     end = await consumer.max_offset(queue)
     if begin_ms is not None:
         # For a time that several messages share, an Apache broker returns any of them: search for the previous time.
@@ -44,12 +49,15 @@ async def read_queue(
         offset = result.next_begin_offset
 
 
-async def chunks(messages: AsyncIterator[MessageExt], count: int) -> AsyncGenerator[list[MessageExt], None]:
-    chunk: list[MessageExt] = []
+async def batches(messages: AsyncIterator[MessageExt], count: int, size: int) -> AsyncGenerator[list[MessageExt], None]:
+    """Yield messages in lists of at most `count`, each with bodies of `size` bytes or one more message."""
+    batch: list[MessageExt] = []
+    filled = 0
     async for message in messages:
-        chunk.append(message)
-        if len(chunk) == count:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+        batch.append(message)
+        filled += len(message.body)
+        if len(batch) == count or filled >= size:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch

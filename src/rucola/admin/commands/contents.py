@@ -154,11 +154,9 @@ async def consume_message(
                 raise no_such_queue(queue, queues)
             queues = [queue]
         for queue in queues:
-            async for message in read_queue(consumer, queue, "*", begin_ms, end_ms):
-                # The time range chooses where to start; an offset inside it skips the messages before.
-                if queue_offset is None or message.queue_offset >= queue_offset:
-                    yield _shown(message)
-                    shown += 1
+            async for message in read_queue(consumer, queue, "*", begin_ms, end_ms, begin_offset=queue_offset or 0):
+                yield _shown(message)
+                shown += 1
                 if shown == max_count:
                     return
     if not shown:
