@@ -141,8 +141,8 @@ async def test_two_members_with_one_client_id_are_reported(tmp_path: Path) -> No
             connection = await scene.admin.groups.consumer_connection("c")
             addresses = [one.client_addr for one in connection.connection_set]
             assert connection.shared_client_ids == {scene.client_id: addresses}
-            (finding,) = [one for one in await scene.admin.monitor.check_groups(0) if one.event == "CLIENTS"]
-            assert (finding.group, finding.details["clientId"]) == ("c", scene.client_id)
+            (finding,) = [one for one in await scene.admin.monitor.check_groups(0) if one.reason == "CLIENTS"]
+            assert (finding.subject, finding.fields["clientId"]) == ("c", scene.client_id)
             command = ["admin", "consumerStatus", "-n", scene.running.namesrv, "-g", "c", "--json"]
             shown = await asyncio.to_thread(CliRunner().invoke, main, command)
             assert (shown.exit_code, json.loads(shown.stdout)["sharedClientIds"]) == (1, {scene.client_id: addresses})

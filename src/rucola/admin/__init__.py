@@ -6,7 +6,6 @@
 from rucola.admin.client import AdminClient
 from rucola.admin.dead_letters import DeadLetter, DeadLetterStats
 from rucola.admin.message_track import MessageTrack, TrackType
-from rucola.admin.monitor import Finding
 from rucola.admin.name_servers import parse_order_conf
 from rucola.admin.offsets import ResetResult
 from rucola.admin.queries import MAX_LONG, PAGE, KeyQuery, KeyQueryResult
@@ -15,6 +14,7 @@ from rucola.admin.redrive import REDRIVE_GROUP, AfterRedrive, RedriveResult, Red
 from rucola.admin.traces import MessageTraceView, TracedDelivery
 from rucola.admin.traffic import GroupTraffic, TopicTraffic, Traffic
 from rucola.domain.client import ConsumerConnection
+from rucola.domain.diagnosis import Finding
 from rucola.domain.group import LATEST, SubscriptionGroupConfig
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import ConsumeStats, OffsetWrapper

@@ -15,7 +15,7 @@ from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrappe
 from rucola.domain.queue import MessageQueue
 from rucola.domain.route import BrokerData
 from rucola.domain.statistics import ConsumeStats, QueueTimeSpan
-from rucola.errors import BrokerError, ConfigError, TopicNotFound
+from rucola.errors import BrokerError, ConfigError, MQError, TopicNotFound
 from rucola.message.topics import RETRY_PREFIX, check_group, retry_topic
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -113,6 +113,19 @@ class GroupAdmin:
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         response = await self._requests.invoke_any(addresses, code, header, extra_ms=CLIENT_WAIT_MS)
         return decode_running_info(response.body)
+
+    async def running_infos(
+        self, group: str, connection: ConsumerConnection
+    ) -> tuple[dict[str, ConsumerRunningInfo], dict[str, MQError]]:
+        """Return the state of the members of a connection, or the error, by client id."""
+        infos: dict[str, ConsumerRunningInfo] = {}
+        failures: dict[str, MQError] = {}
+        for member in connection.connection_set:
+            try:
+                infos[member.client_id] = await self.running_info(group, member.client_id)
+            except MQError as error:
+                failures[member.client_id] = error
+        return infos, failures
 
     # Consume stats.
 

@@ -11,28 +11,16 @@ Corresponds to `MonitorService` of Apache RocketMQ 4.9.8, which does not report 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
 
 from rucola.admin.dead_letters import DeadLetterAdmin
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.admin.requests import AdminRequests
 from rucola.client.consumer.pull_consumer import PullConsumer
-from rucola.errors import MQError, TopicNotFound
+from rucola.domain.diagnosis import Finding
+from rucola.errors import TopicNotFound
 from rucola.message.topics import OFFSET_MOVED_EVENT
 from rucola.protocol.body import decode_object
-
-
-@dataclass(slots=True)
-class Finding:
-    """An observation about a group."""
-
-    # UNDONE, CLIENTS, FAILED or DELETED, see the module.
-    event: str
-    group: str
-    # Figures by their names in JSON.
-    details: dict[str, Any]
 
 
 class MonitorAdmin:
@@ -71,20 +59,15 @@ class MonitorAdmin:
         connection = await self._groups.find_consumer_connection(group)
         if connection is None:
             return []
-        subscriptions, findings = set(), []
-        for member in connection.connection_set:
-            try:
-                info = await self._groups.running_info(group, member.client_id)
-            except MQError as error:
-                findings.append(Finding("CLIENTS", group, {"clientId": member.client_id, "problem": str(error)}))
-            else:
-                subscriptions.add(frozenset((data.topic, data.sub_string) for data in info.subscription_set))
-        for client_id, addresses in connection.shared_client_ids.items():
-            problem = f"several clients have this id: {', '.join(addresses)}"
-            findings.append(Finding("CLIENTS", group, {"clientId": client_id, "problem": problem}))
-        if len(subscriptions) > 1:
-            findings.append(Finding("CLIENTS", group, {"problem": "its members subscribe differently"}))
-        return findings
+        infos, failures = await self._groups.running_infos(group, connection)
+        problems = [{"clientId": client_id, "problem": str(error)} for client_id, error in failures.items()]
+        problems += [
+            {"clientId": client_id, "problem": f"several clients have this id: {', '.join(addresses)}"}
+            for client_id, addresses in connection.shared_client_ids.items()
+        ]
+        if len({info.subscriptions for info in infos.values()}) > 1:
+            problems.append({"problem": "its members subscribe differently"})
+        return [Finding("CLIENTS", group, problem) for problem in problems]
 
     async def _moved_offsets(self, since_ms: int) -> list[Finding]:
         findings = []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 
 class SuggestingGroup(click.Group):
-    """Command group with "did you mean" and an optional table of subjects for `--help`."""
+    """Command group with "did you mean". `subjects` has the commands of each subject for `--help`, or is empty."""
 
-    subjects: Mapping[str, Sequence[str]] = {}
-    """The commands of each subject, in the order of the help; commands that are in none follow."""
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.subjects: dict[str, list[str]] = {}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -31,9 +32,7 @@ class SuggestingGroup(click.Group):
         if not self.subjects:
             super().format_commands(ctx, formatter)
             return
-        listed = {name for names in self.subjects.values() for name in names}
-        rest = [name for name in self.list_commands(ctx) if name not in listed]
-        for subject, names in [*self.subjects.items(), *([("Other", rest)] if rest else [])]:
+        for subject, names in sorted(self.subjects.items()):
             with formatter.section(subject):
                 formatter.write_dl([(name, _sentence(self.get_command(ctx, name))) for name in names])
 

@@ -1,6 +1,8 @@
-"""Diagnosis: faults that a broker finds in its state."""
+"""Findings: faults that a broker finds in its state, and what tools observe about groups."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -10,7 +12,7 @@ class Finding(msgspec.Struct, rename="camel"):
 
     reason: str = ""
     subject: str = ""
-    fields: dict[str, str | int] = msgspec.field(default_factory=dict)
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Diagnosis(msgspec.Struct, rename="camel"):

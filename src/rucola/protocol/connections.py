@@ -128,6 +128,11 @@ class ConsumerRunningInfo(Body, kw_only=True):
     status_table: dict[str, ConsumeStatus] = {}
     subscription_set: list[SubscriptionData] = []
 
+    @property
+    def subscriptions(self) -> frozenset[tuple[str, str]]:
+        """Topics and expressions, which all members of a group should have in common."""
+        return frozenset((data.topic, data.sub_string) for data in self.subscription_set)
+
 
 class _PlainRunningInfo(Body, kw_only=True):
     """The members that are standard JSON."""

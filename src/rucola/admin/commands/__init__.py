@@ -4,6 +4,7 @@ from rucola.admin.commands import (  # these fill the catalogue
     access,
     cluster,
     contents,
+    dead_letters,
     doctor,
     groups,
     messages,
@@ -27,5 +28,6 @@ from rucola.admin.commands.command import (
 
 __all__ = [
     "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "access",
-    "cluster", "contents", "doctor", "groups", "messages", "offsets", "roles", "sending", "settings", "topics",
+    "cluster", "contents", "dead_letters", "doctor", "groups", "messages", "offsets", "roles", "sending", "settings",
+    "topics",
 ]  # fmt: skip

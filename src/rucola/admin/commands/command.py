@@ -53,6 +53,7 @@ class Option:
     """`address`, `time`, `time or end` (-1), `file`, `new file`, `directory` or `lake`."""
     prompt: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
+    envvar: str = ""
 
 
 class Flag(Option):
@@ -112,13 +113,21 @@ class Command:
     columns: Sequence[Column] = ()
     risk: Risk = Risk.READ
     confirm: str | Callable[..., Awaitable[str]] = ""
-    """What a dangerous command will do: a template for its arguments, or a coroutine like `call` that checks first."""
+    """What a dangerous command will do: a template for its arguments, or a coroutine like `call` that checks first.
+
+    A coroutine returns "" if these arguments change nothing.
+    """
     is_repeatable: bool = False
     """The command measures a state that an operator may watch."""
 
     @property
     def help(self) -> str:
         return inspect.getdoc(self.call) or ""
+
+    @property
+    def subject(self) -> str:
+        """The subject of its module, the first words of that docstring."""
+        return (inspect.getdoc(inspect.getmodule(self.call)) or "").partition(":")[0]
 
     def arguments(self) -> Iterator[Argument]:
         hints = get_type_hints(self.call, include_extras=True)

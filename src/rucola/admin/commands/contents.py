@@ -1,11 +1,10 @@
-"""Contents of queues: messages by time, tag and number, and dead letters."""
+"""Contents of queues: messages by time, tag and number."""
 
 from __future__ import annotations
 
 import codecs
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Annotated
 
 from rucola.admin.client import AdminClient
@@ -13,27 +12,22 @@ from rucola.admin.commands.command import (
     SINCE,
     BeginTime,
     EndTime,
-    Flag,
     InvalidArguments,
     Option,
     Result,
-    Row,
     Topic,
     check_window,
     command,
     no_such_queue,
 )
-from rucola.admin.dead_letters import DeadLetter
 from rucola.admin.message_view import message_json
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.client import PullConsumer
 from rucola.domain.queue import MessageQueue
 from rucola.message import MessageExt
-from rucola.presentation import Table, optional, printable, time_text, whole
+from rucola.presentation import Table, printable, time_text
 
 Tags = Annotated[str, Option("-s --subExpression", "Only messages with these tags: 'TagA || TagB'.")]
-DeadGroup = Annotated[str, Option("-g --groupName", "Consumer group of the dead letters.")]
-ShowAll = Annotated[bool, Flag("-a --showAll", "Include dead letters that were re-driven.")]
 Charset = Annotated[str, Option("-c --charsetName", "Character encoding of bodies.")]
 
 
@@ -161,49 +155,3 @@ async def consume_message(
                     return
     if not shown:
         yield Result(None, [], ["there is no such message"], is_failure=True)
-
-
-@command("printDlq")
-async def print_dlq(
-    client: AdminClient,
-    group: DeadGroup,
-    begin_ms: BeginTime = None,
-    end_ms: EndTime = None,
-    show_all: ShowAll = False,
-) -> AsyncIterator[Result]:
-    """Print the dead letters of a group that are not re-driven.
-
-    With --json the output has one JSON object per line.
-
-    \b
-    Examples:
-      rucola admin printDlq -g billing
-      rucola admin printDlq -g billing -a -b 2013-01-01#00:00:00:000 --json
-    """
-    check_window(begin_ms, end_ms)
-    rows: list[tuple[object, ...]] = []
-    async for letter in selected_letters(client, group, begin_ms, end_ms, show_all):
-        one = letter.message
-        yield Result(letter_json(letter), [])
-        rows.append(
-            (one.offset_msg_id, letter.origin_topic or "", one.tags or "", one.keys or "", one.reconsume_times,
-             time_text(one.store_timestamp), "yes" if letter.is_redriven else "no")
-        )  # fmt: skip
-    columns = (
-        whole("#Offset Message ID"), "#Origin Topic", optional("#Tags"), optional("#Keys"),
-        optional("#Reconsume Times"), optional("#Store Timestamp"), "#Redriven",
-    )  # fmt: skip
-    yield Result(None, [Table(columns, rows)])
-
-
-def letter_json(letter: DeadLetter) -> Row:
-    return message_json(letter.message) | {"originTopic": letter.origin_topic, "redriven": letter.is_redriven}
-
-
-async def selected_letters(
-    client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
-) -> AsyncIterator[DeadLetter]:
-    async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
-        async for letter in letters:
-            if show_all or not letter.is_redriven:
-                yield letter

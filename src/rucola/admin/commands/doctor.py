@@ -1,11 +1,16 @@
-"""Doctor: findings about messages that no consumer gets, and what to do."""
+"""Monitoring: findings about messages that no consumer gets, with what to do, and about consumer groups."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import Result, command
+from rucola.admin.commands.command import Flag, Option, Result, command
 from rucola.domain.diagnosis import Finding
-from rucola.presentation import Table, whole
+from rucola.presentation import Table, time_text, whole
 
 ADVICE = {
     "QUEUE_NOT_READ": "give the topic the queue back: updateTopic -r, or updateSubGroup -q for a retry topic",
@@ -47,3 +52,39 @@ async def doctor(client: AdminClient) -> Result:
         for one in found
     ]
     return Result({"findings": found}, [Table(columns, rows) if found else "nothing found"], is_failure=bool(found))
+
+
+@command("startMonitoring")
+async def start_monitoring(
+    client: AdminClient,
+    interval_s: Annotated[float, Option("-i --interval", "Seconds between two checks.", min=0.001)] = 60.0,
+    once: Annotated[bool, Flag("--once", "Check once, and exit.")] = False,
+) -> AsyncIterator[Result]:
+    """Check all consumer groups repeatedly until interrupted.
+
+    Prints one line per finding; with --json one JSON object per line.
+
+    \b
+    Findings:
+      UNDONE     the backlog of a group, and the age of its oldest message
+      FAILED     the number of dead letters of a group
+      DELETED    a group skipped messages that were deleted before it consumed them
+      CLIENTS    members of a group have different subscriptions, or do not answer
+
+    \b
+    Examples:
+      rucola admin startMonitoring
+      rucola admin startMonitoring -i 10 --json
+      rucola admin startMonitoring --once
+    """
+    since_ms = time.time_ns() // 1_000_000 - round(interval_s * 1000)
+    while True:
+        now_ms = time.time_ns() // 1_000_000
+        for one in await client.monitor.check_groups(since_ms):
+            line = f"{time_text(now_ms)} [MONITOR] {one.reason:<8} group={one.subject} {_fields(one)}"
+            yield Result({"event": one.reason, "group": one.subject, **one.fields}, [line])
+        if once:
+            return
+        # The next round starts where this one did: findings of a time range are reported once, and none is missed.
+        since_ms = now_ms
+        await asyncio.sleep(interval_s)

@@ -21,11 +21,11 @@ from rucola.admin.commands.command import (
     Topic,
     command,
 )
-from rucola.domain.client import ClientConnection
+from rucola.domain.client import ClientConnection, ConsumerConnection
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import OffsetWrapper
-from rucola.errors import ConfigError, MQError
+from rucola.errors import ConfigError
 from rucola.message.topics import dlq_topic, retry_topic
 from rucola.presentation import Column, Table, optional, time_text, whole
 from rucola.protocol.command import version_text
@@ -95,15 +95,9 @@ async def consumer_progress(
 async def _owners(client: AdminClient, group: str) -> tuple[dict[MessageQueue, str], list[str]]:
     """The client id that each queue is assigned to, and a note for each client that does not respond."""
     connection = await client.groups.find_consumer_connection(group)
-    owners, notes = dict[MessageQueue, str](), list[str]()
-    for one in connection.connection_set if connection else []:
-        try:
-            info = await client.groups.running_info(group, one.client_id)
-        except MQError as error:
-            notes.append(f"client {one.client_id} does not report its queues: {error}")
-        else:
-            owners |= dict.fromkeys(info.mq_table, one.client_id)
-    return owners, notes
+    infos, failures = await client.groups.running_infos(group, connection or ConsumerConnection())
+    owners = {queue: client_id for client_id, info in infos.items() for queue in info.mq_table}
+    return owners, [f"client {one} does not report its queues: {error}" for one, error in failures.items()]
 
 
 async def _all_groups(client: AdminClient) -> Result:
@@ -280,7 +274,7 @@ async def consumer_status(
     infos = {one: await client.groups.running_info(group, one, jstack=jstack) for one in ids}
     # Brokers keep one subscription per group. A queue is assigned to two clients briefly during a rebalance, and
     # permanently if they see different members.
-    wanted = {frozenset((data.topic, data.sub_string) for data in info.subscription_set) for info in infos.values()}
+    wanted = {info.subscriptions for info in infos.values()}
     held = [queue for info in infos.values() for queue in info.mq_table]
     shared = sorted({queue for queue in held if held.count(queue) > 1})
     is_same = len(wanted) <= 1

@@ -1,15 +1,15 @@
-"""Messages: traces, discarded transactions, and groups with dead letters."""
+"""Messages: traces, and discarded transactions."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import Option, Result, Row, command, split
+from rucola.admin.commands.command import Option, Result, command, split
 from rucola.admin.traces import TracedDelivery
 from rucola.errors import ConfigError
 from rucola.message.topics import TRACE_TOPIC
-from rucola.presentation import Column, Table, optional, time_text, to_json, whole
+from rucola.presentation import Table, optional, time_text, to_json, whole
 
 
 @command("resumeCheckHalfMessage", writes=True)
@@ -30,33 +30,6 @@ async def resume_check_half_message(
     for one in ids:
         await client.messages.resume_check_half_message(one)
     return Result({"resumed": ids}, [f"{one} resumed" for one in ids])
-
-
-@command("dlqList", columns=(
-    Column("#Group", "group"), Column("#Count", "count"), Column("#Waiting", "waiting"),
-    Column("#Oldest", "oldestTimestamp", time_text), Column("#Newest", "newestTimestamp", time_text),
-))  # fmt: skip
-async def dlq_list(
-    client: AdminClient, group: Annotated[str | None, Option("-g --groupName", "Only this group.")] = None
-) -> list[Row]:
-    """List the groups with dead letters.
-
-    Shows their number, how many of them are not re-driven, and the times of the oldest and the newest.
-
-    \b
-    Examples:
-      rucola admin dlqList
-      rucola admin dlqList -g billing --json
-    """
-    groups = [group] if group is not None else await client.dead_letters.groups()
-    found = [await client.dead_letters.stats(name) for name in groups]
-    return [
-        {
-            "group": one.consumer_group, "count": one.count, "waiting": one.waiting,
-            "oldestTimestamp": one.oldest_ms, "newestTimestamp": one.newest_ms,
-        }
-        for one in found
-    ]  # fmt: skip
 
 
 @command("queryMsgTraceById")

@@ -10,20 +10,10 @@ org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differenc
 """
 
 from rucola.admin.commands import CATALOGUE
-from rucola.cli.admin import (
-    dead_letters,
-    messages,
-    monitor,
-)
-from rucola.cli.admin.catalogue import add_to_cli
-from rucola.cli.admin.command import admin
+from rucola.cli.admin import dead_letters, messages  # these add to the catalogue
+from rucola.cli.admin.command import add_to_cli, admin
 
 for one in CATALOGUE.values():
     add_to_cli(one)
 
-__all__ = [
-    "admin",
-    "dead_letters",
-    "messages",
-    "monitor",
-]
+__all__ = ["admin", "dead_letters", "messages"]

@@ -1,64 +1,41 @@
-"""Command group of `rucola admin`, and shared options, confirmation prompts and time formats."""
+"""Command group of `rucola admin`: the commands of `rucola.admin.commands` on the command line."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient
-from rucola.admin.commands.command import InvalidArguments
-from rucola.cli.option_types import ADDRESS, SINCE_HELP, TIME, PathType, namesrv_option
-from rucola.cli.output import wide_option
+from rucola.admin.commands import Argument, Command, Flag, InvalidArguments, Result, Target
+from rucola.cli.option_types import ADDRESS, TIME, PathType, TimeType, namesrv_option
+from rucola.cli.output import print_json, print_table, printable, to_json, wide_option
 from rucola.cli.suggestions import SuggestingGroup
 from rucola.name_server_addresses import DEFAULT_NAMESRV
+from rucola.presentation import Table
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+
+FORMATS = {
+    "address": ADDRESS,
+    "time": TIME,
+    "time or end": TimeType(latest=True),
+    "file": PathType(exists=True, dir_okay=False),
+    "new file": PathType(dir_okay=False),
+    "directory": PathType(file_okay=False),
+    "lake": PathType(exists=True, file_okay=False),
+}
 
 
-class AdminCommands(SuggestingGroup):
-    subjects = {
-        "Topics": (
-            "topicList", "topicStatus", "topicRoute", "topicClusterList", "updateTopic", "updateTopicPerm",
-            "updateTopicList", "deleteTopic", "updateOrderConf", "allocateMQ", "queryCq",
-        ),
-        "Messages": (
-            "queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey", "queryMsgByOffset", "queryMsgTraceById", "printMsg",
-            "printMsgByQueue", "consumeMessage", "sendMessage", "resumeCheckHalfMessage",
-        ),
-        "Consumer and producer groups": (
-            "consumerProgress", "consumerStatus", "consumerConnection", "producerConnection", "producer",
-            "brokerConsumeStats", "updateSubGroup", "updateSubGroupList", "getConsumerConfig", "deleteSubGroup",
-        ),
-        "Consumer offsets": ("resetOffsetByTime", "resetOffset", "skipAccumulatedMessage", "cloneGroupOffset"),
-        "Dead letters": ("dlqList", "printDlq", "exportDlq", "redriveDlq"),
-        "Clusters, brokers and name servers": (
-            "clusterList", "brokerStatus", "statsAll", "getBrokerConfig", "updateBrokerConfig", "getNamesrvConfig",
-            "updateNamesrvConfig", "updateKvConfig", "deleteKvConfig", "wipeWritePerm", "addWritePerm",
-        ),
-        "Replication and failover": ("haStatus", "promote", "switchover", "demote", "safeToStop"),
-        "Access control": (
-            "updateAclConfig", "deleteAclConfig", "updateGlobalWhiteAddr", "clusterAclConfigVersion", "createUser",
-            "updateUser", "deleteUser", "getUser", "listUser", "createAcl", "updateAcl", "deleteAcl", "getAcl",
-            "listAcl",
-        ),
-        "Measuring and monitoring": ("clusterRT", "checkMsgSendRT", "sendMsgStatus", "startMonitoring", "doctor"),
-        "Clean-up and export": (
-            "cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog", "exportMetadata", "exportConfigs",
-            "exportMetrics",
-        ),
-    }  # fmt: skip
-
-
-@click.group(cls=AdminCommands)
+@click.group(cls=SuggestingGroup)
 def admin() -> None:
     """Query and change a running cluster, with the names and flags of mqadmin.
 
@@ -75,28 +52,98 @@ def admin() -> None:
     """
 
 
-def click_command(name: str) -> Callable[[F], click.Command]:
-    """Register a command of `admin`, with the options that all commands have."""
+def add_to_cli(one: Command) -> None:
+    """Add a command of the catalogue to `rucola admin`."""
+    arguments = list(one.arguments())
+    target = next((each for each in arguments if each.type is Target), None)
 
-    def decorate(function: F) -> click.Command:
-        @functools.wraps(function)
-        def checked(*arguments: Any, **options: Any) -> Any:
-            try:
-                return function(*arguments, **options)
-            except InvalidArguments as error:
-                raise click.UsageError(str(error)) from None
+    def run(namesrv_addr: str, as_json: bool, yes: bool = True, interval: float | None = None, **given: Any) -> None:
+        if target is not None:
+            address, cluster = given.pop("address"), given.pop("cluster")
+            if target.is_required and (address is None) == (cluster is None):
+                raise click.UsageError("name either a broker with -b or a cluster with -c")
+            given[target.name] = Target(address, cluster)
+        is_failure = False
 
-        # click shows the option that was added last first: help texts begin with -n and --json.
-        with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(checked)
-        with_namesrv = namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV)(with_json)
-        with_credentials = click.option(
-            "--credentials", type=PathType(dir_okay=False), envvar=CREDENTIALS_FILE_VARIABLE,
-            show_envvar=True, expose_value=False, callback=_use_credentials,
-            help="File with accessKey and secretKey, like tools.yml.",
-        )(with_namesrv)  # fmt: skip
-        return admin.command(name)(wide_option(with_credentials))
+        async def request(client: AdminClient) -> None:
+            nonlocal is_failure
+            async for result in one.run(client, **given):
+                _show(result, as_json, one)
+                is_failure = result.is_failure
 
-    return decorate
+        try:
+            if one.confirm:
+                question = _call(namesrv_addr, lambda client: one.question(client, **given))
+                if question and not yes:
+                    click.confirm(f"{question}?", abort=True, err=True)
+            # Each round uses a new connection, so that a name server that was restarted meanwhile is found again.
+            _call(namesrv_addr, request)
+            while interval is not None:
+                time.sleep(interval)
+                _call(namesrv_addr, request)
+        except InvalidArguments as error:
+            raise click.UsageError(str(error)) from None
+        if is_failure:
+            sys.exit(1)
+
+    run.__doc__ = one.help
+    options = [namesrv_option("namesrv_addr", "Name servers.", default=DEFAULT_NAMESRV), json_option]
+    options += [option for each in arguments for option in _options(each)]
+    options += [yes_option] * bool(one.confirm) + [interval_option] * one.is_repeatable + [credentials_option]
+    for option in reversed([*options, wide_option]):
+        run = option(run)
+    admin.command(one.name)(run)
+    admin.subjects.setdefault(one.subject, []).append(one.name)
+
+
+def _options(argument: Argument) -> list[Callable[[Any], Any]]:
+    option, kind, text = argument.option, argument.type, argument.option.help
+    more: dict[str, Any] = {} if argument.is_required else {"default": argument.default}
+    if kind is Target:
+        return [broker_option, click.option(*option.flags.split(), "cluster", help=option.help)]
+    if option.choices:
+        more["type"] = click.Choice(option.choices)
+    elif (option.min, option.max) != (None, None):
+        in_range: Any = click.IntRange if kind is int else click.FloatRange
+        more["type"] = in_range(option.min, option.max)
+    elif isinstance(option, Flag):
+        more["is_flag"] = True
+    else:
+        more["type"] = FORMATS.get(option.format, kind)
+        if kind is bool:
+            text = f"{text.removesuffix('.')} (true|false)."
+    if option.prompt:
+        more["callback"] = lambda _ctx, _param, value: secret(value, option.prompt)
+    if option.envvar:
+        more |= {"envvar": option.envvar, "show_envvar": True}
+    return [
+        click.option(
+            *option.flags.split(), argument.name, required=argument.is_required, show_default=bool(argument.default),
+            help=text, **more,
+        )
+    ]  # fmt: skip
+
+
+def secret(text: str | None, name: str) -> str | None:
+    """Return a secret, asked for at the terminal if `text` is `-`: command lines are visible to other users."""
+    return str(click.prompt(name, hide_input=True, err=True)) if text == "-" else text
+
+
+def _show(result: Result, as_json: bool, one: Command) -> None:
+    for note in result.notes:
+        click.echo(printable(note), err=True)
+    value = to_json(result.value)
+    text = [Table(one.columns, value)] if one.columns else result.text
+    if one.is_stream and as_json:
+        click.echo(b"" if value is None else msgspec.json.encode(value), nl=value is not None)
+    elif as_json or text is None:
+        print_json(value)
+    else:
+        for part in text:
+            if isinstance(part, Table):
+                print_table(part.columns, part.cells())
+            else:
+                click.echo(printable(part, keep="\t"))
 
 
 def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -114,9 +161,7 @@ def _use_credentials(ctx: click.Context, parameter: click.Parameter, path: Path 
     ctx.call_on_close(restore)
 
 
-def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Call `request` with an AdminClient that is open during the call."""
-
+def _call(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]) -> T:
     async def call() -> T:
         async with AdminClient(namesrv_addr) as client:
             return await request(client)
@@ -124,30 +169,14 @@ def call_admin(namesrv_addr: str, request: Callable[[AdminClient], Awaitable[T]]
     return asyncio.run(call())
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 broker_option = click.option("-b", "--brokerAddr", "address", type=ADDRESS, help="Address of one broker, host:port.")
-cluster_option = click.option("-c", "--clusterName", "cluster", help="Name of a cluster, for all its masters.")
 interval_option = click.option(
-    "-i",
-    "--interval",
-    type=click.FloatRange(0, min_open=True),
+    "-i", "--interval", type=click.FloatRange(0, min_open=True),
     help="Repeat after this many seconds, until interrupted.",
-)
-begin_option = click.option("-b", "--beginTimestamp", "--since", "begin_ms", type=TIME, help=SINCE_HELP)
-end_option = click.option(
-    "-e", "--endTimestamp", "--until", "end_ms", type=TIME, help="Only messages stored at this time or earlier."
-)
-
-
-def confirm(yes: bool, what: str) -> None:
-    """Ask before a destructive change; abort if the answer is no, or if there is no terminal."""
-    if not yes:
-        click.confirm(f"{what}?", abort=True, err=True)
-
-
-def rounds(interval_s: float | None) -> Iterator[None]:
-    """Yield once, or with an interval until the user interrupts."""
-    yield
-    while interval_s is not None:
-        time.sleep(interval_s)
-        yield
+)  # fmt: skip
+credentials_option = click.option(
+    "--credentials", type=PathType(dir_okay=False), envvar=CREDENTIALS_FILE_VARIABLE, show_envvar=True,
+    expose_value=False, callback=_use_credentials, help="File with accessKey and secretKey, like tools.yml.",
+)  # fmt: skip

@@ -1,25 +1,32 @@
-"""Dead letters: list, print, export and re-drive them. mqadmin has no such commands."""
+"""Dead letters: export, and sending them again; both may need another package. mqadmin has no such commands."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-import click
 import msgspec
 
-from rucola.admin import AdminClient, AfterRedrive, DeadLetter, RedriveResult, RedriveStatus
-from rucola.admin.commands.command import BeginTime, EndTime, Option, Result, check_window, command, split
-from rucola.admin.commands.contents import DeadGroup, ShowAll, letter_json, selected_letters
-from rucola.cli.admin.command import begin_option, call_admin, click_command, confirm, end_option, yes_option
+from rucola.admin import AdminClient, AfterRedrive, DeadLetter, RedriveStatus
+from rucola.admin.commands.command import (
+    BeginTime,
+    EndTime,
+    Flag,
+    InvalidArguments,
+    Option,
+    Result,
+    check_window,
+    command,
+    split,
+)
+from rucola.admin.commands.dead_letters import DeadGroup, ShowAll, letter_json, selected_letters
 from rucola.cli.extras import require_reliable
-from rucola.cli.output import print_table, progress_bar
 from rucola.errors import ConfigError, missing_extra
 from rucola.files import replacing
+from rucola.presentation import Table
 
 FORM = "One JSON object per line, or Parquet (needs the extra `spark`)."
 PARQUET_ROWS = 4096
@@ -122,34 +129,48 @@ def _times(name: str, timestamp_ms: int) -> dict[str, int | None]:
     return {name: None, f"{name}Raw": timestamp_ms}
 
 
-@click_command("redriveDlq")
-@click.option("-g", "--groupName", "group", required=True, help="Consumer group of the dead letters.")
-@click.option("-i", "--msgId", "msg_ids", help="Only the messages with these offsetMsgIds, separated by commas.")
-@begin_option
-@end_option
-@click.option("-r", "--onlyGroup", "only_group", is_flag=True, help="Send only to this group, through its retry topic.")
-@click.option(
-    "-s", "--perSecond", "per_second", type=click.FloatRange(0, min_open=True), help="Limit of messages per second."
-)
-@click.option(
-    "-d",
-    "--dryRun",
-    "dry_run",
-    is_flag=True,
-    help="Print which messages would be sent to which topic, and send nothing.",
-)
-@click.option(
-    "--database", envvar="RUCOLA_DATABASE", show_envvar=True,
-    help="URL of the outbox's database (`rucola reliable`): reopens the DEAD stubs of the messages, too.",
-)  # fmt: skip
-@click.option("--prefix", help="Prefix of the outbox's tables, as for `rucola reliable`.")
-@click.option("--schema", help="Database schema of the outbox's tables.")
-@yes_option
-def redrive_dlq(
-    namesrv_addr: str, as_json: bool, group: str, msg_ids: str | None, begin_ms: int | None, end_ms: int | None,
-    only_group: bool, per_second: float | None, dry_run: bool, database: str | None, prefix: str | None,
-    schema: str | None, yes: bool,
-) -> None:  # fmt: skip
+async def _resending(client: AdminClient, **given: Any) -> str:
+    ids = _check_selection(given["msg_ids"], given["begin_ms"], given["end_ms"])
+    if given["database"] is None and (given["prefix"] or given["schema"]):
+        raise InvalidArguments("--prefix and --schema belong to --database, which is missing")
+    number = f"{len(ids)} of " if ids else ""
+    return "" if given["dry_run"] else f"send {number}the dead letters of group {given['group']} again"
+
+
+def _check_selection(msg_ids: str | None, begin_ms: int | None, end_ms: int | None) -> list[str]:
+    """Return the ids, if any."""
+    check_window(begin_ms, end_ms)
+    ids = split(msg_ids or "")
+    if msg_ids is not None and (not ids or begin_ms is not None or end_ms is not None):
+        raise InvalidArguments("-i names messages, so -b and -e cannot be given with it")
+    return ids
+
+
+@command("redriveDlq", confirm=_resending)
+async def redrive_dlq(
+    client: AdminClient,
+    group: DeadGroup,
+    msg_ids: Annotated[
+        str | None, Option("-i --msgId", "Only the messages with these offsetMsgIds, separated by commas.")
+    ] = None,
+    begin_ms: BeginTime = None,
+    end_ms: EndTime = None,
+    only_group: Annotated[bool, Flag("-r --onlyGroup", "Send only to this group, through its retry topic.")] = False,
+    per_second: Annotated[float | None, Option("-s --perSecond", "Limit of messages per second.", min=0.001)] = None,
+    dry_run: Annotated[
+        bool, Flag("-d --dryRun", "Print which messages would be sent to which topic, and send nothing.")
+    ] = False,
+    database: Annotated[
+        str | None,
+        Option(
+            "--database",
+            "URL of the outbox's database (`rucola reliable`): reopens the DEAD stubs of the messages, too.",
+            envvar="RUCOLA_DATABASE",
+        ),
+    ] = None,
+    prefix: Annotated[str | None, Option("--prefix", "Prefix of the outbox's tables (`rucola reliable`).")] = None,
+    schema: Annotated[str | None, Option("--schema", "Database schema of the outbox's tables.")] = None,
+) -> AsyncIterator[Result]:
     """Re-drive the dead letters of a group: send them to their original topics again.
 
     All groups of such a topic receive the message, unless -r is given.
@@ -168,81 +189,32 @@ def redrive_dlq(
       rucola admin redriveDlq -g billing -r -i 7F00000100002A9F0000000000000000 --yes
       rucola admin redriveDlq -g billing --database sqlite:///shop.db --yes
     """
-    check_window(begin_ms, end_ms)
-    ids = split(msg_ids or "")
-    if msg_ids is not None and (not ids or begin_ms is not None or end_ms is not None):
-        raise click.UsageError("-i names messages, so -b and -e cannot be given with it")
-    if database is None and (prefix or schema):
-        raise click.UsageError("--prefix and --schema belong to --database, which is missing")
     reopening = None if database is None or dry_run else _stub_reopening(database, prefix, schema, group)
-    totals = _RedriveTotals(as_json, dry_run, reopens=reopening is not None)
-
-    async def request(client: AdminClient) -> None:
-        # The number of pending dead letters is an estimate: others may be added or re-driven in the meantime.
-        total = len(ids) or (await client.dead_letters.stats(group)).waiting
-        with progress_bar(f"re-driving {group}") as progress:
-            results = client.dead_letters.redrive(
-                group, ids, begin_ms=begin_ms, end_ms=end_ms, only_group=only_group, per_second=per_second,
-                dry_run=dry_run, after=reopening,
-            )  # fmt: skip
-            async with aclosing(results):
-                async for result in results:
-                    totals.add(result)
-                    if progress is not None:
-                        progress(totals.count, total)
-
-    if not dry_run:
-        confirm(yes, f"send {f'{len(ids)} of ' if ids else ''}the dead letters of group {group} again")
-    call_admin(namesrv_addr, request)
-    totals.print()
-    if totals.failed:
-        sys.exit(1)
+    statuses, topics, reopened = Counter[RedriveStatus](), Counter[str](), 0
+    results = client.dead_letters.redrive(
+        group, _check_selection(msg_ids, begin_ms, end_ms), begin_ms=begin_ms, end_ms=end_ms, only_group=only_group,
+        per_second=per_second, dry_run=dry_run, after=reopening,
+    )  # fmt: skip
+    async with aclosing(results):
+        async for result in results:
+            statuses[result.status] += 1
+            reopened += result.is_reopened
+            if result.status in (RedriveStatus.SENT, RedriveStatus.WOULD_SEND):
+                topics[result.topic] += 1
+            one = result.message
+            value = {
+                "offsetMsgId": one.offset_msg_id, "msgId": one.msg_id, "topic": result.topic,
+                "status": result.status.name, "reason": result.reason, "reopened": result.is_reopened,
+            }  # fmt: skip
+            failed = result.status is RedriveStatus.FAILED
+            yield Result(value, [], [f"{one.offset_msg_id} was not sent: {result.reason}"] if failed else [])
+    counts = f"{statuses[RedriveStatus.DONE_BEFORE]} re-driven before, {statuses[RedriveStatus.FAILED]} failed"
+    stubs = f", {reopened} DEAD stubs reopened" if reopening is not None else ""
+    table = Table(("#Topic", "#Would Send" if dry_run else "#Sent"), sorted(topics.items()))
+    yield Result(None, [table], [counts + stubs], is_failure=bool(statuses[RedriveStatus.FAILED]))
 
 
 def _stub_reopening(database: str, prefix: str | None, schema: str | None, group: str) -> AfterRedrive:
     with require_reliable():
         from rucola.cli.reliable.redriven import stub_reopening
     return stub_reopening(database, prefix, schema, group)
-
-
-class _RedriveTotals:
-    def __init__(self, as_json: bool, dry_run: bool, *, reopens: bool) -> None:
-        self._as_json = as_json
-        self._dry_run = dry_run
-        self._reopens = reopens
-        self._reopened = 0
-        self._statuses: Counter[RedriveStatus] = Counter()
-        self._topics: Counter[str] = Counter()
-
-    @property
-    def count(self) -> int:
-        return self._statuses.total()
-
-    @property
-    def failed(self) -> int:
-        return self._statuses[RedriveStatus.FAILED]
-
-    def add(self, result: RedriveResult) -> None:
-        self._statuses[result.status] += 1
-        self._reopened += result.is_reopened
-        if result.status in (RedriveStatus.SENT, RedriveStatus.WOULD_SEND):
-            self._topics[result.topic] += 1
-        message = result.message
-        if self._as_json:
-            line = {
-                "offsetMsgId": message.offset_msg_id,
-                "msgId": message.msg_id,
-                "topic": result.topic,
-                "status": result.status.name,
-                "reason": result.reason,
-                "reopened": result.is_reopened,
-            }
-            click.echo(msgspec.json.encode(line))
-        elif result.status is RedriveStatus.FAILED:
-            click.echo(f"{message.offset_msg_id} was not sent: {result.reason}", err=True)
-
-    def print(self) -> None:
-        if not self._as_json:
-            print_table(("#Topic", "#Would Send" if self._dry_run else "#Sent"), sorted(self._topics.items()))
-        counts = f"{self._statuses[RedriveStatus.DONE_BEFORE]} re-driven before, {self.failed} failed"
-        click.echo(counts + (f", {self._reopened} DEAD stubs reopened" if self._reopens else ""), err=True)

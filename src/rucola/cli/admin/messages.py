@@ -1,4 +1,4 @@
-"""Message queries by key, offsetMsgId, unique key and queue offset, and direct consumption."""
+"""Messages: by key, offsetMsgId, unique key and queue offset, and direct consumption."""
 
 from __future__ import annotations
 
