@@ -15,7 +15,6 @@ import pytest
 from rucola.client import Message
 from rucola.client.sync import Producer, PullConsumer
 from rucola.cluster.layout import ServerRole, Size, open_layout
-from rucola.cluster.server import LOG_SIZE, ServerLog
 from rucola.cluster.supervisor import ServerStatus
 from rucola.errors import ConfigError, MQError
 from rucola.store.tools.check import check
@@ -224,16 +223,6 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with raises(ConfigError, subject=str(tmp_path)):
         open_layout(tmp_path, Size())
-
-
-def test_a_log_has_a_bound(tmp_path: Path) -> None:
-    log = ServerLog(tmp_path / "broker.log")
-    for number in range(3):
-        log.write(b"x" * (LOG_SIZE - 1) + b"\n")
-        log.write(b"number %d\n" % number)
-    assert log.last_line == "number 2"
-    assert (tmp_path / "broker.log").stat().st_size <= LOG_SIZE
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broker.log", "broker.log.1"]
 
 
 @pytest.mark.slow

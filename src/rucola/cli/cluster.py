@@ -75,21 +75,17 @@ def cluster(
 
 
 async def _run(running: Supervisor) -> None:
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    loop.add_signal_handler(signal.SIGHUP, running.reload)
     serving = asyncio.create_task(_serve(running))
-    stop = asyncio.create_task(stopped.wait())
-    await asyncio.wait([serving, stop], return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if serving.done():
-        serving.result()
-    logger.info("stopping")
-    serving.cancel()
-    await asyncio.wait([serving])
-    await running.stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    loop.add_signal_handler(signal.SIGHUP, running.reload)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        logger.info("stopping")
+    finally:
+        await running.stop()
 
 
 async def _serve(running: Supervisor) -> None:

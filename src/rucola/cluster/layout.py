@@ -1,6 +1,7 @@
 """Layout of a cluster: its servers, and a directory with a configuration file for each.
 
     DIR/
+      size.json                 the numbers of servers
       etcd.conf                 of etcd, if it elects the masters
       namesrv-1.conf            of a name server
       broker-a.conf             of the master of the group broker-a
@@ -16,6 +17,7 @@ Configuration files are written once: ports stay the same across restarts, and o
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import socket
 import string
@@ -38,9 +40,9 @@ MOST_MASTERS: Final = len(string.ascii_lowercase)
 MOST_SLAVES: Final = 8
 MOST_NAMESRVS: Final = 8
 PAIR_ATTEMPTS: Final = 100
+SIZE_FILE: Final = "size.json"
 LOCK_FILE: Final = "lock"
 LOGS: Final = "logs"
-ETCD: Final = "etcd"
 
 
 class ServerRole(Enum):
@@ -55,27 +57,31 @@ class ServerRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
+    directory: Path
     name: str
     role: ServerRole
-    config_file: Path
-    log: Path
+    group: str = ""
+    """The brokerName of a broker, with its brokerId."""
+    broker_id: int = 0
 
     @property
-    def command(self) -> str:
-        return "namesrv" if self.role is ServerRole.NAMESRV else "broker"
+    def config_file(self) -> Path:
+        return self.directory / f"{self.name}.conf"
 
     @property
-    def program(self) -> list[str] | None:
-        """The command line of a server that is not part of Rucola."""
-        if self.role is not ServerRole.ETCD:
-            return None
-        properties = settings.read(self.config_file)
-        client, peer = (f"http://{HOST}:{properties[key]}" for key in ("listenPort", "peerPort"))
-        return [
-            properties["program"], "--name", "rucola", "--data-dir", properties["dataDir"],
-            "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"rucola={peer}", "--logger", "zap",
-        ]  # fmt: skip
+    def log(self) -> Path:
+        return self.directory / LOGS / f"{self.name}.log"
+
+    @property
+    def store(self) -> Path:
+        return self.directory.absolute() / self.name
+
+    @property
+    def command(self) -> list[str]:
+        """The command line; `rucola` stands for this program."""
+        if self.role is ServerRole.ETCD:
+            return shlex.split(settings.read(self.config_file)["command"])
+        return ["rucola", "namesrv" if self.role is ServerRole.NAMESRV else "broker", "-c", str(self.config_file)]
 
     @property
     def current_role(self) -> ServerRole:
@@ -87,18 +93,13 @@ class ServerSpec:
         return ServerRole.SLAVE if is_slave else ServerRole.MASTER
 
     @property
-    def group(self) -> str:
-        return settings.read(self.config_file)["brokerName"]
-
-    @property
     def address(self) -> str:
         """The client address, from the configuration file."""
         properties = settings.read(self.config_file)
         return f"{properties.get('brokerIP1', properties.get('bindAddress', HOST))}:{properties.get('listenPort', '')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(msgspec.Struct, frozen=True, rename="camel"):
     """The numbers of servers. `is_sync` makes the masters SYNC_MASTER, `is_elected` lets etcd elect them."""
 
     masters: int = 1
@@ -116,113 +117,86 @@ class Size:
 
 def open_layout(directory: Path, size: Size | None) -> list[ServerSpec]:
     """Return a directory's servers in start order, creating them if missing. ConfigError if size or contents differ."""
-    servers = list(_servers(directory))
-    if not servers:
+    try:
+        existing = msgspec.json.decode((directory / SIZE_FILE).read_bytes(), type=Size)
+    except FileNotFoundError:
         if directory.exists() and any(path.name not in (LOCK_FILE, LOGS) for path in directory.iterdir()):
-            raise ConfigError(f"{directory} is not empty and holds no cluster; name a new directory", subject=directory)
+            raise ConfigError(
+                f"{directory} is not empty and holds no cluster; name a new directory", subject=directory
+            ) from None
         return _create(directory, size or Size())
-    if size is not None and (existing := _size_of(servers)) != size:
+    if size not in (None, existing):
         raise ConfigError(
             f"{directory} holds {existing}, not {size}; leave the numbers out to start it, or name a new directory",
             subject=directory,
         )
-    return servers
+    return list(_servers(directory, existing))
 
 
 def namesrv_addr(servers: list[ServerSpec]) -> str:
     return ";".join(server.address for server in servers if server.role is ServerRole.NAMESRV)
 
 
-def _servers(directory: Path) -> Iterator[ServerSpec]:
-    found: dict[ServerRole, list[ServerSpec]] = {role: [] for role in ServerRole}
-    for path in sorted(directory.glob("*.conf")):
-        role = ServerRole.MASTER
-        if path.stem.startswith("namesrv"):
-            role = ServerRole.NAMESRV
-        elif path.stem == ETCD:
-            role = ServerRole.ETCD
-        elif "etcdEndpoints" in (properties := settings.read(path)):
-            role = ServerRole.MEMBER
-        elif properties.get("brokerRole") == "SLAVE":
-            role = ServerRole.SLAVE
-        found[role].append(ServerSpec(path.stem, role, path, directory / LOGS / f"{path.stem}.log"))
-    for servers in found.values():
-        yield from servers
-
-
-def _size_of(servers: list[ServerSpec]) -> Size:
-    count = {role: sum(server.role is role for server in servers) for role in ServerRole}
-    properties = [settings.read(server.config_file) for server in servers]
-    roles = {each.get("etcdMasterRole") or each.get("brokerRole") for each in properties}
-    masters, slaves = max(1, count[ServerRole.MASTER]), count[ServerRole.SLAVE]
-    if members := count[ServerRole.MEMBER]:
-        masters = len({each["brokerName"] for each in properties if "etcdEndpoints" in each})
-        slaves = members - masters
-    is_elected = count[ServerRole.ETCD] > 0
-    return Size(masters, slaves // masters, count[ServerRole.NAMESRV], "SYNC_MASTER" in roles, is_elected)
+def _servers(directory: Path, size: Size) -> Iterator[ServerSpec]:
+    if size.is_elected:
+        yield ServerSpec(directory, "etcd", ServerRole.ETCD)
+    for number in range(1, size.namesrvs + 1):
+        yield ServerSpec(directory, f"namesrv-{number}", ServerRole.NAMESRV)
+    groups = [f"broker-{letter}" for letter in string.ascii_lowercase[: size.masters]]
+    if size.is_elected:  # all are equal: each can become master
+        for group in groups:
+            for number in range(1, size.slaves + 2):
+                yield ServerSpec(directory, f"{group}-{number}", ServerRole.MEMBER, group, number)
+        return
+    for group in groups:
+        yield ServerSpec(directory, group, ServerRole.MASTER, group)
+    for group in groups:
+        for number in range(1, size.slaves + 1):
+            yield ServerSpec(directory, f"{group}-slave-{number}", ServerRole.SLAVE, group, number)
 
 
 def _create(directory: Path, size: Size) -> list[ServerSpec]:
-    groups = [f"broker-{letter}" for letter in string.ascii_lowercase[: size.masters]]
-    # The port of a broker, the one below for the VIP channel, and one for replication.
-    per_group = 1 + size.slaves
+    servers = list(_servers(directory, size))
     with ExitStack() as held:
-        namesrv_ports = [_free_port(held) for _ in range(size.namesrvs)]
-        broker_ports = [_free_pair(held) for _ in range(size.masters * per_group)]
-        ha_ports = [_free_port(held) for _ in range(size.masters * per_group)]
-        etcd_ports = [_free_port(held) for _ in range(2)]
-    addresses = ";".join(f"{HOST}:{port}" for port in namesrv_ports)
-    for number, port in enumerate(namesrv_ports, 1):
-        own = {
-            "bindAddress": HOST,
-            "listenPort": str(port),
-            "kvConfigPath": str(directory.absolute() / f"namesrv-{number}" / "kvConfig.json"),
-        }
-        _write(directory / f"namesrv-{number}.conf", own)
-    if size.is_elected:
-        own = {
-            "program": etcd_program(),
-            "listenPort": str(etcd_ports[0]),
-            "peerPort": str(etcd_ports[1]),
-            "dataDir": str(directory.absolute() / ETCD),
-        }
-        _write(directory / f"{ETCD}.conf", own)
-    ports = iter(zip(broker_ports, ha_ports, strict=True))
-    for group in groups:
-        for broker_id in range(per_group):
-            port, ha_port = next(ports)
-            name = f"{group}-slave-{broker_id}" if broker_id else group
-            master_role = "SYNC_MASTER" if size.is_sync else "ASYNC_MASTER"
-            role = {"brokerId": str(broker_id), "brokerRole": "SLAVE" if broker_id else master_role}
-            if size.is_elected:  # all are equal: each can become master
-                name = f"{group}-{broker_id + 1}"
-                endpoint = f"http://{HOST}:{etcd_ports[0]}"
-                role = {"brokerId": str(broker_id + 1), "brokerRole": "SLAVE", "etcdMasterRole": master_role}
-                role["etcdEndpoints"] = endpoint
-            own = {
-                "brokerName": group,
-                **role,
-                "bindAddress": HOST,
+        # For clients, and for replication or the peers of etcd.
+        ports = {spec.name: (_free_pair(held), _free_port(held)) for spec in servers}
+    namesrvs = ";".join(f"{HOST}:{ports[one.name][0]}" for one in servers if one.role is ServerRole.NAMESRV)
+    master_role = "SYNC_MASTER" if size.is_sync else "ASYNC_MASTER"
+    for spec in servers:
+        port, other_port = ports[spec.name]
+        own = {"bindAddress": HOST, "listenPort": str(port)}
+        if spec.role is ServerRole.ETCD:
+            own["command"] = _etcd_command(spec, port, other_port)
+        elif spec.role is ServerRole.NAMESRV:
+            own["kvConfigPath"] = str(spec.store / "kvConfig.json")
+        else:
+            own |= {
+                "brokerName": spec.group,
+                "brokerId": str(spec.broker_id),
+                "brokerRole": master_role if spec.role is ServerRole.MASTER else "SLAVE",
                 "brokerIP1": HOST,
-                "listenPort": str(port),
-                "haListenPort": str(ha_port),
-                "namesrvAddr": addresses,
-                "storePathRootDir": str(directory.absolute() / name),
+                "haListenPort": str(other_port),
+                "namesrvAddr": namesrvs,
+                "storePathRootDir": str(spec.store),
             }
-            _write(directory / f"{name}.conf", own)
-    return list(_servers(directory))
+        if spec.role is ServerRole.MEMBER:
+            own |= {"etcdMasterRole": master_role, "etcdEndpoints": f"http://{HOST}:{ports['etcd'][0]}"}
+        replace_file(spec.config_file, settings.render(own).encode())
+    replace_file(directory / SIZE_FILE, msgspec.json.encode(size))
+    return servers
 
 
-def etcd_program() -> str:
-    """Return the path of etcd. ConfigError if it is not installed."""
-    found = shutil.which("etcd")
-    if found is None:
+def _etcd_command(spec: ServerSpec, port: int, peer_port: int) -> str:
+    program = shutil.which("etcd")
+    if program is None:
         raise ConfigError("--etcd needs the program etcd: install Debian's etcd-server, or etcd 3.4 or later")
-    return found
-
-
-def _write(path: Path, properties: dict[str, str]) -> None:
-    replace_file(path, settings.render(properties).encode())
+    client, peer = f"http://{HOST}:{port}", f"http://{HOST}:{peer_port}"
+    options = {
+        "name": "rucola", "data-dir": str(spec.store), "listen-client-urls": client, "advertise-client-urls": client,
+        "listen-peer-urls": peer, "initial-advertise-peer-urls": peer, "initial-cluster": f"rucola={peer}",
+        "logger": "zap",
+    }  # fmt: skip
+    return shlex.join([program, *(f"--{name}={value}" for name, value in options.items())])
 
 
 def _free_port(held: ExitStack, port: int = 0) -> int:
