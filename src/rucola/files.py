@@ -66,21 +66,23 @@ def local_path(path: str | PathLike[str]) -> Path:
     )
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = FILE_MODE, *, directory: int | None = None) -> int:
+def open_file(
+    path: Path | str, flags: int = os.O_RDONLY, mode: int = FILE_MODE, *, directory: int | None = None
+) -> int:
     """Open a regular file. StoreError for a link or a special file, which could lead anywhere; OSError otherwise.
 
     With `directory`, a descriptor, the last part of the path is opened in that.
     """
-    name = path if directory is None else path.name
+    name = path if directory is None else Path(path).name
     try:
         descriptor = os.open(name, flags | OPEN_FLAGS | _PLAIN_FLAGS, mode, dir_fd=directory)
     except OSError as error:
         if error.errno in _NO_FILE:
-            _refuse_link(path, error)
+            _refuse_link(Path(path), error)
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _special_file(path)
+        raise _special_file(Path(path))
     return descriptor
 
 
@@ -123,7 +125,7 @@ def size_inside(root: Path, path: Path) -> int:
 
 def check_inside(root: Path, is_own: Callable[[str], bool] = bool) -> None:
     """Raise StoreError for a link or a special file below a directory, among entries that `is_own` accepts."""
-    directories = [root]
+    directories: list[Path | str] = [root]
     for directory in directories:
         # Entries that cannot be listed are not opened either; missing ones were deleted in the meantime.
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(directory) as entries:
@@ -133,7 +135,7 @@ def check_inside(root: Path, is_own: Callable[[str], bool] = bool) -> None:
                 if entry.is_symlink():
                     _refuse_link(Path(entry.path))
                 if entry.is_dir(follow_symlinks=False):
-                    directories.append(Path(entry.path))
+                    directories.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False):
                     raise _special_file(Path(entry.path))
 

@@ -74,6 +74,9 @@ async def test_topic_and_group_metrics_are_exported(tmp_path: Path) -> None:
         ((_, free),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_free"]
         ((_, total),) = runtime["rocketmq_brokeruntime_commitlogdir_capacity_total"]
         assert 0 < free <= total
+        ((labels, used),) = samples["rocketmq_consumequeue_mappings_ratio"]
+        assert (labels, 0 < used < 1) == (BROKER_LABELS | {"limit": labels["limit"]}, True)
+        assert labels["limit"] in {"LimitNOFILE", "vm.max_map_count"}
 
 
 async def test_the_page_documents_exactly_the_exported_metrics(tmp_path: Path) -> None:

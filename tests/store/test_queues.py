@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rucola.errors import StoreCorrupt
 from rucola.message import sysflag
-from rucola.store import mapped_file
+from rucola.store import consume_queue, mapped_file
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, MappingPool, open_queues, pack_unit
@@ -233,6 +233,24 @@ def test_a_rewound_queue_equals_one_written_that_far(
     for file in queue.files:
         assert file.is_zero_from(min(max(queue.max_offset * UNIT_SIZE - file.begin, 0), file.size))
     queue.files.close()
+
+
+@pytest.mark.parametrize("setting", ["LimitNOFILE", "vm.max_map_count"])
+def test_a_full_pool_names_the_setting_that_limits_it(
+    setting: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(consume_queue, "descriptor_limit", lambda: 8 if setting == "LimitNOFILE" else 9)
+    monkeypatch.setattr(consume_queue, "mapping_limit", lambda: 17 - consume_queue.descriptor_limit())
+    store = open_store()
+    for queue_id in range(3):
+        assert store.put(inner(queue_id=queue_id), 1).status is PutMessageStatus.PUT_OK
+        store.reput()
+    pool = store.mapping_pool
+    assert (pool.limited_by, pool.limit, pool.count) == (setting, 2, 2)
+    pool.unmap_idle()
+    assert [record.args for record in caplog.records] == [(2, setting, setting)]
+    pool.unmap_idle()
+    assert (pool.count, len(caplog.records)) == (0, 1), "idle queues give way"
 
 
 def test_files_of_idle_queues_are_unmapped_and_flushed_all_the_same(tmp_path: Path) -> None:

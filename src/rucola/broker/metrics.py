@@ -24,6 +24,7 @@ gauges. A topic or group without messages has the value 0.
     rocketmq_connections_closed_total                cluster broker limit            closed or not accepted, by limit
     rocketmq_unsent_bytes, _partial_frame_bytes      cluster broker                  memory of slow peers, in bytes
     rocketmq_held_pulls                              cluster broker                  pulls that wait for a message
+    rocketmq_consumequeue_mappings_ratio             cluster broker limit            used part of the mappings, 0 to 1
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
@@ -134,6 +135,7 @@ class BrokerCollector:
         yield from self._role()
         yield from self._failures()
         yield from self._connections()
+        yield self._mappings()
         yield self._limit_refusals()
         yield from self._access()
         yield from self._runtime()
@@ -214,6 +216,14 @@ class BrokerCollector:
         for key, count in sorted(self._memory.closed.items()):
             family.add_metric((*own, key), count)
         yield family
+
+    def _mappings(self) -> GaugeMetricFamily:
+        pool = self._store.mapping_pool
+        text = "used part of the descriptors and mappings of ConsumeQueues"
+        family = GaugeMetricFamily("rocketmq_consumequeue_mappings_ratio", text, labels=("cluster", "broker", "limit"))
+        own = self._config.broker_cluster_name, self._config.broker_name
+        family.add_metric((*own, pool.limited_by), pool.count / max(pool.limit, 1))
+        return family
 
     def _limit_refusals(self) -> CounterMetricFamily:
         labels, own = ("cluster", "broker", "limit"), (self._config.broker_cluster_name, self._config.broker_name)

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from rucola.errors import InvalidMessage
 from rucola.files import sync_directory
-from rucola.message.record import peek
+from rucola.message.record import Peek, peek
 from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
 from rucola.store.multi_dispatch import is_dispatched_to
 from rucola.system_calls import descriptor_limit, mapping_limit
@@ -61,6 +61,7 @@ TagsCodeReader = Callable[[int, int], int]
 _UNIT: Final = struct.Struct(">qiq")
 _pack_into: Final = _UNIT.pack_into
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
+_ZEROS: Final = bytes(UNIT_SIZE)
 _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
 _RESERVE_WINDOW: Final = 16 * PAGE_SIZE
 """Bytes of disk blocks requested at a time. The first windows of a file are smaller: most queues have few messages."""
@@ -69,6 +70,7 @@ MAX_MAPPINGS: Final = 1 << 16
 """Mapped files from which on further descriptors make no difference."""
 _THREADS: Final = 8
 _MAX_SERIAL_FLUSHES: Final = 32
+_TOPICS_PER_TASK: Final = 64
 
 
 class MappingPool:
@@ -78,7 +80,10 @@ class MappingPool:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit if limit is not None else min(descriptor_limit() or MAX_MAPPINGS, mapping_limit()) // 4
+        limits = {"LimitNOFILE": descriptor_limit() or MAX_MAPPINGS, "vm.max_map_count": mapping_limit()}
+        self.limited_by = min(limits, key=limits.__getitem__)
+        """The setting of the system from which `limit` follows."""
+        self.limit = limit if limit is not None else limits[self.limited_by] // 4
         self.count = 0
         """Mapped files, and since the last `unmap_idle` deleted ones."""
         self._queues: set[ConsumeQueue] = set()
@@ -102,9 +107,11 @@ class MappingPool:
             if self.count >= self.limit and not self._is_reported:
                 self._is_reported = True
                 logger.warning(
-                    "%d ConsumeQueue files are in use, a quarter of the descriptors; a message elsewhere takes some "
-                    "microseconds more. Raise the limit of open files (LimitNOFILE, ulimit -Hn)",
+                    "%d ConsumeQueue files are in use, a quarter of %s; a message elsewhere takes some microseconds "
+                    "more. Raise %s (`ulimit -Hn` shows the limit of open files, `sysctl` that of mappings)",
                     self.count,
+                    self.limited_by,
+                    self.limited_by,
                 )
 
 
@@ -312,31 +319,30 @@ class ConsumeQueue:
         return low - 1 if is_before_nearer else low
 
     def further_record(self, log: MappedFileQueue) -> tuple[bytes, tuple[str, int]] | None:
-        if self.max_offset > self.min_offset and self.is_valid_at(self.max_offset - 1, log):
-            physical_offset, _, _ = self.unit(self.max_offset - 1)
-            if (file := log.find(physical_offset)) is not None:
-                record = peek(file.map, physical_offset - file.begin)
-                if (own := (record.topic, record.queue_id)) != (self.topic, self.queue_id):
-                    return bytes(file.map[record.properties_begin : record.properties_end]), own
+        if self.max_offset > self.min_offset and (found := self._record_at(self.max_offset - 1, log)) is not None:
+            buffer, record = found
+            if (own := (record.topic, record.queue_id)) != (self.topic, self.queue_id):
+                return bytes(buffer[record.properties_begin : record.properties_end]), own
         return None
 
     def is_valid_at(self, queue_offset: int, log: MappedFileQueue) -> bool:
         """Return whether a unit points at its record, or before the log start offset."""
+        return self.unit(queue_offset)[0] < log.begin or self._record_at(queue_offset, log) is not None
+
+    def _record_at(self, queue_offset: int, log: MappedFileQueue) -> tuple[mmap.mmap, Peek] | None:
         physical_offset, size, _ = self.unit(queue_offset)
-        if physical_offset < log.begin:
-            return True
-        file = log.find(physical_offset)
-        if file is None:
-            return False
+        if (file := log.find(physical_offset)) is None:
+            return None
         try:
             record = peek(file.map, physical_offset - file.begin)
         except InvalidMessage:
-            return False
-        if (record.size, record.physical_offset) != (size, physical_offset):
-            return False
-        if (record.topic, record.queue_id, record.queue_offset) == (self.topic, self.queue_id, queue_offset):
-            return True
-        return is_dispatched_to(file.map, record, (self.topic, self.queue_id), queue_offset)
+            return None
+        if (record.size, record.physical_offset) == (size, physical_offset) and (
+            (record.topic, record.queue_id, record.queue_offset) == (self.topic, self.queue_id, queue_offset)
+            or is_dispatched_to(file.map, record, (self.topic, self.queue_id), queue_offset)
+        ):
+            return file.map, record
+        return None
 
     def _count_written(self) -> int:
         for file in reversed(self._files.files):
@@ -355,23 +361,27 @@ class ConsumeQueue:
             first = max(hole - PAGE_SIZE, 0) // UNIT_SIZE
             near = os.pread(fd, PAGE_SIZE + 2 * UNIT_SIZE, first * UNIT_SIZE)
             there = min(len(near) // UNIT_SIZE, end - first)
-            count = _bisect_end(0, there, lambda number: _UNIT.unpack_from(near, number * UNIT_SIZE)) + first
+            zeros = near.find(_ZEROS)
+            filled = there if zeros < 0 else min(-(-zeros // UNIT_SIZE), there)
+            count = _bisect_end(0, filled, lambda number: _UNIT.unpack_from(near, number * UNIT_SIZE)) + first
             # If it holds no end (only zeros or only units), bisect the rest of the file on that side.
             if count == first > 0 or count == first + there < end:
                 low, high = (0, first) if count == first else (count, end)
                 count = _bisect_end(low, high, lambda number: _UNIT.unpack(os.pread(fd, UNIT_SIZE, number * UNIT_SIZE)))
             if count:
                 begin = max(count - _TAIL_COUNT, 0)
-                tail = os.pread(fd, (count - begin) * UNIT_SIZE, begin * UNIT_SIZE)
+                tail = near[(begin - first) * UNIT_SIZE : (count - first) * UNIT_SIZE]
+                if not first <= begin < count <= first + there:
+                    tail = os.pread(fd, (count - begin) * UNIT_SIZE, begin * UNIT_SIZE)
                 self._tail = file.begin // UNIT_SIZE + begin, tail
         return count
 
     def _skip_fillers(self) -> int:
         begin = self._files.begin // UNIT_SIZE
         if begin < self.max_offset:
-            with self._files.files[0].opened() as fd:
-                _, size, _ = _UNIT.unpack(os.pread(fd, UNIT_SIZE, 0))
-            if size == FILLER_SIZE:
+            is_in_tail = self._tail[0] == begin
+            first = self._tail[1] if is_in_tail else self._files.files[0].read(0, UNIT_SIZE)
+            if first_unit(first)[1] == FILLER_SIZE:
                 sizes = self.units(begin, self.end_of_file(begin))["size"]
                 begin += int(np.argmax(sizes != FILLER_SIZE)) if (sizes != FILLER_SIZE).any() else len(sizes)
         return begin
@@ -587,7 +597,7 @@ def open_queues(
 
     pool = pool or MappingPool()
 
-    def of_topic(topic: str) -> list[ConsumeQueue]:
+    def of_topics(topics: Sequence[str]) -> list[ConsumeQueue]:
         return [
             ConsumeQueue(
                 topic,
@@ -602,12 +612,15 @@ def open_queues(
                 read_tags_code,
                 pool,
             )
+            for topic in topics
             for queue_id, path in _queues_of(directory / topic)
         ]
 
+    topics = _directories(directory)
+    parts = [topics[begin : begin + _TOPICS_PER_TASK] for begin in range(0, len(topics), _TOPICS_PER_TASK)]
     with ThreadPoolExecutor(_THREADS, "open-queues") as threads:
-        topics = threads.map(of_topic, _directories(directory))
-        return {(queue.topic, queue.queue_id): queue for queues in topics for queue in queues}
+        opened = threads.map(of_topics, parts)
+        return {(queue.topic, queue.queue_id): queue for queues in opened for queue in queues}
 
 
 def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None:

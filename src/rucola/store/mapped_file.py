@@ -86,8 +86,8 @@ def _ask_for_pages(call: Callable[..., int], mapped: mmap.mmap, begin: int, end:
 class MappedFile:
     """One mapped file with one writer; `flush`, `warm`, `hold`, `release` and `sync_name` are for any thread."""
 
-    def __init__(self, path: Path, size: int, *, writable: bool, begin: int, reads_ahead: bool = True) -> None:
-        self.path = path
+    def __init__(self, name: str, size: int, *, writable: bool, begin: int, reads_ahead: bool = True) -> None:
+        self._name = name  # a Path would take half of the time in which a queue is opened
         self.size = size
         self.writable = writable
         self.begin = begin
@@ -110,7 +110,7 @@ class MappedFile:
     @classmethod
     def open(cls, path: Path, *, writable: bool = False, begin: int = 0) -> MappedFile:
         """Open an existing file, without mapping it yet. Raises OSError if it does not exist."""
-        return cls(path, path.stat().st_size, writable=writable, begin=begin)
+        return cls(str(path), path.stat().st_size, writable=writable, begin=begin)
 
     @classmethod
     def create(
@@ -127,7 +127,7 @@ class MappedFile:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             try:
                 os.ftruncate(fd, size)
-                file = cls(path, size, writable=True, begin=begin, reads_ahead=reads_ahead)
+                file = cls(str(path), size, writable=True, begin=begin, reads_ahead=reads_ahead)
                 if is_mapped:
                     file.map = file._mapped(fd)
             except BaseException:
@@ -144,6 +144,10 @@ class MappedFile:
         file._unsynced = unsynced
         file.is_changed = True
         return file
+
+    @property
+    def path(self) -> Path:
+        return Path(self._name)
 
     @cached_property
     def map(self) -> mmap.mmap:
@@ -203,7 +207,7 @@ class MappedFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Open a descriptor of the file for the duration of the block. Raises OSError."""
-        fd = open_file(self.path, os.O_RDWR if self.writable else os.O_RDONLY)
+        fd = open_file(self._name, os.O_RDWR if self.writable else os.O_RDONLY)
         try:
             yield fd
         finally:
@@ -225,7 +229,7 @@ class MappedFile:
             return
         with self.opened() as fd:
             if os.pwrite(fd, data, position) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._name)
         self.is_changed = True
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
@@ -238,7 +242,7 @@ class MappedFile:
 
     def descriptor(self) -> int:
         if self._fd < 0:
-            self._fd = open_file(self.path, os.O_RDWR)
+            self._fd = open_file(self._name, os.O_RDWR)
         return self._fd
 
     @property
@@ -425,19 +429,19 @@ class MappedFileQueue:
         If `writable`, the last file, or `after_crash` any empty one, gets its full size. Raises StoreCorrupt for
         another size, and for a gap unless it `may_have_gaps`. Ignores names other than 20 digits.
         """
-        paths = file_paths(directory)
-        sizes = [path.stat().st_size for path in paths]
-        if paths and not file_size:
+        names, base = _file_names(directory), f"{directory}{os.sep}"
+        sizes = [os.stat(base + name).st_size for name in names]
+        if names and not file_size:
             # After a crash the last file may be short, and the last may be the second; so the larger of two counts.
             file_size = max(sizes[:2])
         files: list[MappedFile] = []
-        for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
-            begin, is_last = int(path.name), number == len(paths) - 1
+        for number, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            path, begin, is_last = base + name, int(name), number == len(names) - 1
             if number and begin != files[-1].begin + file_size and not may_have_gaps:
                 raise StoreCorrupt(
                     path, 0, f"the file should begin at {files[-1].begin + file_size}; a file before it is missing"
                 )
-            if (is_last and size < file_size and (len(paths) > 1 or not size)) or (after_crash and not size):
+            if (is_last and size < file_size and (len(names) > 1 or not size)) or (after_crash and not size):
                 if writable:
                     os.truncate(path, file_size)
                     size = file_size
@@ -512,11 +516,14 @@ def file_name(begin: int) -> str:
 
 
 def file_paths(directory: Path) -> list[Path]:
+    return [directory / name for name in _file_names(directory)]
+
+
+def _file_names(directory: Path) -> list[str]:
     try:
-        names = os.listdir(directory)
+        return sorted(filter(is_file_name, os.listdir(directory)))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [directory / name for name in sorted(names) if is_file_name(name)]
 
 
 def is_file_name(name: str) -> bool:

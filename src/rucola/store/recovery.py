@@ -39,10 +39,9 @@ leaves what it cuts off on disk.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -105,10 +104,6 @@ class Recovery:
         if not self._files.files:
             self._reset_empty_store()
             return 0
-        with _without_gc():
-            return self._run()
-
-    def _run(self) -> int:
         # The killed process may not have flushed the directory entries of its new files.
         if self.after_crash:
             self._files.files[-1].mark_name_unsynced()
@@ -149,7 +144,7 @@ class Recovery:
     def _run_as_after_crash(self) -> int:
         log.warning("%s: queues and log contradict each other; recovering as after a crash", self._files.directory)
         self.after_crash, self._valid_end = True, 0
-        return self._run()
+        return self.run()
 
     def _truncate_index(self, end: int) -> None:
         """Delete index files with entries from `end` on, and index their earlier messages again."""
@@ -448,18 +443,6 @@ class Recovery:
             self._next_progress = physical_offset + _STEP
             files = self._files
             log.info("%s: read up to %d; the log ends before %d", files.directory, physical_offset, files.end)
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Suspend garbage collection: there are no cycles, and collections cost a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _is_torn(file: MappedFile, position: int, request: DispatchRequest) -> bool:
