@@ -190,7 +190,7 @@ def test_a_discarded_transaction_is_resumed_once(tmp_path: Path) -> None:
 def connected(here: TransactionStore, now_ms: int, *groups: str) -> list[TransactionCheckRequest]:
     """Check while these groups have producers."""
     checks = here.transactions.check(now_ms, lambda group, topic: group if group in groups else None)
-    return [question for _, question in checks]
+    return [found[1] for found in checks if found is not None]
 
 
 def test_halves_without_a_producer_keep_their_places_and_block_nobody(tmp_path: Path) -> None:
@@ -236,7 +236,8 @@ def test_halves_without_a_producer_keep_their_places_and_block_nobody(tmp_path: 
 )
 @settings(max_examples=25)
 def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]) -> None:
-    with TemporaryDirectory() as root, ExitStack() as stack:
+    with TemporaryDirectory() as root, ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transactions, "SEGMENT_SIZE", 2)
         here = stack.enter_context(transaction_store(Path(root), check_max=2))
         open_places: dict[str, tuple[str, PutResult | TransactionCheckRequest]] = {}
         committed: list[bytes] = []
@@ -273,6 +274,24 @@ def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]
         now_ms += 86_400_000
         checked({"p", "q"})
         assert sorted(here.bodies()) == sorted(committed)
+
+
+def test_a_check_skips_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "SEGMENT_SIZE", 8)
+
+    def steps(now_ms: int, *groups: str) -> int:
+        return len(list(here.transactions.check(now_ms, lambda group, topic: group if group in groups else None)))
+
+    with transaction_store(tmp_path) as here:
+        halves = [here.prepare(T0, b"%d" % number, PGROUP="pq"[number // 40]) for number in range(80)]
+        immune = [here.prepare(T0, b"", PGROUP="q", CHECK_IMMUNITY_TIME_IN_SECONDS="600") for _ in range(16)]
+        assert steps(T0 + 60_000) == 96
+        assert steps(T0 + 120_000) == steps(T0 + 180_000, "r") == 8 + 11, "the first segment, which comes next"
+        assert here.end(halves[20], COMMIT) is None
+        questions = connected(here, T0 + 240_000, "q")
+        assert [checked_body(question) for question in questions] == [b"%d" % number for number in range(40, 80)]
+        assert steps(T0 + 300_000, "q") == 8 + 4 + 40 + 2
+        assert len(connected(here, T0 + 600_000, "p", "q")) == 79 + len(immune)
 
 
 def test_a_check_in_its_place_counts_when_the_message_is_copied(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class TransactionStore:
     def questions(self, now_ms: int, *, is_connected: bool = True) -> Iterator[TransactionCheckRequest]:
         """Check, while a producer of each group is connected or none is."""
         checks = self.transactions.check(now_ms, lambda group, topic: group if is_connected else None)
-        return (question for _, question in checks)
+        return (found[1] for found in checks if found is not None)
 
     def check(self, now_ms: int, *, is_connected: bool = True) -> list[TransactionCheckRequest]:
         return list(self.questions(now_ms, is_connected=is_connected))

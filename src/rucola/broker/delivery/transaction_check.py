@@ -6,19 +6,17 @@ Corresponds to `TransactionalMessageCheckService` and `AbstractTransactionalMess
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 
 from rucola.access import Caller
 from rucola.broker.client_calls import ClientCalls
 from rucola.broker.client_registry import ClientChannel, ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.outages import Outages
+from rucola.slices import in_slices
 
 logger = logging.getLogger(__name__)
-
-_CHECKS_PER_ITERATION = 50
 
 
 class TransactionCheckService:
@@ -41,12 +39,14 @@ class TransactionCheckService:
 
     async def run(self) -> None:
         """Send a check request for each transaction that timed out, if a producer of its group is connected."""
-        checks = self._transactions.check(self._clock(), self._find_producer)
-        for number, (producer, check) in enumerate(checks, 1):
-            self._calls.check_transaction(producer, check)
-            if number % _CHECKS_PER_ITERATION == 0:
-                await asyncio.sleep(0)
+        await in_slices(self._send())
         await self._persist()
+
+    def _send(self) -> Generator[None, None, None]:
+        for found in self._transactions.check(self._clock(), self._find_producer):
+            if found is not None:
+                self._calls.check_transaction(*found)
+            yield
 
     def _find_producer(self, group: str, topic: str) -> ClientChannel | None:
         # Any member of the group's user may answer; the request is one-way, the answer is an END_TRANSACTION.

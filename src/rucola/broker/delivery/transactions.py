@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -96,8 +97,21 @@ _WAITING_COPIES = 8
 ENDED_MAX = 10_000
 """Ended half messages after an open one, beyond which the open one is copied so that they can be passed."""
 
+SEGMENT_SIZE = 1024
+"""Half messages that a check skips together while all of them wait."""
+
 RESERVED_PROPERTIES_SIZE = 128
 """Bytes that the properties of a half message must leave free: checks and the commit add up to 110."""
+
+
+class _Segment:
+    """What the waiting messages of a segment wait for."""
+
+    def __init__(self) -> None:
+        self.groups: set[tuple[str, str]] = set()
+        """(group, topic) without a producer."""
+        self.until_ms: float = math.inf
+        """When the first immunity time passes; 0 if a message does not wait."""
 
 
 class _Visit(enum.Enum):
@@ -167,6 +181,9 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         """Half messages that were replaced by a copy, with the queue offset of the copy."""
         self._checked: dict[int, int] = {}
         """Half messages that were checked in their place, with TRANSACTION_CHECK_TIMES."""
+        self._waiting: dict[int, _Segment] = {}
+        """Segments of half messages that were visited completely, by queue offset divided by SEGMENT_SIZE."""
+        self._segment = _Segment()
         self._discarded: dict[int, int] = {}
         """Half messages in TRANS_CHECK_MAX_TIME_TOPIC, with the physical offset there; a late end still applies."""
 
@@ -337,22 +354,34 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
 
     def check(
         self, now_ms: int, find_producer: Callable[[str, str], P | None]
-    ) -> Iterator[tuple[P, TransactionCheckRequest]]:
+    ) -> Iterator[tuple[P, TransactionCheckRequest] | None]:
         """Yield a producer, by `find_producer(group, topic)`, and a check request for each half message that timed out.
 
-        Visits the half messages that exist at the first step. Other methods may be called between two requests. Ends
-        early at a message that is too young, since all later ones are younger, and at a failed put.
+        Visits the half messages that exist at the first step, but skips segments in which all wait, and yields None for
+        those without a request. Other methods may be called between two steps. Ends early at a message that is too
+        young, since all later ones are younger, and at a failed put.
         """
         if not self._put_missing_ops(now_ms):
             return
         end = self._store.max_offset(*_HALF_QUEUE)  # copies of this check come later, and wait for the next
         offset = self._half_begin = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE))
         self._checked = {half: times for half, times in self._checked.items() if half >= offset}
+        self._waiting = {number: one for number, one in self._waiting.items() if number * SEGMENT_SIZE > offset}
+        is_whole = False
         while True:
             self._advance_half_begin()
             offset = max(offset, self._half_begin)
             if offset >= end:
                 break
+            number, position = divmod(offset, SEGMENT_SIZE)
+            if not position:
+                waiting = self._waiting.pop(number, None)
+                if waiting is not None and offset > self._half_begin and _waits(waiting, now_ms, find_producer):
+                    self._waiting[number] = waiting
+                    offset += SEGMENT_SIZE
+                    yield None
+                    continue
+                is_whole, self._segment = True, _Segment()
             if offset in self._committed_without_op:
                 return
             half = self._half_at(offset) if offset not in self._ended else None
@@ -363,9 +392,12 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
                 return
             if visit is _Visit.MOVED and offset == self._half_begin:
                 self._half_begin += 1  # before the yield: the producer's end may arrive during it
-            offset += 1
             if request is not None:
-                yield request
+                self._segment.until_ms = 0
+            if position == SEGMENT_SIZE - 1 and is_whole:
+                self._waiting[number] = self._segment
+            offset += 1
+            yield request
         self._forget_ended()
 
     def _check_one(
@@ -393,11 +425,14 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         age_ms = now_ms - half.born_timestamp
         immune_ms = self._immunity_ms(pairs)
         if immune_ms is not None and age_ms < immune_ms:
+            self._segment.until_ms = min(self._segment.until_ms, half.born_timestamp + immune_ms)
             return self._wait(half, now_ms)
         if immune_ms is None and 0 <= age_ms < self._timeout_ms:
             return _Visit.STOP, None
-        producer = find_producer(pairs.get(properties.PGROUP, ""), pairs.get(properties.REAL_TOPIC, ""))
+        group, topic = pairs.get(properties.PGROUP, ""), pairs.get(properties.REAL_TOPIC, "")
+        producer = find_producer(group, topic)
         if producer is None:
+            self._segment.groups.add((group, topic))
             # The clock of the producer may be wrong: the broker's must agree, by the first copy without a check.
             first = _number(pairs.get(properties.TRAN_PREPARED_QUEUE_OFFSET), half.queue_offset)
             since_ms = max(half.born_timestamp, self._store.store_time(*_HALF_QUEUE, first))
@@ -563,6 +598,10 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
             if copy >= self._half_begin or copy in open_copies or copy in self._discarded:
                 open_copies[half] = copy
         self._copies = open_copies
+
+
+def _waits(segment: _Segment, now_ms: int, find_producer: Callable[[str, str], object]) -> bool:
+    return now_ms < segment.until_ms and not any(find_producer(*pair) for pair in segment.groups)
 
 
 def reset_transactions(config_directory: Path) -> None:
