@@ -26,6 +26,16 @@ def test_large_and_small_messages_follow_one_another(open_store: OpenStore, tmp_
     found = store.get("T", 0, 0, 32, max_bytes=4 * FILE_SIZE).records
     assert [decode(record).body for record in found] == bodies
     assert [decode(record).body for record in store.query("T", "k4", 32).records] == [LARGE + b"x"]
+    units = store.units("T", 0, 0, 32)
+    store.close()
+    store = open_store(config(tmp_path / "store", mapped_file_size_commit_log=FILE_SIZE))
+    first, _ = sorted((tmp_path / "store/commitlog").iterdir())
+    for number, ((physical_offset, size, _), body) in enumerate(zip(units, bodies, strict=True)):
+        (record,) = store.query("T", f"k{number}", 32).records
+        assert (len(record), decode(record).body, store.record_at(physical_offset)) == (size, body, record)
+        assert store.record_at(physical_offset + 1) is None
+    assert store.record_at(store.max_physical_offset) is None
+    assert str(first) not in Path("/proc/self/maps").read_text(), "single records of an earlier file are not mapped"
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3, 4])

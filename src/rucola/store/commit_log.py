@@ -32,12 +32,14 @@ from rucola.message import sysflag
 from rucola.message.properties import parse
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, RecordParts, peek
 from rucola.store.held_bytes import HeldBytes
-from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
 """The bytes of a blank that are written. Each file keeps this much free after its last record."""
 _MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
 _RESERVE_WINDOW: Final = 8 << 20
+_RECORD_GUESS: Final = PAGE_SIZE
+"""Bytes in which most records fit."""
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
 _WRITE_FROM: Final = 4096
@@ -190,12 +192,18 @@ class CommitLog:
 
     def record(self, physical_offset: int) -> bytes | None:
         """Return the record that starts at a physical offset, or None if none does."""
-        frame = self.read(physical_offset, HEAD_SIZE)
-        if frame is None:
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset >= self.end:
             return None
-        data = self.read(physical_offset, FRAME.unpack_from(frame)[0])
+        begin, written = physical_offset - file.begin, min(self.end, file.end) - file.begin
+        data = file.read_near(begin, min(begin + _RECORD_GUESS, written))
+        if len(data) < HEAD_SIZE:
+            return None
+        end = begin + FRAME.unpack_from(data)[0]
+        if len(data) < end - begin and end <= written:
+            data += file.read_near(begin + len(data), end)
         try:
-            if data is not None and peek(data).physical_offset == physical_offset:
+            if peek(data := data[: max(end - begin, 0)]).physical_offset == physical_offset:
                 return data
         except InvalidMessage:
             pass

@@ -31,9 +31,8 @@ def query_steps(
 def latest_records(log: CommitLog, physical_offsets: list[int]) -> Generator[None, None, tuple[list[bytes], list[int]]]:
     """Return the last existing records that fit a response, at least one, with their ascending offsets."""
     file = log.files.find(physical_offsets[0]) if physical_offsets else None
-    if speed.read_records is not None and file is not None:
-        written = min(log.end, file.end) - file.begin
-        found = speed.read_records(file.map, file.begin, written, physical_offsets, MAX_QUERY_SIZE)
+    if speed.read_records is not None and file is not None and log.end <= file.end:  # its pages are mapped
+        found = speed.read_records(file.map, file.begin, log.end - file.begin, physical_offsets, MAX_QUERY_SIZE)
         if found is not None:
             return found
     records: list[bytes] = []
