@@ -11,7 +11,7 @@ from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
 from rucola.namesrv.routes import RouteTable
-from rucola.namesrv.services import ConfigurationService, KVService, RouteService
+from rucola.namesrv.services import ConfigurationService, RouteService
 from rucola.protocol.codes import NAME_SERVER_REQUESTS
 from support.golden_cluster import GoldenCluster
 
@@ -64,7 +64,7 @@ def test_the_requests_of_name_servers_are_those_that_they_answer() -> None:
     configuration, table = ConfigurationService(NamesrvConfig()), KVConfig()
     adapters = (
         RouteAdapter(RouteService(RouteTable(), table, configuration, lambda: 0)),
-        KVAdapter(KVService(table)),
+        KVAdapter(table),
         ConfigurationAdapter(configuration),
     )
     answered = {endpoint.code for adapter in adapters for endpoint in adapter.endpoints()}

@@ -51,6 +51,18 @@ class KVConfig:
         table = self._namespaces.get(name)
         return None if table is None else dict(table)
 
+    def known(self, namespace: str, key: str) -> str:
+        """Return a value. Raises Refused if there is none."""
+        if (value := self.get(namespace, key)) is None:
+            raise Refused(refusals.NO_VALUE, namespace=namespace, key=key)
+        return value
+
+    def known_namespace(self, name: str) -> dict[str, str]:
+        """Return a namespace's keys and values. Raises Refused if it was never used."""
+        if (table := self.namespace(name)) is None:
+            raise Refused(refusals.NO_NAMESPACE, namespace=name)
+        return table
+
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value. Refused if the table would be too large, ConfigError if the file cannot be written."""
         table = self._namespaces.get(namespace)

@@ -6,16 +6,18 @@ Apache's name server sends none.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from rucola import settings
 from rucola.access import Action, Resource
+from rucola.domain.route import QueueData
 from rucola.domain.topic import DataVersion
 from rucola.errors import MQError
 from rucola.message.properties import is_true
-from rucola.namesrv.routes import Registration
-from rucola.namesrv.services import ConfigurationService, KVService, RouteService
+from rucola.namesrv.kv import KVConfig
+from rucola.namesrv.routes import Registration, is_unit, is_unit_sub, is_unit_sub_only
+from rucola.namesrv.services import ConfigurationService, RouteService
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -52,23 +54,24 @@ QUOTES_KEYS_SINCE = 401
 class RouteAdapter:
     def __init__(self, service: RouteService) -> None:
         self._service = service
+        self._routes = service.routes
 
     def endpoints(self) -> Endpoints:
         register, route, alter = Action.REGISTER_BROKER, Action.ROUTE, Action.ALTER_ROUTE
         broker, perm = BrokerRequestHeader, WritePermOfBrokerRequestHeader
-        deleted, service = DeleteTopicFromNamesrvRequestHeader, self._service
+        deleted = DeleteTopicFromNamesrvRequestHeader
         return [
             Endpoint(RequestCode.REGISTER_BROKER, register, self.register_broker, RegisterBrokerRequestHeader),
             Endpoint(RequestCode.UNREGISTER_BROKER, register, self.unregister_broker, broker),
             Endpoint(RequestCode.QUERY_DATA_VERSION, register, self.query_data_version, broker),
             Endpoint(RequestCode.GET_ROUTEINFO_BY_TOPIC, route, self.route, GetRouteInfoRequestHeader, _topic),
             Endpoint(RequestCode.GET_BROKER_CLUSTER_INFO, route, self.clusters),
-            Endpoint(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, route, _listing(service.topics)),
+            Endpoint(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, route, self._listing(None)),
             Endpoint(RequestCode.GET_TOPICS_BY_CLUSTER, route, self.topics_of_cluster, GetTopicsByClusterRequestHeader),
             Endpoint(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, route, self.system_topics),
-            Endpoint(RequestCode.GET_UNIT_TOPIC_LIST, route, _listing(service.unit_topics)),
-            Endpoint(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, route, _listing(service.unit_sub_topics)),
-            Endpoint(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, route, _listing(service.unit_sub_only_topics)),
+            Endpoint(RequestCode.GET_UNIT_TOPIC_LIST, route, self._listing(is_unit)),
+            Endpoint(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, route, self._listing(is_unit_sub)),
+            Endpoint(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, route, self._listing(is_unit_sub_only)),
             Endpoint(RequestCode.DELETE_TOPIC_IN_NAMESRV, alter, self.delete_topic, deleted, _topic),
             Endpoint(RequestCode.WIPE_WRITE_PERM_OF_BROKER, alter, self.wipe_write_perm, perm),
             Endpoint(RequestCode.ADD_WRITE_PERM_OF_BROKER, alter, self.add_write_perm, perm),
@@ -102,7 +105,7 @@ class RouteAdapter:
         )
 
     def unregister_broker(self, request: Request[BrokerRequestHeader]) -> Reply:
-        self._service.unregister(request.content.broker_addr)
+        self._routes.unregister(request.content.broker_addr)
         return request.success()
 
     def query_data_version(self, request: Request[BrokerRequestHeader]) -> Reply:
@@ -111,7 +114,7 @@ class RouteAdapter:
         confirmed, registered = self._service.confirm(header.broker_addr, version)
         answer = QueryDataVersionResponseHeader(changed=not confirmed)
         if header.master_epoch is not None:
-            answer.master_epoch, answer.master_addr = self._service.newest_master(header.broker_name)
+            answer.master_epoch, answer.master_addr = self._routes.newest_master(header.broker_name)
         return request.success(answer, registered or b"")
 
     def route(self, request: Request[GetRouteInfoRequestHeader]) -> Reply:
@@ -120,16 +123,22 @@ class RouteAdapter:
         return request.success(body=encode_body(route, quote_keys=quoted))
 
     def clusters(self, request: Request[None]) -> Reply:
-        return request.success(body=self._service.clusters())
+        return request.success(body=self._routes.clusters())
 
     async def topics_of_cluster(self, request: Request[GetTopicsByClusterRequestHeader]) -> Answer:
-        return _topic_list(request, await self._service.topics_of_cluster(request.content.cluster))
+        return _topic_list(request, await in_slices(self._routes.topics_of_cluster_steps(request.content.cluster)))
+
+    def _listing(self, accepts: Callable[[QueueData], bool] | None) -> Handler[None]:
+        async def answer(request: Request[None]) -> Answer:
+            return _topic_list(request, await in_slices(self._routes.topics_steps(accepts)))
+
+        return answer
 
     def system_topics(self, request: Request[None]) -> Reply:
-        return _topic_list(request, *self._service.system_topics())
+        return _topic_list(request, *self._routes.system_topics())
 
     def delete_topic(self, request: Request[DeleteTopicFromNamesrvRequestHeader]) -> Reply:
-        self._service.delete_topic(request.content.topic, request.content.cluster_name or None)
+        self._routes.delete_topic(request.content.topic, request.content.cluster_name or None)
         return request.success()
 
     async def wipe_write_perm(self, request: Request[WritePermOfBrokerRequestHeader]) -> Answer:
@@ -142,8 +151,8 @@ class RouteAdapter:
 
 
 class KVAdapter:
-    def __init__(self, service: KVService) -> None:
-        self._service = service
+    def __init__(self, table: KVConfig) -> None:
+        self._table = table
 
     def endpoints(self) -> Endpoints:
         query, alter, key = Action.QUERY, Action.ALTER_KV, KVConfigRequestHeader
@@ -156,19 +165,19 @@ class KVAdapter:
 
     def put(self, request: Request[PutKVConfigRequestHeader]) -> Reply:
         header = request.content
-        self._service.put(header.namespace, header.key, header.value)
+        self._table.put(header.namespace, header.key, header.value)
         return request.success()
 
     def get(self, request: Request[KVConfigRequestHeader]) -> Reply:
-        value = self._service.get(request.content.namespace, request.content.key)
+        value = self._table.known(request.content.namespace, request.content.key)
         return request.success(GetKVConfigResponseHeader(value=value))
 
     def delete(self, request: Request[KVConfigRequestHeader]) -> Reply:
-        self._service.delete(request.content.namespace, request.content.key)
+        self._table.delete(request.content.namespace, request.content.key)
         return request.success()
 
     def namespace(self, request: Request[GetKVListByNamespaceRequestHeader]) -> Reply:
-        table = self._service.namespace(request.content.namespace)
+        table = self._table.known_namespace(request.content.namespace)
         return request.success(body=KVTable(table=table))
 
 
@@ -192,13 +201,6 @@ class ConfigurationAdapter:
 
 def _topic(header: GetRouteInfoRequestHeader | DeleteTopicFromNamesrvRequestHeader) -> Resource:
     return Resource(header.topic)
-
-
-def _listing(topics: Callable[[], Awaitable[list[str]]]) -> Handler[None]:
-    async def answer(request: Request[None]) -> Answer:
-        return _topic_list(request, await topics())
-
-    return answer
 
 
 def _topic_list(request: Request[Any], topics: list[str], broker_addr: str | None = None) -> RemotingCommand:

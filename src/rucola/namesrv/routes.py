@@ -52,7 +52,14 @@ from rucola.domain.route import (
     RegisterBrokerBody,
     TopicRouteData,
 )
-from rucola.domain.topic import MAX_NAME_LENGTH, PERM_WRITE, DataVersion, TopicConfig
+from rucola.domain.topic import (
+    MAX_NAME_LENGTH,
+    PERM_WRITE,
+    TOPIC_FLAG_UNIT,
+    TOPIC_FLAG_UNIT_SUB,
+    DataVersion,
+    TopicConfig,
+)
 from rucola.namesrv.config import NamesrvConfig
 
 logger = logging.getLogger(__name__)
@@ -438,6 +445,18 @@ class RouteTable:
         if broker.queues:
             self._gone.append(broker)
             self._on_gone()
+
+
+def is_unit(queues: QueueData) -> bool:
+    return bool(queues.topic_sys_flag & TOPIC_FLAG_UNIT)
+
+
+def is_unit_sub(queues: QueueData) -> bool:
+    return bool(queues.topic_sys_flag & TOPIC_FLAG_UNIT_SUB)
+
+
+def is_unit_sub_only(queues: QueueData) -> bool:
+    return is_unit_sub(queues) and not is_unit(queues)
 
 
 def _beyond(broker_name: str, address: str, found: str, limit: int, key: str) -> Refused:

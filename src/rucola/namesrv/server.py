@@ -25,7 +25,7 @@ from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
 from rucola.namesrv.routes import RouteTable
-from rucola.namesrv.services import ConfigurationService, KVService, RouteService
+from rucola.namesrv.services import ConfigurationService, RouteService
 from rucola.remoting.access_gate import AccessGate
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.connection import Connection
@@ -105,7 +105,7 @@ class Namesrv:
         self._memory = ConnectionMemory(config.connection_limits)
         adapters = (
             RouteAdapter(self._service),
-            KVAdapter(KVService(self._kv_config)),
+            KVAdapter(self._kv_config),
             ConfigurationAdapter(self._configuration),
         )
         endpoints = [CHALLENGE_ENDPOINT, *(endpoint for adapter in adapters for endpoint in adapter.endpoints())]

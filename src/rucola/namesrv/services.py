@@ -1,4 +1,4 @@
-"""The name server's services: brokers and routes, the key-value table, its configuration.
+"""The name server's services: registrations and routes, and its configuration.
 
 As in the broker (`rucola.broker.services`), a service has typed arguments and results or raises Refused; the adapter
 for commands is `rucola.namesrv.remoting`.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from rucola import refusals, settings
 from rucola.access import Caller, Refused
-from rucola.domain.route import ORDER_TOPIC_CONFIG, ClusterInfo, RegisterBrokerBody, TopicRouteData
-from rucola.domain.topic import TOPIC_FLAG_UNIT, TOPIC_FLAG_UNIT_SUB, DataVersion
+from rucola.domain.route import ORDER_TOPIC_CONFIG, RegisterBrokerBody, TopicRouteData
+from rucola.domain.topic import DataVersion
 from rucola.errors import ConfigError
 from rucola.files import replace_file
 from rucola.namesrv.config import WITHOUT_EFFECT, NamesrvConfig, from_properties
@@ -46,7 +46,7 @@ class RouteService:
         configuration: ConfigurationService,
         clock_ms: Callable[[], int],
     ) -> None:
-        self._routes = routes
+        self.routes = routes
         self._kv_config = kv_config
         self._configuration = configuration
         self._clock_ms = clock_ms
@@ -63,11 +63,11 @@ class RouteService:
 
     def registered_again(self, owner: object, broker: Registration, digest: bytes) -> Registered | None:
         """Refresh a master's registration that is equal to its last one; None for any other, see `register`."""
-        if not self._routes.is_registered(broker, digest, owner):
+        if not self.routes.is_registered(broker, digest, owner):
             return None
         if broker.master_epoch is not None:
-            self._routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
-        self._routes.refresh(broker.broker_addr, self._clock_ms())
+            self.routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
+        self.routes.refresh(broker.broker_addr, self._clock_ms())
         return self._registered(None)
 
     def _registered(self, master: tuple[str, str] | None) -> Registered:
@@ -83,24 +83,18 @@ class RouteService:
         `digest` is of the encoded topics, for `registered_again`.
         """
         if broker.master_epoch is not None:
-            self._routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
-        master = yield from self._routes.registration_steps(broker, topics, self._clock_ms(), owner, digest)
+            self.routes.admit_master(broker.broker_addr, broker.broker_name, broker.master_epoch)
+        master = yield from self.routes.registration_steps(broker, topics, self._clock_ms(), owner, digest)
         return self._registered(master)
-
-    def newest_master(self, broker_name: str) -> tuple[int, str]:
-        return self._routes.newest_master(broker_name)
-
-    def unregister(self, address: str) -> None:
-        self._routes.unregister(address)
 
     def confirm(self, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
         """Return whether a broker's topics have this version (then refreshed), and the registered version."""
-        confirmed = self._routes.confirm(address, version, self._clock_ms())
-        return confirmed, self._routes.data_version(address)
+        confirmed = self.routes.confirm(address, version, self._clock_ms())
+        return confirmed, self.routes.data_version(address)
 
     async def set_writable(self, caller: Caller, broker_name: str, writable: bool) -> int:
         """Grant or revoke write permission on all topics of a broker name; return their number."""
-        count = await in_slices(self._routes.set_writable_steps(broker_name, writable))
+        count = await in_slices(self.routes.set_writable_steps(broker_name, writable))
         done = "granted to" if writable else "revoked from"
         logger.info("%s: write permission on %d topics %s broker %s", caller.address, count, done, broker_name)
         return count
@@ -109,68 +103,12 @@ class RouteService:
 
     def route(self, topic: str) -> TopicRouteData:
         """Return the route of a topic. Raises Refused if no broker has it."""
-        route = self._routes.route(topic)
+        route = self.routes.route(topic)
         if route is None:
             raise Refused(refusals.NO_ROUTE, topic=topic)
         if self._configuration.config.order_message_enable:
             route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, topic)
         return route
-
-    def clusters(self) -> ClusterInfo:
-        return self._routes.clusters()
-
-    async def topics(self) -> list[str]:
-        return await in_slices(self._routes.topics_steps())
-
-    async def topics_of_cluster(self, cluster: str) -> list[str]:
-        return await in_slices(self._routes.topics_of_cluster_steps(cluster))
-
-    def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the system's topics, and the address of a broker that has more of them."""
-        return self._routes.system_topics()
-
-    async def unit_topics(self) -> list[str]:
-        return await in_slices(self._routes.topics_steps(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT)))
-
-    async def unit_sub_topics(self) -> list[str]:
-        return await in_slices(self._routes.topics_steps(lambda data: bool(data.topic_sys_flag & TOPIC_FLAG_UNIT_SUB)))
-
-    async def unit_sub_only_topics(self) -> list[str]:
-        both = TOPIC_FLAG_UNIT | TOPIC_FLAG_UNIT_SUB
-        return await in_slices(
-            self._routes.topics_steps(lambda data: data.topic_sys_flag & both == TOPIC_FLAG_UNIT_SUB)
-        )
-
-    def delete_topic(self, topic: str, cluster: str | None) -> None:
-        """Delete the route of a topic, in one cluster or in all."""
-        self._routes.delete_topic(topic, cluster)
-
-
-class KVService:
-    def __init__(self, kv_config: KVConfig) -> None:
-        self._kv_config = kv_config
-
-    def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Refused if the table would be too large, ConfigError if it cannot be written."""
-        self._kv_config.put(namespace, key, value)
-
-    def get(self, namespace: str, key: str) -> str:
-        """Return a value. Raises Refused if there is none."""
-        value = self._kv_config.get(namespace, key)
-        if value is None:
-            raise Refused(refusals.NO_VALUE, namespace=namespace, key=key)
-        return value
-
-    def delete(self, namespace: str, key: str) -> None:
-        """Delete a value, if present. ConfigError if the file cannot be written."""
-        self._kv_config.delete(namespace, key)
-
-    def namespace(self, namespace: str) -> dict[str, str]:
-        """Return the keys and values of a namespace. Raises Refused if it was never used."""
-        table = self._kv_config.namespace(namespace)
-        if table is None:
-            raise Refused(refusals.NO_NAMESPACE, namespace=namespace)
-        return table
 
 
 class ConfigurationService:
