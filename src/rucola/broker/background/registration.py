@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_Bodies: TypeAlias = dict[tuple[str, str], asyncio.Future[tuple[bytes, bool]]]
+"""Encoded once for all name servers: by the version that one has, empty without any, and the version to send."""
+
 READ_WRITE = PERM_READ | PERM_WRITE
 SUCCESSOR_S = 3.0
 """How long a master that becomes slave waits for the registration of its successor."""
@@ -67,7 +70,7 @@ class Registration:
         """Whether `schedule` was called during a registration, which may have sent older topics."""
         self._is_master_given = False
         self._registered: dict[str, DataVersion] = {}
-        """The data version that each name server acknowledged last, without those that failed since."""
+        """The data version that each name server acknowledged last, of a master; without those that failed since."""
         self.master_address = ""
         """The master's address for clients, from the last response that had it; empty before."""
         self.master_ha_address = ""
@@ -96,7 +99,8 @@ class Registration:
         if self.mastership is not None and self.mastership.fenced_by:
             return
         async with self._registering:
-            responses = await self._at_all(self._register_at)
+            bodies: _Bodies = {}
+            responses = await self._at_all(lambda name_server: self._register_at(name_server, bodies))
         if self._config.broker_id != MASTER_ID and not self._is_master_given:
             for response in responses:
                 try:
@@ -109,22 +113,22 @@ class Registration:
                     self.master_ha_address = master.ha_server_addr or ""
                     return
 
-    async def _register_at(self, name_server: str) -> RemotingCommand | None:
+    async def _register_at(self, name_server: str, bodies: _Bodies) -> RemotingCommand | None:
         config, mastership = self._config, self.mastership
-        known, version = self._registered.pop(name_server, None), self._topics.data_version
+        is_master, known = config.broker_id == MASTER_ID, self._registered.pop(name_server, None)
         connection = self._client.open_connection(name_server)
-        topics: Mapping[str, TopicConfig] | None = None
-        if config.broker_id != MASTER_ID:
-            topics = {}
-        elif known is not None and await self._has(name_server, known):
-            if known == (version := self._topics.data_version):
-                self._registered[name_server] = known
-                return None
-            topics = self._topics.changes_since(known)
-        is_whole = topics is None
-        if topics is None:
-            topics = self._topics.by_name
-        body, is_compressed = await self._encoded(version, topics)
+        since = known if known is not None and await self._has(name_server, known) else None
+        version = self._topics.data_version
+        if since == version:
+            self._registered[name_server] = version
+            return None
+        changes = self._topics.changes_since(since) if since is not None else None
+        is_whole = changes is None
+        key = "" if since is None or is_whole else since.token, version.token
+        if (encoding := bodies.get(key)) is None:
+            topics = (self._topics.by_name if changes is None else changes) if is_master else {}
+            encoding = bodies[key] = asyncio.ensure_future(self._encode(version, self._visible(topics)))
+        body, is_compressed = await encoding
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self.address,
@@ -137,7 +141,8 @@ class Registration:
         )
         response = await self._invoke(name_server, RequestCode.REGISTER_BROKER, header, body)
         # A name server that has restarted since the query has nothing but these changes: it gets all topics next time.
-        if response is not None and (is_whole or self._client.open_connection(name_server) is connection):
+        is_known = is_whole or self._client.open_connection(name_server) is connection
+        if is_master and response is not None and is_known:
             self._registered[name_server] = version
         return response
 
@@ -183,9 +188,9 @@ class Registration:
                 while (await self.newest_master(0))[0] < epoch:  # noqa: ASYNC110 - no name server calls back
                     await asyncio.sleep(SUCCESSOR_POLL_S)
 
-    async def _encoded(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> tuple[bytes, bool]:
+    async def _encode(self, version: DataVersion, topics: dict[str, TopicConfig]) -> tuple[bytes, bool]:
         """Return the body and whether it is compressed, as a frame above 16 MiB is refused."""
-        wrapper = TopicConfigSerializeWrapper(data_version=version, topic_config_table=self._visible(topics))
+        wrapper = TopicConfigSerializeWrapper(data_version=version, topic_config_table=topics)
         body = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
         if not self._config.compressed_register:
             plain = encode_registration(body)
