@@ -39,8 +39,9 @@ has these keys, but other names of metrics. Figures that only Apache's broker ha
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -94,9 +95,10 @@ _QUEUES_PER_STEP = 16
 
 _WINDOWS_S = ("10", "60", "600")
 
-_TOPIC_LABELS = ("cluster", "broker", "topic")
-_GROUP_LABELS = ("cluster", "broker", "topic", "group")
-_BACKLOG_LABELS = ("group", "topic", "countOfOnlineConsumers", "msgModel")
+_OWN = ("cluster", "broker")
+_Values: TypeAlias = Mapping[Any, float]
+"""By the values of the labels, a tuple."""
+_NO_VALUES: _Values = {}
 
 
 class BrokerCollector:
@@ -116,6 +118,7 @@ class BrokerCollector:
         self._hold = hold
         self._access_figures = access_figures
         self._config = state.config
+        self._own = state.config.broker_cluster_name, state.config.broker_name
         self._store = state.store
         self._puts = state.puts
         self._limits = state.limits
@@ -131,123 +134,66 @@ class BrokerCollector:
     def collect(self) -> Iterator[Metric | None]:
         """Yield all metrics with their current values, and None at every small step (see `MetricsServer`)."""
         yield from self._broker()
-        yield from self._slaves()
-        yield from self._role()
-        yield from self._failures()
-        yield from self._connections()
-        yield self._mappings()
-        yield self._limit_refusals()
-        yield from self._access()
         yield from self._runtime()
         yield from self._topic_metrics()
         yield from self._group_metrics()
 
-    def _tps(self, name: str, key: str) -> float:
+    def _rate(self, name: str, key: str) -> float:
         data = self._stats.view(name, key, self._clock())
         return data.stats_minute.tps if data is not None else 0.0
 
-    def _minute(self, name: str, key: str) -> int:
-        data = self._stats.view(name, key, self._clock())
-        return data.stats_minute.sum if data is not None else 0
+    def _broker(self) -> Iterator[Metric]:
+        config, own, roles, memory = self._config, self._own, self._roles, self._memory
+        address, cluster = f"{config.broker_ip1}:{config.listen_port}", config.broker_cluster_name
+        labels = (*_OWN[:1], "brokerIP", *_OWN[1:])
+        for name, counted in (("tps", BROKER_PUT_NUMS), ("qps", BROKER_GET_NUMS)):
+            value = self._rate(counted, cluster)
+            yield _gauge(f"broker_{name}", counted, labels, {(cluster, address, config.broker_name): value})
 
-    def _broker(self) -> Iterator[GaugeMetricFamily]:
-        config = self._config
-        labels = (config.broker_cluster_name, f"{config.broker_ip1}:{config.listen_port}", config.broker_name)
-        for name, counted in (("rocketmq_broker_tps", BROKER_PUT_NUMS), ("rocketmq_broker_qps", BROKER_GET_NUMS)):
-            family = GaugeMetricFamily(name, counted, labels=("cluster", "brokerIP", "broker"))
-            family.add_metric(labels, self._tps(counted, config.broker_cluster_name))
-            yield family
-
-    def _slaves(self) -> Iterator[GaugeMetricFamily]:
-        labels, slaves = ("cluster", "broker", "slave"), self._roles.slaves()
-        for name, text, lags in (
-            ("bytes", "bytes of the log that the slave does not have yet", [slave.lag_bytes for slave in slaves]),
-            ("seconds", "age of the oldest message that it does not have", [slave.lag_seconds for slave in slaves]),
-        ):
-            family = GaugeMetricFamily(f"rocketmq_slave_behind_{name}", text, labels=labels)
-            for slave, lag in zip(slaves, lags, strict=True):
-                if lag is None:
-                    continue
-                family.add_metric((self._config.broker_cluster_name, self._config.broker_name, slave.address), lag)
-            yield family
-
-    def _role(self) -> Iterator[Metric]:
-        own = (self._config.broker_cluster_name, self._config.broker_name)
+        slaves, labels = roles.slaves(), (*_OWN, "slave")
+        behind = {(*own, slave.address): slave.lag_bytes for slave in slaves}
+        yield _gauge("slave_behind_bytes", "bytes of the log that the slave does not have yet", labels, behind)
+        ages = {(*own, slave.address): slave.lag_seconds for slave in slaves if slave.lag_seconds is not None}
+        yield _gauge("slave_behind_seconds", "age of the oldest message that it does not have", labels, ages)
         role = self._store.config.broker_role.value
-        epoch = GaugeMetricFamily(
-            "rocketmq_broker_epoch", "last epoch of the log", labels=("cluster", "broker", "role")
-        )
-        epoch.add_metric((*own, role), self._roles.epoch)
-        yield epoch
-        text = "1 if the broker accepts messages, else 0"
-        accepting = GaugeMetricFamily("rocketmq_broker_is_accepting", text, labels=("cluster", "broker"))
-        accepting.add_metric(own, int(self._roles.is_accepting))
-        yield accepting
-        text = "when the role of the broker switched last; 0 if it never did"
-        last = GaugeMetricFamily("rocketmq_broker_last_switch_timestamp_seconds", text, labels=("cluster", "broker"))
-        last.add_metric(own, self._roles.last_switch.at_ms / 1000)
-        yield last
-        labels = ("cluster", "broker", "reason")
-        switches = CounterMetricFamily("rocketmq_broker_switches", "switches of the role, by reason", labels=labels)
-        for reason in SwitchReason:  # also those without a switch: a rate needs the 0 before the first one
-            switches.add_metric((*own, reason), self._roles.switches.get(reason, 0))
-        yield switches
+        yield _gauge("broker_epoch", "last epoch of the log", (*_OWN, "role"), {(*own, role): roles.epoch})
+        pool, text = self._store.mapping_pool, "used part of the descriptors and mappings of ConsumeQueues"
+        used = {(*own, pool.limited_by): pool.count / max(pool.limit, 1)}
+        yield _gauge("consumequeue_mappings_ratio", text, (*_OWN, "limit"), used)
 
-    def _failures(self) -> Iterator[CounterMetricFamily]:
-        labels, own = ("cluster", "broker", "put"), (self._config.broker_cluster_name, self._config.broker_name)
-        text = "failed attempts of internal puts, which are retried"
-        family = CounterMetricFamily("rocketmq_internal_put_failures", text, labels=labels)
-        for kind, count in sorted(self._puts.failures.items()):
-            family.add_metric((*own, kind), count)
-        yield family
-
-    def _connections(self) -> Iterator[Metric]:
-        own = (self._config.broker_cluster_name, self._config.broker_name)
-        for name, text, value in (
-            ("rocketmq_unsent_bytes", "bytes that congested connections have not sent", self._memory.unsent_total),
-            ("rocketmq_partial_frame_bytes", "bytes of frames that are not complete", self._memory.partial_total),
-            ("rocketmq_held_pulls", "pulls that wait for a message", len(self._hold)),
+        access = self._access_figures()
+        for name, text, figure in (
+            ("broker_is_accepting", "1 if the broker accepts messages, else 0", int(roles.is_accepting)),
+            (
+                "broker_last_switch_timestamp_seconds",
+                "when the role of the broker switched last; 0 if it never did",
+                roles.last_switch.at_ms / 1000,
+            ),
+            ("unsent_bytes", "bytes that congested connections have not sent", memory.unsent_total),
+            ("partial_frame_bytes", "bytes of frames that are not complete", memory.partial_total),
+            ("held_pulls", "pulls that wait for a message", len(self._hold)),
+            ("acl_broken_files", "files that keep their last good accounts", access.broken_files),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=("cluster", "broker"))
-            gauge.add_metric(own, value)
-            yield gauge
-        text = "connections that a limit closed, or did not accept"
-        family = CounterMetricFamily("rocketmq_connections_closed", text, labels=("cluster", "broker", "limit"))
-        for key, count in sorted(self._memory.closed.items()):
-            family.add_metric((*own, key), count)
-        yield family
+            yield _gauge(name, text, _OWN, {own: figure})
+        yield _counter("access_denied", "requests that access control denied", _OWN, {own: access.denied})
+        yield _counter("audit_dropped", "lines that the audit log lost", _OWN, {own: access.dropped})
+        # Also reasons without a switch: a rate needs the 0 before the first one.
+        switches = {str(reason): roles.switches.get(reason, 0) for reason in SwitchReason}
+        for name, text, label, counts in (
+            ("broker_switches", "switches of the role, by reason", "reason", switches),
+            (
+                "internal_put_failures",
+                "failed attempts of internal puts",
+                "put",
+                self._puts.failures,
+            ),
+            ("connections_closed", "connections that a limit closed, or did not accept", "limit", memory.closed),
+            ("limit_refusals", "requests refused by a limit, by its key", "limit", self._limits.refusals),
+        ):
+            values = {(*own, key): count for key, count in sorted(counts.items())}
+            yield _counter(name, text, (*_OWN, label), values)
 
-    def _mappings(self) -> GaugeMetricFamily:
-        pool = self._store.mapping_pool
-        text = "used part of the descriptors and mappings of ConsumeQueues"
-        family = GaugeMetricFamily("rocketmq_consumequeue_mappings_ratio", text, labels=("cluster", "broker", "limit"))
-        own = self._config.broker_cluster_name, self._config.broker_name
-        family.add_metric((*own, pool.limited_by), pool.count / max(pool.limit, 1))
-        return family
-
-    def _limit_refusals(self) -> CounterMetricFamily:
-        labels, own = ("cluster", "broker", "limit"), (self._config.broker_cluster_name, self._config.broker_name)
-        family = CounterMetricFamily(
-            "rocketmq_limit_refusals", "requests refused by a limit, by its key", labels=labels
-        )
-        for key, count in sorted(self._limits.refusals.items()):
-            family.add_metric((*own, key), count)
-        return family
-
-    def _access(self) -> Iterator[Metric]:
-        figures = self._access_figures()
-        labels, own = ("cluster", "broker"), (self._config.broker_cluster_name, self._config.broker_name)
-        broken = GaugeMetricFamily(
-            "rocketmq_acl_broken_files", "files that keep their last good accounts", labels=labels
-        )
-        broken.add_metric(own, figures.broken_files)
-        denied = CounterMetricFamily("rocketmq_access_denied", "requests that access control denied", labels=labels)
-        denied.add_metric(own, figures.denied)
-        dropped = CounterMetricFamily("rocketmq_audit_dropped", "lines that the audit log lost", labels=labels)
-        dropped.add_metric(own, figures.dropped)
-        yield from (broken, denied, dropped)
-
-    def _runtime(self) -> Iterator[GaugeMetricFamily]:
+    def _runtime(self) -> Iterator[Metric]:
         figures, config = self._figures(), self._config
         names = ("cluster", "brokerIP", "brokerHost", "des", "boottime", "broker_version")
         labels = (
@@ -268,19 +214,15 @@ class BrokerCollector:
             "remain_howmanydata_toflush": self._store.max_physical_offset - self._store.flushed_physical_offset,
         }
         for name, value in values.items():
-            family = GaugeMetricFamily(f"rocketmq_brokeruntime_{name}", name, labels=names)
-            family.add_metric(labels, float(value))
-            yield family
+            yield _gauge(f"brokeruntime_{name}", name, names, {labels: float(value)})
 
-    def _topic_metrics(self) -> Iterator[GaugeMetricFamily | None]:
-        own = self._config.broker_cluster_name, self._config.broker_name
-        stored = GaugeMetricFamily(
-            "rocketmq_producer_offset", "messages stored since the creation of the topic", labels=_TOPIC_LABELS
-        )
-        retried = GaugeMetricFamily("rocketmq_topic_retry_offset", "messages in the retry topic", labels=_TOPIC_LABELS)
-        dead = GaugeMetricFamily("rocketmq_topic_dlq_offset", "dead letters", labels=("cluster", "broker", "group"))
-        tps = GaugeMetricFamily("rocketmq_producer_tps", "messages put per second", labels=_TOPIC_LABELS)
-        size = GaugeMetricFamily("rocketmq_producer_message_size", "bytes put per second", labels=_TOPIC_LABELS)
+    def _topic_metrics(self) -> Iterator[Metric | None]:
+        own, labels = self._own, (*_OWN, "topic")
+        stored = _gauge("producer_offset", "messages stored since the creation of the topic", labels)
+        retried = _gauge("topic_retry_offset", "messages in the retry topic", labels)
+        dead = _gauge("topic_dlq_offset", "dead letters", (*_OWN, "group"))
+        tps = _gauge("producer_tps", "messages put per second", labels)
+        size = _gauge("producer_message_size", "bytes put per second", labels)
         for config in list(self._topics):  # topics may be created between two steps
             topic, count = config.topic_name, 0
             for number in range(config.write_queue_nums):
@@ -293,41 +235,28 @@ class BrokerCollector:
                 dead.add_metric((*own, topic.removeprefix(DLQ_PREFIX)), count)
             else:
                 stored.add_metric((*own, topic), count)
-            tps.add_metric((*own, topic), self._tps(TOPIC_PUT_NUMS, topic))
-            size.add_metric((*own, topic), self._tps(TOPIC_PUT_SIZE, topic))
-        yield from (stored, retried, dead, tps, size, self._producers())
+            tps.add_metric((*own, topic), self._rate(TOPIC_PUT_NUMS, topic))
+            size.add_metric((*own, topic), self._rate(TOPIC_PUT_SIZE, topic))
+        clients = {(*own, group): len(members) for group, members in self._clients.producers.items()}
+        yield from (stored, retried, dead, tps, size)
+        yield _gauge("producer_count", "clients of the producer group", (*_OWN, "group"), clients)
 
-    def _producers(self) -> GaugeMetricFamily:
-        labels = ("cluster", "broker", "group")
-        family = GaugeMetricFamily("rocketmq_producer_count", "clients of the producer group", labels=labels)
-        for name, clients in self._clients.producers.items():
-            family.add_metric((self._config.broker_cluster_name, self._config.broker_name, name), len(clients))
-        return family
-
-    def _group_metrics(self) -> Iterator[GaugeMetricFamily | None]:
-        own = self._config.broker_cluster_name, self._config.broker_name
-        tps = GaugeMetricFamily("rocketmq_consumer_tps", "messages read per second", labels=_GROUP_LABELS)
-        size = GaugeMetricFamily("rocketmq_consumer_message_size", "bytes read per second", labels=_GROUP_LABELS)
-        done = GaugeMetricFamily(
-            "rocketmq_consumer_offset", "sum of the committed consumer offsets", labels=_GROUP_LABELS
-        )
-        returned = GaugeMetricFamily(
-            "rocketmq_send_back_nums", "messages sent back in the last minute", labels=_GROUP_LABELS
-        )
-        latency = GaugeMetricFamily(
-            "rocketmq_group_get_latency_by_storetime",
-            "age in ms of the next message of the group",
-            labels=_GROUP_LABELS,
-        )
+    def _group_metrics(self) -> Iterator[Metric | None]:
+        labels, backlog = (*_OWN, "topic", "group"), ("group", "topic", "countOfOnlineConsumers", "msgModel")
+        tps = _gauge("consumer_tps", "messages read per second", labels)
+        size = _gauge("consumer_message_size", "bytes read per second", labels)
+        done = _gauge("consumer_offset", "sum of the committed consumer offsets", labels)
+        returned = _gauge("send_back_nums", "messages sent back in the last minute", labels)
+        latency = _gauge("group_get_latency_by_storetime", "age in ms of the next message of the group", labels)
         diffs = {
-            prefix: GaugeMetricFamily(f"rocketmq_group_{name}", "backlog of the group", labels=_BACKLOG_LABELS)
+            prefix: _gauge(f"group_{name}", "backlog of the group", backlog)
             for prefix, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff"))
         }
         for key, offsets in list(self._offsets.table().items()):
             topic, _, group = key.partition(group_key("", ""))
             if self._topics.get(topic) is None:
                 continue
-            labels, counted, committed = (*own, topic, group), group_key(topic, group), dict(offsets)
+            own, counted, committed = (*self._own, topic, group), group_key(topic, group), dict(offsets)
             # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
             ahead = latency_ms = 0
             for step, (number, at) in enumerate(committed.items()):
@@ -335,27 +264,38 @@ class BrokerCollector:
                 latency_ms = max(latency_ms, self._latency_ms(topic, number, at))
                 if step % _QUEUES_PER_STEP == 0:
                     yield None
-            tps.add_metric(labels, self._tps(GROUP_GET_NUMS, counted))
-            size.add_metric(labels, self._tps(GROUP_GET_SIZE, counted))
-            done.add_metric(labels, sum(committed.values()))
-            returned.add_metric(labels, self._minute(SNDBCK_PUT_NUMS, counted))
-            latency.add_metric(labels, latency_ms)
+            tps.add_metric(own, self._rate(GROUP_GET_NUMS, counted))
+            size.add_metric(own, self._rate(GROUP_GET_SIZE, counted))
+            done.add_metric(own, sum(committed.values()))
+            sent_back = self._stats.view(SNDBCK_PUT_NUMS, counted, self._clock())
+            returned.add_metric(own, sent_back.stats_minute.sum if sent_back is not None else 0)
+            latency.add_metric(own, latency_ms)
             members = self._clients.consumers.get(group)
             count, model = (len(members.members), members.message_model) if members is not None else (0, "")
             # The backlog of retry and dead letter topics has its own metrics.
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
             diffs[prefix].add_metric((group, topic, str(count), model), ahead)
-        yield from (tps, size, done, returned, latency, *diffs.values(), self._members())
+        yield from (tps, size, done, returned, latency, *diffs.values())
+        online = _gauge("group_count", "clients of the consumer group", ("caddr", "localaddr", "group"))
+        for name, consumers in self._clients.consumers.items():
+            addresses = ",".join(sorted(connection.peer for connection in consumers.members))
+            online.add_metric((addresses, ",".join(sorted(consumers.client_ids)), name), len(consumers.members))
+        yield online
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
         next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
         return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
 
-    def _members(self) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(
-            "rocketmq_group_count", "clients of the consumer group", labels=("caddr", "localaddr", "group")
-        )
-        for name, group in self._clients.consumers.items():
-            addresses = ",".join(sorted(connection.peer for connection in group.members))
-            family.add_metric((addresses, ",".join(sorted(group.client_ids)), name), len(group.members))
-        return family
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: _Values = _NO_VALUES) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"rocketmq_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], values: _Values) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"rocketmq_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
