@@ -53,7 +53,7 @@ async def test_a_slave_that_is_behind_is_sent_no_more_than_the_rate_and_its_prog
 ) -> None:
     """Below haSlaveFallbehindMax the rest follows at once: senders may wait for it."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("rucola.broker.assembly.replication.LOG_LAG_INTERVAL_MS", 100)
+    monkeypatch.setattr("rucola.broker.replication.ha_service.LOG_LAG_INTERVAL_MS", 100)
     async with asyncio.timeout(60), cluster(tmp_path) as running:
         master = await running.start_broker(ha_catch_up_rate=2_000_000, ha_slave_fallbehind_max=200_000)
         await running.create_topic(master, "T")

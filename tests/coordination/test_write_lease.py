@@ -97,7 +97,7 @@ async def test_a_message_that_was_waited_for_beyond_the_right_is_not_acknowledge
     lease = WriteLease(lambda: now[0])
     lease.set(10.0)
     with MessageStore(config(tmp_path, broker_role=BrokerRole.SYNC_MASTER)) as store:
-        durability = Durability(store, GroupCommit(store), ConfirmingSlave(now, at_s), lease)
+        durability = Durability(store, GroupCommit(store), ConfirmingSlave(now, at_s).when_replicated, lease)
         outcome: asyncio.Future[PutMessageStatus | None] = asyncio.get_running_loop().create_future()
         durability.when_durable(0, lambda lacking: outcome.set_result(None if lacking is None else lacking[0]))
         assert await outcome is missing

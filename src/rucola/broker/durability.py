@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.coordination.write_lease import WriteLease
@@ -26,10 +26,8 @@ Missing: TypeAlias = tuple[PutMessageStatus, str]
 """Status of a message that is stored but not safe, and a text for people."""
 
 
-class Replicas(Protocol):
-    def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
-        """Call `done` with PUT_OK once a slave has everything below `physical_offset`, or with the failure."""
-        ...
+WhenReplicated: TypeAlias = Callable[[int, Callable[[PutMessageStatus], None]], None]
+"""Calls a function with PUT_OK once a slave has everything below a physical offset, or with the failure."""
 
 
 class Durability:
@@ -39,24 +37,24 @@ class Durability:
         self,
         store: MessageStore,
         group_commit: GroupCommit,
-        replicas: Replicas | None,
+        when_replicated: WhenReplicated | None,
         lease: WriteLease | None = None,
     ) -> None:
         self._lease = lease
         self._store = store
         self._group_commit = group_commit
-        self._replicas = replicas if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        self._when_replicated = when_replicated if store.config.broker_role is BrokerRole.SYNC_MASTER else None
         self._is_flushed = store.config.is_sync_flush
-        self.must_wait = self._is_flushed or self._replicas is not None
+        self.must_wait = self._is_flushed or self._when_replicated is not None
 
     def when_durable(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
         """Call `done` with None once everything below `physical_offset` is safe, else with what is missing."""
         if self._lease is not None:
             done = _while_held(self._lease, done)
-        if self._replicas is None:
+        if self._when_replicated is None:
             self._when_flushed(physical_offset, done)
         elif not self._is_flushed:
-            self._replicas.when_replicated(physical_offset, lambda status: done(self._replication_outcome(status)))
+            self._when_replicated(physical_offset, lambda status: done(self._replication_outcome(status)))
         else:
             outcomes: dict[str, Missing | None] = {}
 
@@ -66,9 +64,7 @@ class Durability:
                     # The outcome of the replication takes precedence, as in Apache's broker.
                     done(outcomes["replication"] or outcomes["flush"])
 
-            self._replicas.when_replicated(
-                physical_offset, lambda status: end("replication", self._replication_outcome(status))
-            )
+            self._when_replicated(physical_offset, lambda status: end("replication", self._replication_outcome(status)))
             self._when_flushed(physical_offset, partial(end, "flush"))
 
     def _when_flushed(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:

@@ -32,11 +32,12 @@ from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.observability import start_metrics
-from rucola.broker.assembly.replication import Replication, build_replication
+from rucola.broker.assembly.replication import build_replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.replication.side import Replication
 from rucola.broker.services.broker_services import BrokerServices
 
 

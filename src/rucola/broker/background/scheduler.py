@@ -16,7 +16,7 @@
     retention                                                          cleanResourceInterval        assembly/storage
     register with the name servers                                     registerNameServerPeriod     assembly/metadata
     check transactions                                                 transactionCheckInterval     assembly/delivery
-    log the replication lag                                            60 s                         assembly/replication
+    log the replication lag                                            60 s                         ha_service
     synchronize the tables of the master (slave)                       500 ms                       assembly/replication
 
 Corresponds to the scheduled services of `BrokerController` and `DefaultMessageStore` of Apache RocketMQ 4.9.8.

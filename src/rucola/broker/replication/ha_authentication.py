@@ -16,7 +16,6 @@ Apache. Without access control, a master accepts both kinds of slaves.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from struct import Struct
 from typing import Final
@@ -25,6 +24,7 @@ from rucola import refusals
 from rucola.access import Action, Caller, Refused, Resource
 from rucola.acl.access_control import AccessControl
 from rucola.acl.credentials import Credentials
+from rucola.broker.replication.ha_handshake import read_exactly
 from rucola.errors import RemotingConnectError
 from rucola.remoting.byte_stream import Stream
 
@@ -41,40 +41,26 @@ async def prove(stream: Stream, credentials: Credentials, timeout_ms: int) -> No
     """Prove the identity of this slave. Raises RemotingConnectError if the master does not respond."""
     access_key = credentials.access_key.encode("utf-8")
     await stream.write(_REPORT.pack(HELLO) + _SIZE.pack(len(access_key)), access_key)
-    challenge = await _read(stream, CHALLENGE_SIZE, timeout_ms)
+    challenge = await read_exactly(stream, CHALLENGE_SIZE, timeout_ms)
     await stream.write(credentials.proof(challenge))
 
 
 async def admit(stream: Stream, control: AccessControl | None, timeout_ms: int) -> bytes:
     """Authenticate a slave; return the bytes read of its first report. Raises Refused, RemotingConnectError."""
-    first = await _read(stream, _REPORT.size, timeout_ms)
+    first = await read_exactly(stream, _REPORT.size, timeout_ms)
     caller = Caller(stream.peer, None, stream.certificate)
     if _REPORT.unpack(first) != (HELLO,):
         if control is not None and not control.is_white(caller.host):
             raise Refused(refusals.SLAVE_NOT_AUTHENTICATED)
         return first
-    (size,) = _SIZE.unpack(await _read(stream, _SIZE.size, timeout_ms))
+    (size,) = _SIZE.unpack(await read_exactly(stream, _SIZE.size, timeout_ms))
     if size > MAX_ACCESS_KEY_SIZE:
         raise RemotingConnectError(f"an access key of {size} bytes")
-    access_key = str(await _read(stream, size, timeout_ms), "utf-8", "replace")
+    access_key = str(await read_exactly(stream, size, timeout_ms), "utf-8", "replace")
     challenge = secrets.token_bytes(CHALLENGE_SIZE)
     await stream.write(challenge)
-    proof = await _read(stream, PROOF_SIZE, timeout_ms)
+    proof = await read_exactly(stream, PROOF_SIZE, timeout_ms)
     if control is not None:
         user = control.authenticate_peer(access_key, challenge, proof)
         control.check_for(Action.REPLICATE)(caller.as_user(user), Resource())
     return b""
-
-
-async def _read(stream: Stream, size: int, timeout_ms: int) -> bytes:
-    data = b""
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            while len(data) < size:
-                piece = await stream.read(size - len(data))
-                if not piece:
-                    raise RemotingConnectError("it closed the connection during authentication")
-                data += piece
-    except TimeoutError:
-        raise RemotingConnectError(f"no authentication within {timeout_ms} ms (haHousekeepingInterval)") from None
-    return data

@@ -33,13 +33,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from msgspec import Struct
 
+from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.config import BrokerConfig, TransferFrom
 from rucola.broker.delayed_operations import DelayedOperations
 from rucola.broker.mastership import Mastership
 from rucola.broker.replication.ha_handshake import as_epochs, welcome
+from rucola.broker.replication.side import Replication
 from rucola.broker.replication.transfer_progress import Pace, TransferProgress
 from rucola.broker.role import SlaveProgress
 from rucola.epochs import divergence
@@ -62,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 READ_SIZE = 8192
 """Bytes per read of reports, which have 8 bytes each."""
+LOG_LAG_INTERVAL_MS = 60_000
 EXPECTED_S = 1.0
 """Time that senders wait for in-sync slaves that have not connected to a new master yet."""
 TELL_INTERVAL_S = 0.1
@@ -96,7 +100,7 @@ class _Sender(Struct, eq=False, gc=False):
     done: Callable[[PutMessageStatus], None]
 
 
-class HAService:
+class HAService(Replication):
     """Replication of one store to its slaves, with `tls` as on the broker's port. Belongs to one event loop."""
 
     def __init__(
@@ -123,8 +127,6 @@ class HAService:
         """Slaves that must confirm a message before it is acknowledged; None if one is enough, as in 4.9.8."""
         self._expected: frozenset[int] = frozenset()
         """Members of the in-sync set of the start that have not connected to this master yet."""
-        self.last_confirmed = -1
-        """The most that a slave of this master had, connected or not any more; -1 if none has reported."""
         self._reported = asyncio.Event()
         self._connections: set[_HAConnection] = set()
         self._waiting: DelayedOperations[_Sender] = DelayedOperations(self._try_complete)
@@ -139,22 +141,14 @@ class HAService:
             limit="maxSlaves",
         )
 
-    def start(self) -> None:
+    def start(self, scheduler: Scheduler, running: AsyncExitStack) -> None:
         """Listen for slaves, and store the chosen port in the configuration. Raises RemotingError."""
+        scheduler.every(LOG_LAG_INTERVAL_MS, "log replication lag", self.log_replication_lag)
         self._expected = self._in_sync or frozenset()
         self._server.start()
         self._config.ha_listen_port = self._server.port
-
-    async def stop(self) -> None:
-        """Close the listening socket and all connections, which fails the waiting senders."""
-        await self._server.stop()
-
-    def replication_lag(self) -> dict[str, int]:
-        """Return the replication lag in bytes of each slave that has reported, by "ip:port"."""
-        end = self._store.max_physical_offset
-        return {
-            connection.peer: end - connection.reported for connection in self._connections if connection.reported >= 0
-        }
+        # Closes the listening socket and all connections, which fails the waiting senders.
+        running.push_async_callback(self._server.stop)
 
     def confirmed(self) -> dict[int, int]:
         return {
@@ -183,10 +177,6 @@ class HAService:
         ]
 
     def set_in_sync(self, members: frozenset[int], visible_end: int | None = None) -> None:
-        """Acknowledge only what all of these slaves have, by their brokerId, and wait for no other.
-
-        A new master starts with the `visible_end` that it had as slave.
-        """
         if self._is_sync and not members:
             self._visible_end = NO_VISIBLE_END
         elif self._is_sync and self._visible_end == NO_VISIBLE_END:
@@ -209,7 +199,6 @@ class HAService:
         self._waiting.wake_all()
 
     def disconnect_slave(self, member: int) -> None:
-        """Close the connections of a slave that supports epochs, and forget its confirmations by them."""
         for connection in self._connections:
             if connection.member_id == member:
                 connection.member_id = None

@@ -27,7 +27,8 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.config import BrokerConfig
 from rucola.broker.coordination import GroupRole
 from rucola.broker.mastership import Mastership
-from rucola.broker.role import RoleControl, RoleSwitch, SlaveProgress, SwitchReason
+from rucola.broker.replication.side import Replication
+from rucola.broker.role import RoleControl, RoleSwitch, SwitchReason
 from rucola.domain.role import (
     ELECTED,
     SWITCHOVER,
@@ -90,29 +91,6 @@ class PeerCalls(Protocol):
     async def status(self, address: str) -> HaStatus: ...
 
 
-class ReplicationState(Protocol):
-    """What one side of a broker pair has of the other; see `assembly.replication.Replication`."""
-
-    @property
-    def last_confirmed(self) -> int:
-        """The most that a slave of this master had, connected or not any more; -1 if none has reported."""
-        ...
-
-    @property
-    def is_following(self) -> bool:
-        """Whether this slave is connected to its master, with an equal log."""
-        ...
-
-    @property
-    def followed_epoch(self) -> int: ...
-
-    def confirmed(self) -> dict[int, int]: ...
-
-    async def wait_confirmed(self, member_id: int, physical_offset: int) -> None: ...
-
-    def slaves(self) -> list[SlaveProgress]: ...
-
-
 class SwitchOver(NamedTuple):
     """Hand over to the slave `target_id` and follow it, as slave `broker_id` if this broker has no id above 0."""
 
@@ -128,7 +106,7 @@ class RoleService:
         config: BrokerConfig,
         store: MessageStore,
         mastership: Mastership,
-        replication: ReplicationState,
+        replication: Replication,
         registration: Registration,
         peers: PeerCalls,
         control: RoleChanges,
