@@ -12,18 +12,19 @@ from rucola.broker.assembly.access import Access
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
-from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.scheduler import DueTask, Scheduler
 from rucola.broker.delivery.delay import ScheduleMessageService
+from rucola.broker.delivery.due_delivery import DueDelivery
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.kinds import DeliveryKinds
-from rucola.broker.delivery.progress import Delivery, DueDelivery
+from rucola.broker.delivery.progress import Delivery
 from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.timer import TimerMessageService
 from rucola.broker.delivery.transaction_check import TransactionCheckService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.interceptors import may_receive
+from rucola.broker.replication.side import Replication
 from rucola.broker.tables.discard import load_or_discard
 from rucola.message.delay import parse_delay_levels
 from rucola.store.dispatch import TopicArrivals

@@ -31,10 +31,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, DueDelivery
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
-from rucola.broker.delivery.progress import DueDelivery, ProgressFile
-from rucola.broker.stored_message import stored_message
+from rucola.broker.delivery.progress import ProgressFile
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
@@ -89,16 +88,12 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
         delays_ms: Sequence[int],
         config_directory: Path,
     ) -> None:
-        self._store = store
-        self._puts = puts
-        self._topics = topics
+        super().__init__(store, puts, topics)
         self._delays_ms = delays_ms
         self.file: ProgressFile[Mapping[int, int]] = delay_offset_file(config_directory)
         self._offsets: dict[int, int] = {}
         """By level, the queue offset of the first undelivered message."""
         self._backoffs: defaultdict[int, Backoff] = defaultdict(Backoff)
-        self._check_duplicates_until_ms = 0
-        """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     @property
     def level_count(self) -> int:
@@ -141,10 +136,7 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
         for queue_offset, (physical_offset, _, due_ms) in enumerate(units, begin):
             if now_ms < due_ms <= latest_ms:
                 return due_ms
-            check_duplicate = due_ms <= self._check_duplicates_until_ms
-            if not deliver(
-                self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=check_duplicate
-            ):
+            if not self._put_due(kind, physical_offset, due_ms, now_ms):
                 return backoff.failed(now_ms)
             backoff.succeeded()
             self._offsets[level] = queue_offset + 1
@@ -175,10 +167,7 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
 
     def _roll_one(self, level: int, physical_offset: int, due_ms: int, now_ms: int) -> bool:
         kind = "delay roll"
-        try:
-            message = stored_message(self._store, physical_offset)
-        except InvalidMessage as error:
-            logger.error("%s: skipping a message that cannot be read: %s", kind, error)
+        if (message := self._read_to_roll(kind, physical_offset)) is None:
             return True
         if due_ms <= self._latest_ms(level, now_ms):
             message.properties[properties.TIMER_OUT_MS] = str(due_ms)
@@ -189,9 +178,7 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
             if put.status is not PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
                 return put.status is PutMessageStatus.PUT_OK
         # It would be delivered now anyway, or has no room for its due time: too early is better than never.
-        return deliver(
-            self._store, self._puts, self._topics, kind, physical_offset, now_ms, check_duplicate=True, is_roll=True
-        )
+        return self._put_due(kind, physical_offset, due_ms, now_ms, is_roll=True)
 
     def _begin(self, level: int) -> int:
         begin, kept = self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, level - 1)

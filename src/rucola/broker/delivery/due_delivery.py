@@ -11,9 +11,12 @@ maxMessageSize does not apply to admitted messages, where Apache blocks the leve
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.progress import Delivery
 from rucola.broker.stored_message import stored_message
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage
@@ -26,40 +29,60 @@ from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+P = TypeVar("P")
+
 DELIVERY_BATCH = 256
 """Messages delivered in one loop iteration."""
 
 _MAX_QUEUE_ID = (1 << 31) - 1
 
 
-def deliver(
-    store: MessageStore,
-    puts: InternalPuts,
-    topics: TopicConfigTable,
-    kind: str,
-    physical_offset: int,
-    now_ms: int,
-    *,
-    check_duplicate: bool,
-    is_roll: bool = False,
-) -> bool:
-    """Put a waiting message into its target queue; False if the put failed. Damaged records are skipped and logged."""
-    try:
-        message = stored_message(store, physical_offset)
-        topic, queue_id = _own_queue(message)
-    except InvalidMessage as error:
-        logger.error("%s: skipping a message that cannot be delivered: %s", kind, error)
-        return True
-    # A rolled message was copied to the end of the log, so its delivered record may precede the copy.
-    was_rolled = message.properties.pop(properties.TIMER_ROLL_TIMES, None) is not None
-    if was_rolled and message.properties.get(properties.DELAY, "").strip("0").isdecimal():  # rolled from a delay level
-        message.properties.pop(properties.TIMER_OUT_MS, None)
-    message.topic, message.queue_id = topic, topics.readable_queue(topic, queue_id)
-    if (check_duplicate or was_rolled) and _is_delivered(store, message, 0 if was_rolled else physical_offset):
-        return True
-    # A commit stored the offset of its half message; the record in the own queue has none, as with Apache.
-    message.prepared_transaction_offset = 0
-    return puts.put_again(kind, message, now_ms, is_roll=is_roll).status is PutMessageStatus.PUT_OK
+class DueDelivery(Delivery[P]):
+    """A kind that waits in one topic, with the due time as tagsCode of its units."""
+
+    topic: str
+
+    def __init__(self, store: MessageStore, puts: InternalPuts, topics: TopicConfigTable) -> None:
+        self._store = store
+        self._puts = puts
+        self._topics = topics
+        self._check_duplicates_until_ms = 0
+        """Messages due until then may have been delivered before a crash, and are looked up in the index."""
+
+    def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
+        """Note the newest messages of a queue, whose end offset is `end`."""
+
+    @abstractmethod
+    def deliver(self, now_ms: int) -> int | None:
+        """Deliver a batch of due messages; return the time of the next call in ms, or None."""
+
+    def _put_due(self, kind: str, physical_offset: int, due_ms: int, now_ms: int, *, is_roll: bool = False) -> bool:
+        """Put a waiting message into its target queue; False if the put failed. Damaged ones are skipped and logged."""
+        try:
+            message = stored_message(self._store, physical_offset)
+            topic, queue_id = _own_queue(message)
+        except InvalidMessage as error:
+            logger.error("%s: skipping a message that cannot be delivered: %s", kind, error)
+            return True
+        # A rolled message was copied to the end of the log, so its delivered record may precede the copy.
+        was_rolled = message.properties.pop(properties.TIMER_ROLL_TIMES, None) is not None
+        if was_rolled and message.properties.get(properties.DELAY, "").strip("0").isdecimal():  # from a delay level
+            message.properties.pop(properties.TIMER_OUT_MS, None)
+        message.topic, message.queue_id = topic, self._topics.readable_queue(topic, queue_id)
+        if was_rolled or is_roll or due_ms <= self._check_duplicates_until_ms:
+            candidates = indexed(self._store, topic, message.unique_key, 0 if was_rolled else physical_offset)
+            if any(_identity(found) == _identity(message) for found in candidates):
+                return True
+        # A commit stored the offset of its half message; the record in the own queue has none, as with Apache.
+        message.prepared_transaction_offset = 0
+        return self._puts.put_again(kind, message, now_ms, is_roll=is_roll).status is PutMessageStatus.PUT_OK
+
+    def _read_to_roll(self, kind: str, physical_offset: int) -> MessageExt | None:
+        try:
+            return stored_message(self._store, physical_offset)
+        except InvalidMessage as error:
+            logger.error("%s: skipping a message that cannot be read: %s", kind, error)
+            return None
 
 
 def _own_queue(message: MessageExt) -> tuple[str, int]:
@@ -92,11 +115,6 @@ def indexed(store: MessageStore, topic: str, unique_key: str | None, since: int)
             continue
         if found.physical_offset > since:
             yield found
-
-
-def _is_delivered(store: MessageStore, waiting: MessageExt, since: int) -> bool:
-    candidates = indexed(store, waiting.topic, waiting.unique_key, since)
-    return any(_identity(found) == _identity(waiting) for found in candidates)
 
 
 def _identity(message: MessageExt) -> tuple[object, ...]:

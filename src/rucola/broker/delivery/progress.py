@@ -13,7 +13,7 @@ deleted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -87,16 +87,3 @@ class Delivery(ABC, Generic[P]):
 
         True if none is left, None if unknown, False if a put failed.
         """
-
-
-class DueDelivery(Delivery[P]):
-    """A kind that waits in one topic, with the due time as tagsCode of its units."""
-
-    topic: str
-
-    def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
-        """Note the newest messages of a queue, whose end offset is `end`."""
-
-    @abstractmethod
-    def deliver(self, now_ms: int) -> int | None:
-        """Deliver a batch of due messages; return the time of the next call in ms, or None."""

@@ -53,10 +53,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.broker.delivery.delay import redirect_by_level
-from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, deliver
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, DueDelivery
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
-from rucola.broker.delivery.progress import DueDelivery, ProgressFile
-from rucola.broker.stored_message import stored_message
+from rucola.broker.delivery.progress import ProgressFile
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
@@ -176,9 +175,7 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         near_capacity: int = NEAR_CAPACITY,
         segment_units: int = SEGMENT_UNITS,
     ) -> None:
-        self._store = store
-        self._puts = puts
-        self._topics = topics
+        super().__init__(store, puts, topics)
         self._backoff = Backoff()
         self.file: ProgressFile[TimerCheckpoint] = timer_file(config_directory)
         self._near_capacity = near_capacity
@@ -194,8 +191,6 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         """End offset of the units that are in the heap or counted as far."""
         self._rolled_offset = 0
         """Units before this queue offset were rolled, or do not wait."""
-        self._check_duplicates_until_ms = 0
-        """Messages due until then may have been delivered before a crash, and are looked up in the index."""
 
     def load(self) -> None:
         # Units before its queue offset count as far, with unknown due times; later ones are processed as new arrivals.
@@ -297,16 +292,10 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
                 TIMER_TOPIC,
             )
             return True
-        check_duplicate = due_ms <= self._check_duplicates_until_ms
-        return deliver(
-            self._store, self._puts, self._topics, "timer message", units[0][0], now_ms, check_duplicate=check_duplicate
-        )
+        return self._put_due("timer message", units[0][0], due_ms, now_ms)
 
     def _roll_one(self, physical_offset: int, now_ms: int) -> bool:
-        try:
-            message = stored_message(self._store, physical_offset)
-        except InvalidMessage as error:
-            logger.error("timer roll: skipping a message that cannot be read: %s", error)
+        if (message := self._read_to_roll("timer roll", physical_offset)) is None:
             return True
         times = message.properties.get(properties.TIMER_ROLL_TIMES, "")
         counted = message.properties | {properties.TIMER_ROLL_TIMES: str(int(times) + 1 if _is_count(times) else 1)}
