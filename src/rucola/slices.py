@@ -7,10 +7,12 @@ loop shares the slices, at most half of the loop's time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SLICE_S: Final = 0.0005
@@ -37,6 +39,16 @@ async def in_slices(work: Generator[None, None, T]) -> T:
             result: T = stop.value
             return result
         _free_at_s[loop] = loop.time() + SLICE_S
+
+
+def sliced(steps: Callable[P, Generator[None, None, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a generator function, to be awaited as a coroutine that runs slice by slice."""
+
+    @wraps(steps)
+    async def coroutine(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await in_slices(steps(*args, **kwargs))
+
+    return coroutine
 
 
 def run(work: Generator[None, None, T]) -> T:

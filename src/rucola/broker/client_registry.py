@@ -89,9 +89,9 @@ class Member:
 @dataclass(slots=True)
 class ConsumerGroup:
     name: str
-    consume_type: str
-    message_model: str
-    consume_from_where: str
+    consume_type: str = ""
+    message_model: str = ""
+    consume_from_where: str = ""
     members: dict[ClientChannel, Member] = field(default_factory=dict)
     channels: dict[str, list[ClientChannel]] = field(default_factory=dict)
     shared_ids: set[str] = field(default_factory=set)
@@ -277,12 +277,7 @@ class ClientRegistry:
     def _join(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
         group = self.consumers.get(consumer.group_name)
         if group is None:
-            group = self.consumers[consumer.group_name] = ConsumerGroup(
-                consumer.group_name,
-                consumer.consume_type_name,
-                consumer.message_model_name,
-                consumer.consume_from_where_name,
-            )
+            group = self.consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
         is_new = group.join(channel, member)
         group.consume_type = consumer.consume_type_name
         group.message_model = consumer.message_model_name

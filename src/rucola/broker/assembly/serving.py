@@ -12,7 +12,6 @@ from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
-from rucola.broker.assembly.replication import Replication
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
@@ -23,7 +22,8 @@ from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.promise import PromiseAdapter, no_promise
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAdapter
-from rucola.broker.services.broker_services import build_services
+from rucola.broker.replication.side import Replication
+from rucola.broker.services.broker_services import BrokerServices
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.batching_event_loop import write_batching_of
@@ -74,7 +74,7 @@ class Serving:
         )
         permission = Permission(config, metadata.topics, metadata.groups)
         late = late_checks(access.interceptor, permission)
-        self.services = build_services(
+        self.services = BrokerServices(
             self.state,
             replication.durability,
             connections.calls,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rucola import fastjson
 from rucola.access import Action, Resource
 from rucola.broker.client_calls import OffsetReset
+from rucola.broker.remoting.topic import table_copy
 from rucola.broker.services.groups import GroupService
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message.properties import is_true
@@ -63,12 +64,7 @@ class GroupAdapter:
         return request.success()
 
     def all(self, request: Request[TableVersionHeader]) -> Reply:
-        table = self._service.all()
-        if request.content.table_version is None:
-            return request.success(body=table)
-        version = table.data_version.token
-        body = b"" if version == request.content.table_version else table
-        return request.success(TableVersionHeader(table_version=version), body)
+        return table_copy(request, self._service.all())
 
     async def delete(self, request: Request[DeleteSubscriptionGroupRequestHeader]) -> Answer:
         await self._service.delete(request.content.group_name, is_true(request.content.remove_offset))

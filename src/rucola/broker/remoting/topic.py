@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from rucola.access import Action, Resource
 from rucola.broker.services.topics import TopicService
-from rucola.domain.topic import TopicConfig
+from rucola.domain.group import SubscriptionGroupWrapper
+from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
 from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import ConsumeQueueData, QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.topic import CreateTopicRequestHeader, TableVersionHeader, TopicRequestHeader, topic_stats_steps
 from rucola.remoting.connection import Answer, Reply
@@ -20,6 +22,17 @@ from rucola.slices import in_slices
 
 def _topic(header: CreateTopicRequestHeader | TopicRequestHeader | QueryConsumeQueueRequestHeader) -> Resource:
     return Resource(header.topic)
+
+
+def table_copy(
+    request: Request[TableVersionHeader], table: TopicConfigSerializeWrapper | SubscriptionGroupWrapper
+) -> RemotingCommand:
+    """Return a table, without entries if the request has its version, or as Apache does if it names none."""
+    if request.content.table_version is None:
+        return request.success(body=table)
+    version = table.data_version.token
+    body = b"" if version == request.content.table_version else table
+    return request.success(TableVersionHeader(table_version=version), body)
 
 
 class TopicAdapter:
@@ -52,12 +65,7 @@ class TopicAdapter:
         return request.success()
 
     def all(self, request: Request[TableVersionHeader]) -> Reply:
-        table = self._service.all()
-        if request.content.table_version is None:
-            return request.success(body=table)
-        version = table.data_version.token
-        body = b"" if version == request.content.table_version else table
-        return request.success(TableVersionHeader(table_version=version), body)
+        return table_copy(request, self._service.all())
 
     async def queue_ends(self, request: Request[TopicRequestHeader]) -> Answer:
         ends = await self._service.queue_ends(request.content.topic)

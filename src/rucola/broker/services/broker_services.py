@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rucola.broker.client_calls import ClientCalls
@@ -31,59 +30,36 @@ from rucola.broker.services.transactions import TransactionService
 from rucola.broker.state import BrokerState
 
 
-@dataclass(frozen=True, slots=True)
 class BrokerServices:
-    publish: PublishService
-    reply: ReplyService
-    retry: RetryService
-    transactions: TransactionService
-    fetch: FetchService
-    query: QueryService
-    offsets: OffsetService
-    clients: ClientService
-    locks: LockService
-    topics: TopicService
-    groups: GroupService
-    consume_stats: ConsumeStatsService
-    inspection: InspectionService
-    configuration: ConfigurationService
-    runtime_info: RuntimeInfoService
-    diagnosis: DiagnosisService
-    cleanup: CleanupService
-    access: AccessService
-    roles: RoleService
+    """`topics_registered` waits until the name servers have all topics."""
 
-
-def build_services(
-    state: BrokerState,
-    durability: Durability,
-    calls: ClientCalls,
-    late: LateChecks,
-    access: AccessService,
-    roles: RoleService,
-    topics_registered: Callable[[], Awaitable[None]],
-    config_file: Path | None = None,
-) -> BrokerServices:
-    """Build all services. `topics_registered` waits until the name servers have all topics."""
-    publish = PublishService(state, durability, late.create, topics_registered)
-    return BrokerServices(
-        publish=publish,
-        reply=ReplyService(state, publish, calls, late.receive),
-        retry=RetryService(state, late.read),
-        transactions=TransactionService(state.transactions, state.clock, late.publish),
-        fetch=FetchService(state),
-        query=QueryService(state.config, state.store, late.read),
-        offsets=OffsetService(state),
-        clients=ClientService(state),
-        locks=LockService(state),
-        topics=TopicService(state, topics_registered),
-        groups=GroupService(state, calls),
-        consume_stats=ConsumeStatsService(state),
-        inspection=InspectionService(state, calls, late.read),
-        configuration=ConfigurationService(state, config_file, topics_registered),
-        runtime_info=RuntimeInfoService(state, state.delayed),
-        diagnosis=DiagnosisService(state.store, state.topics),
-        cleanup=CleanupService(state),
-        access=access,
-        roles=roles,
-    )
+    def __init__(
+        self,
+        state: BrokerState,
+        durability: Durability,
+        calls: ClientCalls,
+        late: LateChecks,
+        access: AccessService,
+        roles: RoleService,
+        topics_registered: Callable[[], Awaitable[None]],
+        config_file: Path | None,
+    ) -> None:
+        self.publish = PublishService(state, durability, late.create, topics_registered)
+        self.reply = ReplyService(state, self.publish, calls, late.receive)
+        self.retry = RetryService(state, late.read)
+        self.transactions = TransactionService(state.transactions, state.clock, late.publish)
+        self.fetch = FetchService(state)
+        self.query = QueryService(state.config, state.store, late.read)
+        self.offsets = OffsetService(state)
+        self.clients = ClientService(state)
+        self.locks = LockService(state)
+        self.topics = TopicService(state, topics_registered)
+        self.groups = GroupService(state, calls)
+        self.consume_stats = ConsumeStatsService(state)
+        self.inspection = InspectionService(state, calls, late.read)
+        self.configuration = ConfigurationService(state, config_file, topics_registered)
+        self.runtime_info = RuntimeInfoService(state, state.delayed)
+        self.diagnosis = DiagnosisService(state.store, state.topics)
+        self.cleanup = CleanupService(state)
+        self.access = access
+        self.roles = roles

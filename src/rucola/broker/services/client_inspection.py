@@ -24,7 +24,7 @@ from rucola.domain.client import (
 from rucola.domain.queue import MessageQueue
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.record import decode
-from rucola.slices import in_slices
+from rucola.slices import sliced
 
 MAX_PRODUCERS = 32_768
 """Maximum in one response; 4 MB."""
@@ -57,14 +57,12 @@ class InspectionService:
             raise Refused(refusals.PRODUCER_GROUP_NOT_FOUND, group=name)
         return ProducerConnection(connection_set=_connections(members))
 
-    async def all_producers(self) -> ProducerTableInfo:
+    @sliced
+    def all_producers(self) -> Generator[None, None, ProducerTableInfo]:
         """Return the members of all producer groups. Raises Refused if they are too many for one response."""
         count = sum(map(len, self._state.clients.producers.values()))
         if count > MAX_PRODUCERS:
             raise Refused(refusals.TOO_MANY_PRODUCERS, count=count, limit=MAX_PRODUCERS)
-        return await in_slices(self._all_producers())
-
-    def _all_producers(self) -> Generator[None, None, ProducerTableInfo]:
         data: dict[str, list[ProducerInfo]] = {}
         for group, members in list(self._state.clients.producers.items()):
             data[group] = []

@@ -15,7 +15,7 @@ from rucola.broker.services.groups import is_subscribed
 from rucola.broker.state import BrokerState
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import ConsumeStats, ConsumeStatsList, OffsetWrapper, QueueTimeSpan
-from rucola.slices import in_slices
+from rucola.slices import sliced
 
 MAX_LONG = 2**63 - 1
 MAX_QUEUES = 65_536
@@ -26,11 +26,9 @@ class ConsumeStatsService:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
+    @sliced
+    def of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
         """Return a group's offsets and the ends of the queues, of one or all topics."""
-        return await in_slices(self._of_group(group, topic))
-
-    def _of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
         stats = ConsumeStats()
         for name in [topic] if topic else self._state.offsets.topics_of(group):
             of_topic = yield from self._of_topic(group, name)
@@ -41,11 +39,9 @@ class ConsumeStatsService:
                 stats.offset_table |= of_topic.offset_table
         return stats
 
-    async def of_broker(self, only_ordered: bool) -> ConsumeStatsList:
+    @sliced
+    def of_broker(self, only_ordered: bool) -> Generator[None, None, ConsumeStatsList]:
         """Return the same for all groups, with their total backlog; optionally for ordered topics only."""
-        return await in_slices(self._of_broker(only_ordered))
-
-    def _of_broker(self, only_ordered: bool) -> Generator[None, None, ConsumeStatsList]:
         config = self._state.config
         found = ConsumeStatsList(broker_addr=f"{config.broker_ip1}:{config.listen_port}")
         count = 0
@@ -95,11 +91,9 @@ class ConsumeStatsService:
             last_timestamp=max(0, last_ms),
         )
 
-    async def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
+    @sliced
+    def time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
         """Return the times of every queue's first, last and last consumed message. Raises Refused."""
-        return await in_slices(self._time_spans(group, topic))
-
-    def _time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
         config = self._state.topics.get(topic)
         if config is None:
             raise Refused(refusals.TOPIC_NOT_FOUND, topic=topic)
@@ -130,16 +124,14 @@ class ConsumeStatsService:
             min_time_stamp_str=_text(oldest_ms),
         )
 
-    async def least_offsets(self, topic: str, compare_group: str, excluded: set[str]) -> dict[int, int]:
+    @sliced
+    def least_offsets(
+        self, topic: str, compare_group: str, excluded: set[str]
+    ) -> Generator[None, None, dict[int, int]]:
         """Return the least offset of all groups, except `excluded`, on each queue of a topic.
 
         A queue on which `compare_group` has consumed less than all of these gets the greatest number instead.
         """
-        return await in_slices(self._least_offsets(topic, compare_group, excluded))
-
-    def _least_offsets(
-        self, topic: str, compare_group: str, excluded: set[str]
-    ) -> Generator[None, None, dict[int, int]]:
         least: dict[int, int] = {}
         # Offsets before the first message do not count: those groups have stopped consuming long ago.
         for group in self._state.offsets.groups_of(topic):

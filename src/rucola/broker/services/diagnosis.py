@@ -15,7 +15,7 @@ from collections.abc import Generator
 
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.diagnosis import Diagnosis, Finding
-from rucola.slices import in_slices
+from rucola.slices import sliced
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -29,16 +29,14 @@ class DiagnosisService:
         self._store = store
         self._topics = topics
 
-    async def findings(self) -> Diagnosis:
-        return await in_slices(self._findings())
-
     async def log(self) -> None:
         """Log each finding as a warning; missing topics, which operators delete, as information."""
         for finding in (await self.findings()).findings:
             level = logging.INFO if finding.reason == TOPIC_MISSING else logging.WARNING
             logger.log(level, "%s %s: %s; see `rucola admin doctor`", finding.reason, finding.subject, finding.fields)
 
-    def _findings(self) -> Generator[None, None, Diagnosis]:
+    @sliced
+    def findings(self) -> Generator[None, None, Diagnosis]:
         found: list[Finding] = []
         missing: dict[str, int] = {}
         for (topic, queue_id), (begin, end) in sorted(self._store.queues().items()):

@@ -20,7 +20,7 @@ from rucola.domain.group import LATEST, SubscriptionGroupConfig, SubscriptionGro
 from rucola.domain.queue import MessageQueue
 from rucola.domain.topic import TopicConfig
 from rucola.message.topics import check_group, retry_topic
-from rucola.slices import in_slices
+from rucola.slices import sliced
 
 
 class GroupService:
@@ -54,16 +54,14 @@ class GroupService:
         groups = [*self._state.clients.subscribed_groups(topic), *self._state.offsets.groups_of(topic)]
         return list(dict.fromkeys(groups))
 
-    async def clone_offsets(self, source: str, destination: str, topic: str | None, is_offline: bool) -> None:
+    @sliced
+    def clone_offsets(
+        self, source: str, destination: str, topic: str | None, is_offline: bool
+    ) -> Generator[None, None, None]:
         """Copy a group's offsets to another group. Raises Refused if not all fit into the table; those before stay.
 
         Topics to which the connected clients of the source do not subscribe are skipped, unless `is_offline`.
         """
-        await in_slices(self._clone_offsets(source, destination, topic, is_offline))
-
-    def _clone_offsets(
-        self, source: str, destination: str, topic: str | None, is_offline: bool
-    ) -> Generator[None, None, None]:
         for name in [topic] if topic else self._state.offsets.topics_of(source):
             yield
             if self._state.topics.get(name) is None:
@@ -86,10 +84,11 @@ class GroupService:
             raise Refused(
                 refusals.RESET_GROUP_OFFLINE, group=request.group, topic=request.topic, timestamp=request.timestamp
             )
-        offsets = await in_slices(self._reset_targets(request, topic))
+        offsets = await self._reset_targets(request, topic)
         await self._calls.reset_offsets(list(group.members.items()), request, offsets)
         return offsets
 
+    @sliced
     def _reset_targets(
         self, request: OffsetReset, topic: TopicConfig
     ) -> Generator[None, None, dict[MessageQueue, int]]:

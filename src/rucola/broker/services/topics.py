@@ -20,7 +20,7 @@ from rucola.domain.subscription import SubscriptionData
 from rucola.domain.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import InvalidMessage
 from rucola.message.topics import check_topic
-from rucola.slices import in_slices
+from rucola.slices import sliced
 
 MAX_UNITS = 1000
 
@@ -72,11 +72,9 @@ class TopicService:
     def all(self) -> TopicConfigSerializeWrapper:
         return self._state.topics.wrapper()
 
-    async def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
+    @sliced
+    def queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
         """Return the ends of a topic's queues, and when each was written last. Raises Refused."""
-        return await in_slices(self._queue_ends(name))
-
-    def _queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
         topic = self._state.topics.get(name)
         if topic is None:
             raise Refused(refusals.TOPIC_NOT_FOUND, topic=name)
