@@ -21,7 +21,6 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.pull import PullMessageResponseHeader
-from rucola.protocol.topic import CreateTopicRequestHeader
 from support.broker_peer import Peer, broker_peer, pull_header
 
 KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]
@@ -230,10 +229,7 @@ async def test_each_missing_and_each_malformed_field_is_named(tmp_path: Path) ->
 )
 async def test_invalid_topic_names_are_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
     async with broker_peer(tmp_path) as peer:
-        header = CreateTopicRequestHeader(
-            **{"topic": "T", "read_queue_nums": 1, "write_queue_nums": 1, "perm": 6} | fields
-        )
-        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        answer = await peer.alter_topic(**fields)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert why in (answer.remark or "")
 

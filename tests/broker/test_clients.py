@@ -18,7 +18,6 @@ from rucola.acl.principal import Principal
 from rucola.broker.client_registry import EXPIRY_MS, ClientChannel, ClientRegistry
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
-from rucola.domain.group import SubscriptionGroupConfig
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import FLAG_RESPONSE, RemotingCommand
@@ -247,8 +246,7 @@ async def test_notification_can_be_switched_off_for_broker_or_group(tmp_path: Pa
         told.add(command.ext_fields["consumerGroup"])
 
     async with broker_peer(tmp_path, notify_consumer_ids_changed_enable=not by_broker) as peer:
-        group = SubscriptionGroupConfig(group_name="g", notify_consumer_ids_changed_enable=by_broker)
-        await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
+        await peer.alter_group(notify_consumer_ids_changed_enable=by_broker)
         client = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
         for _ in range(2):  # a notification would come before the second answer
             command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("c"))

@@ -11,7 +11,6 @@ import pytest
 from rucola import fastjson
 from rucola.broker.background.scheduler import DueTask
 from rucola.broker.delivery.delay import DELIVERY_BATCH, redirect_by_level
-from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
 from rucola.broker.delivery.rolling import roll
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageInner, properties
@@ -21,13 +20,11 @@ from rucola.message.properties import DELAY, MAX_PROPERTIES_SIZE, REAL_QID, REAL
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.offset import QueueRequestHeader
-from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
 from support.aging_broker import ClockAndDisk, aging_broker
-from support.broker_peer import broker_peer, broker_with_delays, max_offset, next_messages, send_back
+from support.broker_peer import broker_with_delays, max_offset, next_messages, send_back
 from support.delayed_store import DELAYS_MS, T0, DelayedStore, delayed_store
 from support.errors import raises
 from support.stores import crashed_copy, force_deletion
@@ -172,18 +169,6 @@ def test_messages_that_differ_only_in_reconsume_times_are_both_delivered(tmp_pat
         assert [message.reconsume_times for message in here.delivered()] == [0, 1]
 
 
-def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) -> None:
-    with delayed_store(tmp_path) as here:
-        here.send(T0, 1, b"body")
-        here.delayed.deliver(T0)
-        here.store.write_state.set_disk_full("full")
-        assert here.delayed.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.delayed.progress() == {}
-        here.store.write_state.set_disk_full(None)
-        assert here.delayed.deliver(T0 + 2000) is None
-        assert here.bodies() == [b"body"]
-
-
 def test_an_undeliverable_message_is_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with delayed_store(tmp_path) as here:
         here.store.put(stores.inner(SCHEDULE_TOPIC, properties=properties.join({DELAY: "1"})), T0)
@@ -312,24 +297,6 @@ async def test_a_broker_delivers_a_delayed_message(tmp_path: Path) -> None:
     assert written["offsetTable"] == {2: 1}
 
 
-async def test_a_level_above_the_highest_is_lowered_to_it(tmp_path: Path) -> None:
-    async with broker_with_delays(tmp_path, "1h 2h") as peer:
-        await peer.send()
-        await peer.send(b"later", properties="DELAY\x0199\x02")
-        header = QueueRequestHeader(topic=SCHEDULE_TOPIC, queue_id=1)
-        assert (await peer.ask(RequestCode.GET_MAX_OFFSET, header)).ext_fields == {"offset": "1"}
-
-
-async def test_a_delayed_message_survives_a_restart(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, store={"message_delay_level": "1h"}) as peer:
-        await peer.send(b"now")
-        await peer.send(b"later", properties="DELAY\x011\x02")
-    async with broker_peer(tmp_path, store={"message_delay_level": "0s"}) as peer:
-        (message,) = await next_messages(peer, queue_offset=1)
-        assert message.body == b"later"
-    assert check(tmp_path) == []
-
-
 # Rolling.
 
 
@@ -409,16 +376,11 @@ async def test_a_full_disk_deletes_no_message_that_waits(tmp_path: Path) -> None
         await until(lambda: not first_file.exists())
         world.percent = 50
         _, physical_offset = parse_offset_msg_id(answer.ext_fields["msgId"])
-        end = EndTransactionRequestHeader(
-            producer_group="p",
-            tran_state_table_offset=int(answer.ext_fields["queueOffset"]),
-            commit_log_offset=physical_offset,
-            commit_or_rollback=COMMIT,
-            transaction_id="H",
-        )
+        queue_offset = int(answer.ext_fields["queueOffset"])
 
         async def committed() -> bool:
-            return (await peer.ask(RequestCode.END_TRANSACTION, end)).code == ResponseCode.SUCCESS
+            ended = await peer.end_transaction(queue_offset, physical_offset, COMMIT, unique_key="H")
+            return ended.code == ResponseCode.SUCCESS
 
         await until(committed)  # after the round that finds the disk emptier
     world.now_ms += 3 * 3_600_000

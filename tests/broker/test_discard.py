@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 
 from rucola.errors import StoreCorrupt
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
-from support.broker_peer import Peer, broker_peer
+from rucola.protocol.codes import ResponseCode
+from support.broker_peer import broker_peer
 
 FILES = ["topics", "subscriptionGroup", "consumerOffset", "consumerFilter", "delayOffset", "timer"]
-
-
-async def offset_of(peer: Peer, group: str) -> int | None:
-    header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic="T", queue_id=0)
-    answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
-    return int(answer.ext_fields["offset"]) if answer.code == ResponseCode.SUCCESS else None
 
 
 async def prepare(path: Path) -> None:
@@ -26,10 +19,7 @@ async def prepare(path: Path) -> None:
         for number in range(5):
             assert (await peer.send(b"%d" % number)).code == ResponseCode.SUCCESS
         for group, offset in (("g", 5), ("h", 3)):
-            header = UpdateConsumerOffsetRequestHeader(
-                consumer_group=group, topic="T", queue_id=0, commit_offset=offset
-            )
-            assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == ResponseCode.SUCCESS
+            assert (await peer.commit(offset, group)).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -70,7 +60,7 @@ async def test_the_damaged_offsets_of_before_enable_lmq_are_named_and_discarded(
             pass
     assert refused.value.path == str(file)
     async with broker_peer(tmp_path, store=lmq, discard_damaged_config=True) as peer:
-        assert await offset_of(peer, "g") == 4
+        assert await peer.committed("g") == 4
     assert file.with_name("consumerOffset.json.damaged").exists()
 
 
@@ -88,7 +78,7 @@ async def test_damaged_offsets_are_not_replaced_by_those_of_before_enable_lmq(tm
     assert refused.value.path == str(file)
     for is_allowed in (True, False):  # also at the next start, although no offset was committed
         async with broker_peer(tmp_path, store=lmq, discard_damaged_config=is_allowed) as peer:
-            assert await offset_of(peer, "g") == 0, "without an offset, the begin of the queue"
+            assert await peer.committed("g") == 0, "without an offset, the begin of the queue"
     assert file.with_name("lmqConsumerOffset.json.damaged").read_text() == "{"
     assert (tmp_path / "config" / "consumerOffset.json").read_text() == older
 
@@ -99,7 +89,7 @@ async def test_sound_consumer_offsets_survive_a_damaged_one(tmp_path: Path, capl
     file.write_text('{"offsetTable":{"T@g":{0:5,1:"x"},"T@h":{0:[]},"T@i":4}}')
     file.with_name("consumerOffset.json.bak").unlink(missing_ok=True)
     async with broker_peer(tmp_path, discard_damaged_config=True) as peer:
-        assert [await offset_of(peer, group) for group in ("g", "h")] == [5, 0], (
+        assert [await peer.committed(group) for group in ("g", "h")] == [5, 0], (
             "without an offset, the begin of the queue"
         )
     lost = [record.args for record in caplog.records if "is lost" in record.msg]

@@ -68,14 +68,6 @@ def errors(caplog: pytest.LogCaptureFixture, logger: str = internal_puts.__name_
 # A limit that was lowered.
 
 
-def test_a_delayed_message_above_a_lowered_limit_is_delivered(tmp_path: Path) -> None:
-    with delayed_store(tmp_path) as here:
-        here.send(T0, 1, LARGE)
-        here.store.config.max_message_size = 10
-        assert here.delayed.deliver(T0 + 1000) is None
-        assert here.bodies() == [LARGE]
-
-
 async def test_a_timer_message_above_a_lowered_limit_is_delivered_and_rolled(tmp_path: Path) -> None:
     with timer_store(tmp_path) as here:
         here.send(T0, T0 + 1000, LARGE)
@@ -123,7 +115,6 @@ async def test_waiting_messages_are_delivered_by_a_broker_with_a_lower_limit(tmp
     async with broker_peer(tmp_path, store={"message_delay_level": "0s", "max_message_size": 10}) as peer:
         (message,) = await next_messages(peer, queue_offset=1)
         assert message.body == LARGE
-    assert check(tmp_path) == []
 
 
 # A disk without room.

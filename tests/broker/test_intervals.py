@@ -11,7 +11,6 @@ import pytest
 from rucola.broker.background.scheduler import Scheduler
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader
-from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.store import mapped_file
 from rucola.store.checkpoint import Checkpoint
@@ -79,8 +78,7 @@ async def test_consumer_offsets_are_persisted_at_the_configured_interval(tmp_pat
 
     async with broker_peer(tmp_path) as peer:
         await peer.send()
-        commit = UpdateConsumerOffsetRequestHeader(consumer_group="g", topic="T", queue_id=0, commit_offset=1)
-        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+        await peer.commit(1)
         path = config_path(tmp_path, "consumerOffset")
         await until(lambda: (read_config(path) or {"offsetTable": {}})["offsetTable"].get("T@g") == {0: 1})
 

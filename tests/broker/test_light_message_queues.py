@@ -7,8 +7,7 @@ from pathlib import Path
 from rucola import fastjson
 from rucola.message import properties
 from rucola.message.record import decode_many
-from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
+from rucola.protocol.codes import ResponseCode
 from support.apache_stores import settings, with_lmq
 from support.broker_peer import Peer, broker_peer
 from support.waiting import until
@@ -33,7 +32,7 @@ async def test_messages_are_dispatched_to_light_message_queues_and_groups_consum
     sizes = {"mapped_file_size_commit_log": settings(root).mapped_file_size_commit_log}
     sizes |= {"mapped_file_size_consume_queue": 6_000_000, "max_hash_slot_num": 5_000_000, "max_index_num": 20_000_000}
     lmq = sizes | {"enable_lmq": True, "enable_multi_dispatch": True, "max_lmq_consume_queue_num": 3}
-    group = {"consumer_group": "%LMQ%g", "topic": "%LMQ%a", "queue_id": 0}
+    group = {"group": "%LMQ%g", "topic": "%LMQ%a"}
     async with broker_peer(root, lmq, auto_create_subscription_group=False) as peer:
         assert len(await bodies(peer, "%LMQ%a")) == 50
         for body, text in (
@@ -56,15 +55,10 @@ async def test_messages_are_dispatched_to_light_message_queues_and_groups_consum
         await until(is_delivered)
         assert delivered == [b"delayed"]
         # Offsets: of a group of light message queues, and those that Apache's broker has left.
-        commit = UpdateConsumerOffsetRequestHeader(commit_offset=51, **group)
-        assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == ResponseCode.SUCCESS
-        others = {"consumer_group": "CG_SQL", "topic": "S_tag", "queue_id": 3}
-        for of, expected in ((group, "51"), (others, "51")):
-            answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequestHeader(**of))
-            assert answer.ext_fields["offset"] == expected
+        assert (await peer.commit(51, **group)).code == ResponseCode.SUCCESS
+        assert (await peer.committed(**group), await peer.committed("CG_SQL", "S_tag", 3)) == (51, 51)
     written = fastjson.loads((root / "config" / "lmqConsumerOffset.json").read_bytes())
     assert written["lmqOffsetTable"] == {"%LMQ%a@%LMQ%g": 51}
     assert {name: written["offsetTable"].get(name) for name in apaches["offsetTable"]} == apaches["offsetTable"]
     async with broker_peer(root, lmq) as peer:
-        answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequestHeader(**group))
-        assert answer.ext_fields["offset"] == "51"
+        assert await peer.committed(**group) == 51

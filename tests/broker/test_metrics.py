@@ -206,16 +206,6 @@ async def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
         silent.close()
 
 
-async def test_a_taken_metrics_port_stops_the_start(tmp_path: Path) -> None:
-    async with metered_broker(tmp_path) as (running, broker):
-        with pytest.raises(RemotingError):
-            await running.start_broker(
-                "broker-b",
-                metrics_exporter_type=MetricsExporterType.PROM,
-                metrics_prom_exporter_port=broker.config.metrics_prom_exporter_port,
-            )
-
-
 async def test_held_pulls_and_the_memory_of_connections_are_exported(tmp_path: Path) -> None:
     """They return to 0 when the clients are gone."""
 

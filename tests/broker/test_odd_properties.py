@@ -12,10 +12,9 @@ from rucola.message.record import decode_many
 from rucola.message.topics import TRANS_HALF_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.reply import ReplyMessageRequestHeader
-from rucola.protocol.transaction import EndTransactionRequestHeader
 from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back, send_header
 from support.requester import REPLY_TOPIC, requester
-from support.transaction_store import COMMIT, end_transaction
+from support.transaction_store import COMMIT
 
 LEVELS = "0s " * 20
 
@@ -72,13 +71,8 @@ async def test_a_committed_message_keeps_its_properties(tmp_path: Path, text: st
         sent = await peer.send(sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02" + text)
         assert sent.code == ResponseCode.SUCCESS, sent.remark
         (half,) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
-        header = EndTransactionRequestHeader(
-            producer_group="p",
-            tran_state_table_offset=half.queue_offset,
-            commit_log_offset=half.physical_offset,
-            commit_or_rollback=0,
-        )
-        assert (await end_transaction(peer, header, COMMIT)).code == ResponseCode.SUCCESS
+        ended = await peer.end_transaction(half.queue_offset, half.physical_offset, COMMIT)
+        assert ended.code == ResponseCode.SUCCESS
         (message,) = await next_messages(peer)
         assert without_marks(message.properties) == properties.parse(text)
 
@@ -117,7 +111,7 @@ async def test_a_message_of_a_batch_keeps_its_properties(tmp_path: Path) -> None
     strings = [*(text.encode() for text in ODD), b"a\x01\xff\xfe\x02b\x01c", b"\xff\x01v\x02"]
 
     async with broker_with_delays(tmp_path, LEVELS) as peer:
-        answer = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(), batch_of(*strings))
+        answer = await peer.send_batch(batch_of(*strings))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         for message, text in zip(decode_many((await peer.pull()).body), strings, strict=True):
             assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS

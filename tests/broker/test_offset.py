@@ -11,37 +11,29 @@ from rucola import fastjson, slices
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.offset import QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from rucola.protocol.topic import TopicRequestHeader
 from rucola.store.config_files import config_path, read_config, write_config
-from support.broker_peer import Peer, broker_peer
-
-
-async def asked(peer: Peer, queue_id: int = 0) -> tuple[int, str | None]:
-    header = QueryConsumerOffsetRequestHeader(consumer_group="new", topic="T", queue_id=queue_id)
-    answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
-    return answer.code, answer.ext_fields.get("offset")
+from support.broker_peer import broker_peer
 
 
 async def test_a_new_group_starts_a_young_queue_at_its_beginning(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
-        assert await asked(peer) == (ResponseCode.SUCCESS, "0")
+        assert await peer.committed("new") == 0
         for _ in range(3):
             await peer.send()
-        assert await asked(peer) == (ResponseCode.SUCCESS, "0")
+        assert await peer.committed("new") == 0
 
 
 async def test_a_new_group_has_no_offset_in_an_old_queue_until_it_commits(tmp_path: Path) -> None:
     """So that its clients decide, by CONSUME_FROM_LAST_OFFSET and its like. Nothing is in memory here."""
 
     async with broker_peer(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as peer:
-        assert await asked(peer) == (ResponseCode.SUCCESS, "0"), "an empty queue is young"
+        assert await peer.committed("new") == 0, "an empty queue is young"
         await peer.send()
-        assert await asked(peer) == (ResponseCode.QUERY_NOT_FOUND, None)
-        assert await asked(peer, queue_id=1) == (ResponseCode.SUCCESS, "0")
-        commit = UpdateConsumerOffsetRequestHeader(consumer_group="new", topic="T", queue_id=0, commit_offset=1)
-        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
-        assert await asked(peer) == (ResponseCode.SUCCESS, "1")
+        assert await peer.committed("new") is None
+        assert await peer.committed("new", queue_id=1) == 0
+        await peer.commit(1, "new")
+        assert await peer.committed("new") == 1
 
 
 async def test_an_offset_beyond_the_end_of_its_queue_is_lowered_to_it(
@@ -55,8 +47,8 @@ async def test_an_offset_beyond_the_end_of_its_queue_is_lowered_to_it(
     path = config_path(tmp_path, "consumerOffset")
     write_config(path, {"offsetTable": {"T@new": {0: 5, 1: 7}, "T@old": {0: 2, 1: -1}}})
     async with broker_peer(tmp_path) as peer:
-        assert await asked(peer) == (ResponseCode.SUCCESS, "3")
-        assert await asked(peer, queue_id=1) == (ResponseCode.SUCCESS, "0")
+        assert await peer.committed("new") == 3
+        assert await peer.committed("new", queue_id=1) == 0
         await peer.send(b"in the place of one that was lost")
         (message,) = decode_many((await peer.pull(queue_offset=3)).body)
         assert message.body == b"in the place of one that was lost"
@@ -79,11 +71,8 @@ async def test_an_offset_belongs_to_the_topic_and_group_that_its_commit_named(
     async with broker_peer(tmp_path) as peer:
 
         async def commit(topic: str, group: str, queue_id: int = 0) -> tuple[int, int]:
-            header = UpdateConsumerOffsetRequestHeader(
-                consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=1
-            )
             by_pull = await peer.pull(consumer_group=group, topic=topic, queue_id=queue_id, sys_flag=5, commit_offset=1)
-            return by_pull.code, (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code
+            return by_pull.code, (await peer.commit(1, group, topic, queue_id)).code
 
         async def table() -> Any:
             return fastjson.loads((await peer.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body)["offsetTable"]

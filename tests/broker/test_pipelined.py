@@ -24,7 +24,6 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
-from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
@@ -169,10 +168,7 @@ async def _outcome(path: Path, seed: int) -> tuple[list[object], list[object], l
     }
     async with broker_peer(path, {"max_message_size": 4096}, clock=lambda: 1_000, **settings) as peer:
         for topic, perm in (("T", 6), ("one", 6), ("read-only", 4), ("write-only", 2)):
-            header = CreateTopicRequestHeader(
-                topic=topic, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=perm
-            )
-            assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+            assert (await peer.alter_topic(topic, perm=perm)).code == ResponseCode.SUCCESS
         requests = [drawn.choice([_usual(number)] * 20 + _odd(number)) for number in range(300)]
         for number, request in enumerate(requests):
             request.opaque = number

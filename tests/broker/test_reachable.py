@@ -21,7 +21,6 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
@@ -138,13 +137,7 @@ async def _send(peer: Peer, send: Send, bodies: list[bytes]) -> RemotingCommand:
 
 async def _commit_all(peer: Peer) -> None:
     async for half in _all(peer, [(TRANS_HALF_TOPIC, 0)]):
-        header = EndTransactionRequestHeader(
-            producer_group="p",
-            tran_state_table_offset=half.queue_offset,
-            commit_log_offset=half.physical_offset,
-            commit_or_rollback=COMMIT,
-        )
-        await peer.ask(RequestCode.END_TRANSACTION, header)
+        await peer.end_transaction(half.queue_offset, half.physical_offset, COMMIT)
 
 
 async def _find(peer: Peer, bodies: set[bytes]) -> dict[bytes, MessageExt]:
@@ -207,7 +200,7 @@ async def test_a_message_that_no_queue_would_receive_is_refused(tmp_path: Path, 
         refused = await peer.send(sys_flag=sys_flag)
         assert (refused.code, f"its sysFlag is {sys_flag}" in str(refused.remark)) == (13, True)
         batch = encode_batch([Message("T", b"x")])
-        refused = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header(sys_flag=sys_flag), batch)
+        refused = await peer.send_batch(batch, sys_flag=sys_flag)
         assert (refused.code, "a batch cannot be part of a transaction" in str(refused.remark)) == (13, True)
         assert (await peer.send()).ext_fields["queueOffset"] == "1"
 

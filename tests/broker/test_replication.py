@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.config import TransferFrom
 from rucola.broker.replication import ha_client
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
@@ -27,7 +26,7 @@ from rucola.store.tools.check import check
 from support.cluster import HOST, cluster
 from support.errors import raises
 from support.faults import flush_in_threads
-from support.replication import caught_up, end_of, figures, is_stored_safely, pair, same_logs, send
+from support.replication import caught_up, end_of, figures, is_stored_safely, pair, send
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -205,20 +204,6 @@ async def test_replication_resumes_after_restarts_of_either_side(tmp_path: Path)
         master = await running.start_broker(port=port)
         await send(running, 20)
         await caught_up(running, master, slave)
-
-
-async def test_a_new_slave_starts_with_the_newest_file_if_its_master_says_so(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        master = await running.start_broker(ha_transfer_from=TransferFrom.last)
-        await running.create_topic(master, "T")
-        await send(running, 30, 100_000)
-        end = await end_of(running, master)
-        slave = await running.start_slave()
-        await caught_up(running, master, slave)
-        assert int((await figures(running, slave))["commitLogMinOffset"]) == end - end % FILE > 0
-        await send(running, 30, 100_000)
-        await caught_up(running, master, slave)
-    same_logs(tmp_path)
 
 
 @pytest.mark.slow

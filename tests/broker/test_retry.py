@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from rucola.client import ConsumeFromWhere, Message, Producer, PushConsumer
-from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.message import MessageExt
 from rucola.message.record import decode_many
 from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.store.config_files import config_path, read_config, write_config
 from support.broker_peer import (
     Peer,
@@ -115,11 +113,6 @@ async def test_sending_back_for_an_unknown_group_is_refused(tmp_path: Path) -> N
         assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-async def alter_group(peer: Peer, retry_queue_nums: int) -> None:
-    body = encode_body(SubscriptionGroupConfig(group_name="g", retry_queue_nums=retry_queue_nums))
-    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == ResponseCode.SUCCESS
-
-
 async def queues_of(peer: Peer, topic: str) -> int:
     answer = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
     return decode_body(TopicConfigSerializeWrapper, answer.body).topic_config_table[topic].read_queue_nums
@@ -131,10 +124,10 @@ async def test_every_retry_is_in_a_queue_that_consumers_read(
 ) -> None:
     async with broker_with_delays(tmp_path, "0s") as peer:
         message = await sent_message(peer)
-        await alter_group(peer, before)
+        assert (await peer.alter_group(retry_queue_nums=before)).code == ResponseCode.SUCCESS
         assert (await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))).code == ResponseCode.SUCCESS
         assert await queues_of(peer, "%RETRY%g") == max(1, before)
-        await alter_group(peer, after)
+        assert (await peer.alter_group(retry_queue_nums=after)).code == ResponseCode.SUCCESS
         assert await queues_of(peer, "%RETRY%g") == queues, "consumers know the queues before the first retry"
         for _ in range(20):
             assert (await send_back(peer, message.physical_offset)).code == ResponseCode.SUCCESS
@@ -149,7 +142,7 @@ async def test_the_retry_topic_of_another_broker_grows_with_the_first_retry(tmp_
     """A broker that was a slave, or has Apache's store, may have a group of 4 queues and a topic of one."""
     async with broker_with_delays(tmp_path, "0s") as peer:
         message = await sent_message(peer)
-        await alter_group(peer, 1)
+        assert (await peer.alter_group(retry_queue_nums=1)).code == ResponseCode.SUCCESS
         assert (await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))).code == ResponseCode.SUCCESS
     file = config_path(tmp_path, "subscriptionGroup")
     table = read_config(file)
@@ -166,11 +159,9 @@ async def test_a_message_that_waited_goes_into_a_queue_that_its_topic_still_has(
     tmp_path: Path, properties: str
 ) -> None:
     async with broker_with_delays(tmp_path, "1s") as peer:
-        created = CreateTopicRequestHeader(topic="T", read_queue_nums=4, write_queue_nums=4, perm=6)
-        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
+        assert (await peer.alter_topic(queues=4)).code == ResponseCode.SUCCESS
         await peer.send(b"waits", queue_id=3, properties=properties)
-        created.read_queue_nums = created.write_queue_nums = 2
-        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, created)).code == ResponseCode.SUCCESS
+        assert (await peer.alter_topic(queues=2)).code == ResponseCode.SUCCESS
         (message,) = await next_messages(peer, queue_id=1)
         assert (message.body, message.properties["REAL_QID"]) == (b"waits", "3")
 

@@ -37,15 +37,6 @@ async def replace_master(running: Cluster, first: Broker, second: Broker) -> Non
     await follows(second, first)
 
 
-async def test_a_slave_has_the_epochs_of_its_master(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (running, master, slave):
-        assert set(await send(running, 5)) == {SendStatus.SEND_OK}
-        await follows(master, slave)
-        assert master.role.in_sync() == {1: master.role.position().end}
-        assert slave.role.in_sync() == {}
-        assert read_epochs(tmp_path / "broker-a") == read_epochs(tmp_path / "slave") == ((1, 0),)
-
-
 async def test_roles_are_exchanged_while_both_run(tmp_path: Path) -> None:
     async with pair(tmp_path, SYNC, messages=5) as (running, first, second):
         end = first.role.position().end

@@ -104,10 +104,9 @@ async def test_an_equal_version_is_answered_without_the_table_and_none_as_by_apa
             assert (await ask(code, None))[0] is None
             assert await ask(code, version) == (version, b"")
             assert await ask(code, "another") == (version, body)
-        header = {"consumer_group": "g", "topic": "TBW102", "queue_id": 0}
         first, body = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, "")
         assert body == b'{"offsetTable":{}}'
-        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequestHeader(**header, commit_offset=1))
+        await peer.commit(1, topic="TBW102")
         second, body = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, first)
         assert body == b'{"offsetTable":{"TBW102@g":{0:1}}}'
         assert await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, second) == (second, b'{"offsetTable":{}}')

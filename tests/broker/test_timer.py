@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
-from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS
 from rucola.broker.delivery.timer import MAX_DELAY_MS, TimerCheckpoint, redirect_delayed
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
@@ -158,18 +157,6 @@ def test_many_due_messages_are_delivered_in_batches(tmp_path: Path) -> None:
         assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH)]
         assert here.timed.deliver(T0 + 1000) is None
         assert here.bodies() == [b"%d" % number for number in range(DELIVERY_BATCH + 10)]
-
-
-def test_delivery_is_retried_later_while_the_store_refuses_puts(tmp_path: Path) -> None:
-    with timer_store(tmp_path) as here:
-        here.send(T0, T0 + 1000, b"body")
-        here.deliver(T0)
-        here.store.write_state.set_disk_full("full")
-        assert here.deliver(T0 + 1000) == T0 + 1000 + FIRST_RETRY_MS
-        assert here.timed.progress() == TimerCheckpoint(T0 + 999, 1, 0)
-        here.store.write_state.set_disk_full(None)
-        assert here.deliver(T0 + 2000) is None
-        assert here.bodies() == [b"body"]
 
 
 def test_a_late_message_with_an_earlier_due_time_is_delivered(tmp_path: Path) -> None:
@@ -344,19 +331,6 @@ async def test_a_broker_delivers_a_message_at_its_time(tmp_path: Path) -> None:
         (waited,) = decode_many((await peer.pull(topic=TIMER_TOPIC)).body)
         assert waited.offset_msg_id == sent.ext_fields["msgId"]
         assert properties.WAIT not in waited.properties
-
-
-async def test_a_timer_message_survives_a_restart(tmp_path: Path) -> None:
-    now_ms = T0
-
-    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
-        await peer.send(b"now")
-        await peer.send(b"later", properties=f"TIMER_DELIVER_MS\x01{T0 + 400 * DAY_MS}\x02")
-    now_ms += 400 * DAY_MS
-    async with broker_peer(tmp_path, clock=lambda: now_ms) as peer:
-        (message,) = await next_messages(peer, queue_offset=1)
-        assert message.body == b"later"
-    assert check(tmp_path) == []
 
 
 async def test_retention_keeps_messages_that_wait(tmp_path: Path) -> None:

