@@ -48,11 +48,21 @@ class Desk:
     """Held pulls on a real store, the retries of which are noted."""
 
     def __init__(self, path: Path, *, tick_s: float = 0.0, **bounds: int) -> None:
+        self._path = path
+        self.channel = Channel()
         self.loop = Turns(tick_s)
         self.hold = PullRequestHold(loop=self.loop, **bounds)
         self.store = MessageStore(config(path), self._arrived)
         self.retried: list[tuple[str, int]] = []
         self.last: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Desk:
+        self.store.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+        assert check(self._path) == []
 
     def _arrived(self, topics: Mapping[str, TopicArrivals]) -> None:
         for queues, _, _ in topics.values():
@@ -60,7 +70,14 @@ class Desk:
                 self.hold.arrived(queue)
 
     def pull(
-        self, name: str, tags: str | None, channel: Channel, *, wait_ms: int = 1000, at: int = 0, queue_id: int = 0
+        self,
+        name: str,
+        tags: str | None,
+        channel: Channel | None = None,
+        *,
+        wait_ms: int = 1000,
+        at: int = 0,
+        queue_id: int = 0,
     ) -> None:
         codes = None if tags is None else frozenset(map(tags_code, tags.split()))
         waiting = Waiting(at, self.store.max_offset("T", queue_id), codes)
@@ -69,7 +86,7 @@ class Desk:
             (self.last if is_last else self.retried).append((name, checked))
             return None
 
-        self.hold.hold(HeldPull(channel, "T", queue_id, waiting, retry), wait_ms)
+        self.hold.hold(HeldPull(channel or self.channel, "T", queue_id, waiting, retry), wait_ms)
 
     def put(self, *tags: str, queue_id: int = 0) -> None:
         for tag in tags:
@@ -81,10 +98,9 @@ class Desk:
 
 
 def test_only_pulls_that_accept_a_new_tag_are_retried_from_its_first_message(tmp_path: Path) -> None:
-    desk, channel = Desk(tmp_path), Channel()
-    with desk.store:
+    with Desk(tmp_path) as desk:
         for name, tags in [("a", "A"), ("ab", "A B"), ("c", "C"), ("all", None)]:
-            desk.pull(name, tags, channel)
+            desk.pull(name, tags)
         desk.put("A", queue_id=1)
         assert desk.retried == []
         desk.put("X", "X")
@@ -97,14 +113,12 @@ def test_only_pulls_that_accept_a_new_tag_are_retried_from_its_first_message(tmp
         assert desk.retried[3:] == [("c", 36)]
         assert not desk.hold.held
         assert len(desk.hold) == 0
-    assert check(tmp_path) == []
 
 
 def test_a_pull_at_its_deadline_is_answered_from_the_end_of_what_was_compared(tmp_path: Path) -> None:
-    desk, channel = Desk(tmp_path), Channel()
-    with desk.store:
-        desk.pull("first", "A", channel, wait_ms=1000)
-        desk.pull("second", "A", channel, wait_ms=1001)
+    with Desk(tmp_path) as desk:
+        desk.pull("first", "A", wait_ms=1000)
+        desk.pull("second", "A", wait_ms=1001)
         desk.put("X", "X", "X")
         desk.expire(999)
         assert desk.last == []
@@ -113,12 +127,11 @@ def test_a_pull_at_its_deadline_is_answered_from_the_end_of_what_was_compared(tm
         desk.expire(5000)
         assert desk.last == [("first", 3), ("second", 3)]
         assert desk.retried == []
-    assert check(tmp_path) == []
 
 
 def test_a_pull_of_a_congested_connection_waits_until_its_peer_reads(tmp_path: Path) -> None:
-    desk, slow, good = Desk(tmp_path), Channel(), Channel()
-    with desk.store:
+    slow, good = Channel(), Channel()
+    with Desk(tmp_path) as desk:
         for name in ("slow 1", "slow 2"):
             desk.pull(name, None, slow)
         desk.pull("good", None, good)
@@ -131,12 +144,11 @@ def test_a_pull_of_a_congested_connection_waits_until_its_peer_reads(tmp_path: P
         desk.hold.writable(slow)
         assert desk.last == [("slow 1", 0), ("slow 2", 0)]
         assert len(desk.hold) == 0
-    assert check(tmp_path) == []
 
 
 def test_the_pulls_of_a_closed_connection_are_dropped(tmp_path: Path) -> None:
-    desk, gone, good = Desk(tmp_path), Channel(), Channel()
-    with desk.store:
+    gone, good = Channel(), Channel()
+    with Desk(tmp_path) as desk:
         for channel in (gone, good):
             for tags in ("A", "B", None):
                 desk.pull(str(tags), tags, channel)
@@ -148,12 +160,11 @@ def test_the_pulls_of_a_closed_connection_are_dropped(tmp_path: Path) -> None:
         desk.put("A", "B")
         assert desk.retried == [("None", 0), ("A", 1), ("B", 2)]
         assert len(desk.hold) == 0
-    assert check(tmp_path) == []
 
 
 def test_a_connection_may_hold_so_many_pulls_and_the_refusal_names_the_limit(tmp_path: Path) -> None:
-    desk, greedy, other = Desk(tmp_path, max_per_connection=3), Channel(), Channel()
-    with desk.store:
+    greedy, other = Channel(), Channel()
+    with Desk(tmp_path, max_per_connection=3) as desk:
         for number in range(3):
             desk.pull(str(number), "A", greedy)
         with raises(Refused, refusal=refusals.PULLS_HELD, count=3):
@@ -162,12 +173,11 @@ def test_a_connection_may_hold_so_many_pulls_and_the_refusal_names_the_limit(tmp
         assert len(desk.hold) == 4
         desk.expire(5000)
         desk.pull("3", "A", greedy)
-    assert check(tmp_path) == []
 
 
 def test_a_full_broker_answers_pulls_of_the_connection_with_most(tmp_path: Path) -> None:
-    desk, greedy, small = Desk(tmp_path, max_count=64), Channel(), Channel()
-    with desk.store:
+    greedy, small = Channel(), Channel()
+    with Desk(tmp_path, max_count=64) as desk:
         desk.pull("small", "A", small)
         for number in range(63):
             desk.pull(str(number), "A", greedy)
@@ -178,13 +188,12 @@ def test_a_full_broker_answers_pulls_of_the_connection_with_most(tmp_path: Path)
             desk.pull(f"new {number}", "A", Channel())
         assert [name for name, _ in desk.last] == [str(number) for number in range(41)]
         assert len(desk.hold) == 64
-    assert check(tmp_path) == []
 
 
 def test_a_pull_with_a_long_filter_counts_as_several(tmp_path: Path) -> None:
     """400 tags take 40 KB, as much as 20 pulls."""
-    desk, greedy, good = Desk(tmp_path, max_per_connection=50, max_count=64), Channel(), Channel()
-    with desk.store:
+    greedy, good = Channel(), Channel()
+    with Desk(tmp_path, max_per_connection=50, max_count=64) as desk:
         for number in range(2):
             desk.pull(f"long {number}", " ".join(f"{number}-{tag}" for tag in range(400)), greedy)
         with raises(Refused, refusal=refusals.PULLS_HELD, count=2, weight=40):
@@ -200,26 +209,22 @@ def test_a_pull_with_a_long_filter_counts_as_several(tmp_path: Path) -> None:
         desk.hold.closed(good)
         desk.loop.turn()
         assert not desk.hold.held
-    assert check(tmp_path) == []
 
 
 def test_a_message_is_compared_with_a_bounded_number_of_filters(tmp_path: Path) -> None:
     """Pulls with further ones are retried after each."""
-    desk, channel = Desk(tmp_path), Channel()
-    with desk.store:
+    with Desk(tmp_path) as desk:
         for number in range(pull_request_hold.MAX_FILTERS + 2):
-            desk.pull(str(number), f"tag-{number}", channel)
+            desk.pull(str(number), f"tag-{number}")
         desk.put("X", "tag-9")
         assert desk.retried == [("9", 1), ("512", 0), ("513", 0)]
         assert len(desk.hold) == pull_request_hold.MAX_FILTERS - 1
-    assert check(tmp_path) == []
 
 
 def test_many_retries_are_spread_over_iterations(tmp_path: Path) -> None:
-    desk, channel = Desk(tmp_path, tick_s=0.001), Channel()
-    with desk.store:
+    with Desk(tmp_path, tick_s=0.001) as desk:
         for number in range(20):
-            desk.pull(str(number), "A", channel)
+            desk.pull(str(number), "A")
         desk.put("A")
         counts = [len(desk.retried)]
         while desk.loop.calls:
@@ -228,13 +233,11 @@ def test_many_retries_are_spread_over_iterations(tmp_path: Path) -> None:
         assert counts[0] < 10
         assert counts[-1] == 20
         assert desk.retried == [(str(number), 0) for number in range(20)]
-    assert check(tmp_path) == []
 
 
 def test_a_pull_whose_filter_has_changed_continues_where_its_last_read_ended(tmp_path: Path) -> None:
     """The retry reads a part of the messages that the former filter rejected; the rest has its turn next."""
-    desk, channel = Desk(tmp_path), Channel()
-    with desk.store:
+    with Desk(tmp_path) as desk:
         former, wanted = (frozenset(map(tags_code, tags)) for tags in ("A", "AB"))
         checked: list[int] = []
 
@@ -242,20 +245,18 @@ def test_a_pull_whose_filter_has_changed_continues_where_its_last_read_ended(tmp
             checked.append(from_offset)
             return Waiting(1, 4, wanted) if len(checked) == 1 else None
 
-        desk.hold.hold(HeldPull(channel, "T", 0, Waiting(0, 0, former), retry), 1000)
+        desk.hold.hold(HeldPull(desk.channel, "T", 0, Waiting(0, 0, former), retry), 1000)
         desk.put("X", "B", "B", "A")
         assert checked == [3, 1]
         assert len(desk.hold) == 0
-    assert check(tmp_path) == []
 
 
 def test_queues_take_turns(tmp_path: Path) -> None:
     """The one pull of a queue is not retried after the thousands of another that was woken before."""
-    desk, channel = Desk(tmp_path, tick_s=0.001), Channel()
-    with desk.store:
+    with Desk(tmp_path, tick_s=0.001) as desk:
         for number in range(100):
-            desk.pull(str(number), "A", channel)
-        desk.pull("only", "A", channel, queue_id=1)
+            desk.pull(str(number), "A")
+        desk.pull("only", "A", queue_id=1)
         desk.put("A")
         desk.put("A", queue_id=1)
         while desk.loop.calls:
@@ -264,13 +265,12 @@ def test_queues_take_turns(tmp_path: Path) -> None:
         assert len(desk.retried) == len({name for name, _ in desk.retried}) == 101
         assert not desk.hold.held
         assert len(desk.hold) == 0
-    assert check(tmp_path) == []
 
 
 def test_woken_pulls_that_expire_or_are_dropped_are_answered_once_or_not_at_all(tmp_path: Path) -> None:
     """Between two slices, pulls that were woken can reach their deadline, and connections close."""
-    desk, gone, good = Desk(tmp_path, tick_s=0.001), Channel(), Channel()
-    with desk.store:
+    gone, good = Channel(), Channel()
+    with Desk(tmp_path, tick_s=0.001) as desk:
         for number in range(20):
             desk.pull(f"good {number}", "A", good)
             desk.pull(f"gone {number}", "A", gone)
@@ -290,13 +290,12 @@ def test_woken_pulls_that_expire_or_are_dropped_are_answered_once_or_not_at_all(
         assert all(name.startswith("good") for name, _ in set(answered) - before - {("other", 1)})
         assert not desk.hold.held
         assert len(desk.hold) == 0
-    assert check(tmp_path) == []
 
 
 def test_all_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
     """Those that wait and those that were woken; a congested connection only closes."""
-    desk, slow, good = Desk(tmp_path, tick_s=0.01), Channel(), Channel()
-    with desk.store:
+    slow, good = Channel(), Channel()
+    with Desk(tmp_path, tick_s=0.01) as desk:
         for number in range(3):
             desk.pull(f"woken {number}", "A", good)
         desk.pull("waits", "B", good)
@@ -309,7 +308,6 @@ def test_all_pulls_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
         assert len(desk.hold) == 0
         desk.loop.turn()
         assert len(desk.retried) == 1
-    assert check(tmp_path) == []
 
 
 async def test_a_held_pull_passes_by_thousands_of_other_messages(tmp_path: Path) -> None:

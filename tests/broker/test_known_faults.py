@@ -14,10 +14,9 @@ from rucola.protocol.command import RemotingCommand
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import read_epochs
-from rucola.store.tools.check import check
-from support.cluster import HOST, SMALL_FILES, Cluster, cluster
+from support.cluster import HOST, SMALL_FILES, Cluster
 from support.proxy import Proxy
-from support.replication import follows, pair, send
+from support.replication import follows, lone_master, pair, send
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -39,9 +38,7 @@ async def test_a_master_cut_off_with_a_slave_shows_no_message_that_only_both_hav
     Consumers of the isolated master moved forward to messages that the elected third broker did not have, and
     committed offsets under which that one then stored others.
     """
-    async with cluster(tmp_path) as running:
-        first = await running.start_broker(store=SYNC)
-        await running.create_topic(first, "T", queues=1)
+    async with lone_master(tmp_path, SYNC) as (running, first):
         second = await running.start_slave()
         async with Proxy(f"{HOST}:{first.config.ha_listen_port}") as way:
             third = await running.start_broker(
@@ -72,7 +69,6 @@ async def test_a_master_cut_off_with_a_slave_shows_no_message_that_only_both_hav
         (kept,) = (tmp_path / name / "diverged").iterdir()
         with StoreReader(kept) as reader:
             assert len(list(reader.walk())) == 2
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == check(tmp_path / "third") == []
 
 
 async def test_a_new_epoch_of_the_same_master_interrupts_no_replication(tmp_path: Path) -> None:
@@ -93,9 +89,7 @@ async def test_a_new_epoch_of_the_same_master_interrupts_no_replication(tmp_path
 async def test_a_slave_follows_a_master_that_has_forgotten_its_first_epochs(tmp_path: Path) -> None:
     """apache/rocketmq#9689: the files of the log from these epochs were deleted while the slave was connected."""
     expiring = {"file_reserved_time": 0, "clean_resource_interval": 50, "delete_commit_log_files_interval": 1}
-    async with cluster(tmp_path) as running:
-        master = await running.start_broker(store=SYNC | expiring)
-        await running.create_topic(master, "T", queues=1)
+    async with lone_master(tmp_path, SYNC | expiring) as (running, master):
         slave = await running.start_slave()
         for epoch in (2, 3):
             await until(lambda: master.role.in_sync().keys() == {1})
@@ -111,7 +105,6 @@ async def test_a_slave_follows_a_master_that_has_forgotten_its_first_epochs(tmp_
         kept, copied = read_epochs(tmp_path / "broker-a"), read_epochs(tmp_path / "slave")
         assert kept == copied
         assert kept[0].number == 2
-    assert check(tmp_path / "broker-a") == check(tmp_path / "slave") == []
 
 
 async def has_deleted(running: Cluster, master: Broker) -> bool:

@@ -20,9 +20,10 @@ from rucola.message.topics import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.store.config_files import read_config
 from rucola.store.tools.check import check
 from support import stores
-from support.cluster import Cluster, cluster
+from support.cluster import Cluster
 from support.delayed_store import T0, delayed_store
 from support.own_deliveries import HOUR_MS, LEVELS, Clock, has_messages, send_waiting
+from support.replication import lone_master
 
 SETTINGS: dict[str, Any] = {"store": LEVELS, "transaction_check_interval": 50, "transaction_check_max": 1 << 30}
 WAITING = (b"delayed", b"half", b"timer")
@@ -64,9 +65,7 @@ async def test_a_copy_whose_log_is_older_than_its_progress_delivers_what_waits(
 ) -> None:
     clock = Clock()
     source, copy = tmp_path / "broker-a", tmp_path / "copy"
-    async with cluster(tmp_path) as running:
-        broker = await running.start_broker(clock=clock, **SETTINGS)
-        await running.create_topic(broker, "T", queues=1)
+    async with lone_master(tmp_path, clock=clock, **SETTINGS) as (running, broker):
         await send_all(running)
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.tmp"))
         await deliver_all(running, broker, clock)

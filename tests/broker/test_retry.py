@@ -25,7 +25,8 @@ from support.broker_peer import (
     send_back,
     send_header,
 )
-from support.cluster import Tally, cluster
+from support.cluster import Tally
+from support.replication import lone_master
 from support.waiting import until
 
 TWENTY_LEVELS = "0s " * 20
@@ -186,9 +187,7 @@ async def test_a_direct_send_to_the_retry_topic_ends_in_the_dead_letter_topic(tm
 
 
 async def test_a_failing_listener_receives_a_message_until_it_is_a_dead_letter(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        broker = await running.start_broker(store={"message_delay_level": "0s"})
-        await running.create_topic(broker, "T", queues=1)
+    async with lone_master(tmp_path, {"message_delay_level": "0s"}) as (running, _):
         tries: Tally[tuple[str, bytes, int]] = Tally()
 
         async def fail(message: MessageExt) -> None:

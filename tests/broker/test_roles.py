@@ -20,8 +20,8 @@ from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
 from rucola.store.tools.check import check
-from support.cluster import HOST, Cluster, cluster
-from support.replication import follows, pair, send
+from support.cluster import HOST, Cluster
+from support.replication import follows, pair, send, sound_cluster
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -138,7 +138,7 @@ async def test_a_master_is_fenced_by_a_slave_that_has_followed_a_newer_one(
 @pytest.mark.slow
 async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What a slave has replicated may be acknowledged: only an operator may set it aside."""
-    async with cluster(tmp_path) as running:
+    async with sound_cluster(tmp_path) as running:
         master = await running.start_broker()
         port = master.config.listen_port
         await running.create_topic(master, "T", queues=1)
@@ -164,7 +164,6 @@ async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path, caplog: py
         (kept,) = (tmp_path / "slave" / "diverged").iterdir()
         with StoreReader(kept) as reader:
             assert len(list(reader.walk())) == 5
-    assert check(tmp_path / "slave") == check(tmp_path / "broker-a") == []
 
 
 def masters(running: Cluster) -> dict[int, str]:
@@ -256,7 +255,7 @@ async def test_becoming_what_it_is_changes_nothing(tmp_path: Path) -> None:
 async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with cluster(tmp_path) as running:
+    async with sound_cluster(tmp_path) as running:
         broker = await running.start_broker()
         failed = asyncio.create_task(broker.wait_failed())
         epochs = tmp_path / "broker-a" / EPOCH_FILE
@@ -269,7 +268,6 @@ async def test_a_change_of_role_that_fails_stops_the_broker_and_is_told(
             broker.role.position()
         epochs.write_bytes(whole)
     assert "the role cannot be changed" in caplog.text
-    assert check(tmp_path / "broker-a") == []
 
 
 async def test_the_last_switch_outlives_the_process(tmp_path: Path) -> None:

@@ -23,10 +23,9 @@ from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.topic import TableCopyHeader, TableVersionHeader
 from rucola.remoting.connection import Connection, Processor
-from rucola.store.tools.check import check
 from support.broker_peer import broker_peer
 from support.cluster import Cluster, cluster
-from support.replication import caught_up, pair, send
+from support.replication import caught_up, pair, send, sound_cluster
 from support.waiting import until
 
 
@@ -192,7 +191,7 @@ async def test_a_master_that_names_no_end_with_a_table_is_asked_for_it(
         RequestCode.GET_ALL_DELAY_OFFSET: delay_offsets,
         RequestCode.GET_BROKER_RUNTIME_INFO: runtime_info,
     }
-    async with cluster(tmp_path) as running:
+    async with sound_cluster(tmp_path) as running:
         await running.scripted_broker("broker-a", "T", processors)
         await running.start_slave()
         file = tmp_path / "slave" / "config" / "delayOffset.json"
@@ -201,4 +200,3 @@ async def test_a_master_that_names_no_end_with_a_table_is_asked_for_it(
         log_end = 0  # it has lost its log, and begins at -1 as Apache's without files
         await until(file.exists)
         assert fastjson.loads(file.read_bytes())["offsetTable"] == {1: 5}
-    assert check(tmp_path / "slave") == []

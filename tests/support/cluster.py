@@ -45,6 +45,8 @@ class Cluster:
         self.first_namesrv = namesrv
         self.namesrv = f"{HOST}:{namesrv.port}"
         self.remoting = RemotingClient()
+        self.stores: set[Path] = set()
+        """The directories of all brokers."""
         self._stack = stack
 
     async def add_namesrv(self) -> Namesrv:
@@ -73,6 +75,7 @@ class Cluster:
             **{"broker_ip1": HOST} | settings,
         )
         store_config = StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
+        self.stores.add(store_config.store_path_root_dir)
         broker = Broker(config, store_config, clock=clock, probe_disk=probe_disk)
         return await self._stack.enter_async_context(broker)
 

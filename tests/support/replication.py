@@ -41,6 +41,26 @@ async def caught_up(running: Cluster, master: Broker, slave: Broker) -> None:
 
 
 @asynccontextmanager
+async def sound_cluster(path: Path) -> AsyncIterator[Cluster]:
+    """A cluster whose stores are checked at the end."""
+    async with cluster(path) as running:
+        yield running
+    for store in running.stores:
+        assert check(store) == []
+
+
+@asynccontextmanager
+async def lone_master(
+    path: Path, store: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Cluster, Broker]]:
+    """A master with a topic T of one queue, and no slave yet. All stores are checked at the end."""
+    async with sound_cluster(path) as running:
+        master = await running.start_broker(store=store, **settings)
+        await running.create_topic(master, "T", queues=1)
+        yield running, master
+
+
+@asynccontextmanager
 async def pair(
     path: Path,
     master: dict[str, Any] | None = None,
