@@ -33,11 +33,11 @@ from rucola.store.config import BrokerRole
 from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
 from support.access import ADMIN, READER, STRANGER, WRITER, GuardedCluster, guarded_cluster, signed
-from support.broker_peer import pull_header, send_header
 from support.compatibility import rows
 from support.errors import raises
 from support.interceptors import requests_of_every_field
 from support.metrics import sample_value, scrape
+from support.peer import pull_header, send_header
 from support.remoting_peers import RawPeer
 from support.waiting import until
 

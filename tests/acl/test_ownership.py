@@ -19,8 +19,8 @@ from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from support.access import ADMIN, GuardedCluster, guarded_cluster
-from support.broker_peer import send_header
 from support.cluster import Tally
+from support.peer import send_header
 from support.requester import REPLY_PROPERTIES, REPLY_TOPIC
 from support.waiting import until
 

@@ -13,9 +13,9 @@ from rucola.message.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.store.tools.check import check
-from support.broker_peer import pull_header, send_header
 from support.cluster import Cluster, cluster
 from support.own_deliveries import Clock
+from support.peer import pull_header, send_header
 from support.waiting import until
 
 

@@ -21,7 +21,8 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.pull import PullMessageResponseHeader
-from support.broker_peer import Peer, broker_peer, pull_header
+from support.broker_peer import broker_peer
+from support.peer import Peer, pull_header
 
 KEEPS_RUNNING = [code for code in RequestCode if code is not RequestCode.UPDATE_BROKER_CONFIG]
 TEXTS = """

@@ -28,9 +28,10 @@ from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
 from rucola.store.config import FlushDiskType
 from rucola.store.kernel_flush import KernelFlush
-from support.broker_peer import broker_peer, heartbeat, send_header
+from support.broker_peer import broker_peer, heartbeat
 from support.errors import raises
 from support.faults import flush_in_threads
+from support.peer import send_header
 
 # Waiting pulls.
 

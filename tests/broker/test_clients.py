@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -166,20 +165,41 @@ class Channel:
         raise AssertionError("no member expires")
 
 
+def registry(
+    notify: Callable[[ClientChannel, str], None] = lambda channel, group: None,
+    call_later: Callable[[float, Callable[[], None]], object] = lambda delay_s, call: None,
+) -> ClientRegistry:
+    return ClientRegistry(lambda group: True, notify, lambda group: None, call_later)
+
+
+def announce(
+    clients: ClientRegistry,
+    channel: ClientChannel,
+    client_id: str,
+    consumers: Iterable[str] = (),
+    producers: Iterable[str] = (),
+    *,
+    user: Principal | None = None,
+    now_ms: int = 0,
+) -> None:
+    """Register a heartbeat with these groups."""
+    beat = HeartbeatData(
+        client_id=client_id,
+        consumer_data_set=[ConsumerData(group_name=group) for group in consumers],
+        producer_data_set=[ProducerData(group_name=group) for group in producers],
+    )
+    clients.heartbeat(channel, Caller("10.0.0.1:1", user=user), beat, "JAVA", 409, now_ms)
+
+
 def test_members_that_join_together_are_notified_together() -> None:
-    notified: list[Channel] = []
+    notified: list[ClientChannel] = []
     pending: list[tuple[float, Callable[[], None]]] = []
-    clients = ClientRegistry(
-        should_notify=lambda group: True,
-        notify=lambda channel, group: notified.append(cast(Channel, channel)),
-        on_group_left=lambda group: None,
-        call_later=lambda delay_s, call: pending.append((delay_s, call)),
+    clients = registry(
+        lambda channel, group: notified.append(channel), lambda delay_s, call: pending.append((delay_s, call))
     )
     channels = [Channel() for _ in range(1500)]
     for number, channel in enumerate(channels):
-        consumers = [ConsumerData(group_name="g")]
-        beat = HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers)
-        clients.heartbeat(channel, Caller("10.0.0.1:1"), beat, "JAVA", 409, 0)
+        announce(clients, channel, f"c{number}", ["g"])
     assert len(notified) <= 32, "all of them join in one iteration of the event loop"
     delays_s = []
     while pending:
@@ -198,11 +218,8 @@ def test_members_that_join_together_are_notified_together() -> None:
 def test_a_client_that_leaves_hundreds_of_groups_notifies_their_members_in_slices() -> None:
     notified: list[str] = []
     pending: list[tuple[float, Callable[[], None]]] = []
-    clients = ClientRegistry(
-        should_notify=lambda group: True,
-        notify=lambda channel, group: notified.append(group),
-        on_group_left=lambda group: None,
-        call_later=lambda delay_s, call: pending.append((delay_s, call)),
+    clients = registry(
+        lambda channel, group: notified.append(group), lambda delay_s, call: pending.append((delay_s, call))
     )
 
     def run() -> list[int]:
@@ -215,11 +232,10 @@ def test_a_client_that_leaves_hundreds_of_groups_notifies_their_members_in_slice
         notified.clear()
         return counts
 
-    consumers = [ConsumerData(group_name=f"g{number}") for number in range(100)]
+    groups = [f"g{number}" for number in range(100)]
     channels = [Channel() for _ in range(20)]
     for number, channel in enumerate(channels):
-        beat = HeartbeatData(client_id=f"c{number}", consumer_data_set=consumers)
-        clients.heartbeat(channel, Caller("10.0.0.1:1"), beat, "JAVA", 409, 0)
+        announce(clients, channel, f"c{number}", groups)
         assert max(run()) <= 32
     clients.closed(channels[0])
     assert len(notified) == 32
@@ -277,32 +293,25 @@ async def test_an_idle_time_of_zero_closes_no_connection(tmp_path: Path) -> None
 
 def test_an_id_is_known_while_its_client_is_in_a_producer_group() -> None:
     """The id that a client announced last, in any of its groups, and no other."""
-    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
-    channel = cast(Connection, object())
-
-    def beat(client_id: str, *groups: str) -> None:
-        producers = [ProducerData(group_name=group) for group in groups]
-        heartbeat = HeartbeatData(client_id=client_id, producer_data_set=producers)
-        clients.heartbeat(channel, Caller("10.0.0.1:1"), heartbeat, "JAVA", 409, 0)
-
-    beat("one", "p", "q")
+    clients = registry()
+    channel = Channel()
+    announce(clients, channel, "one", (), "pq")
     clients.unregister(channel, "p", None)
     assert clients.producer("one") is not None
-    beat("two", "q")
+    announce(clients, channel, "two", (), "q")
     assert (clients.producer("one"), clients.producer("two") is None) == (None, False)
-    beat("three", "p")
+    announce(clients, channel, "three", (), "p")
     clients.closed(channel)
     assert [clients.producer(one) for one in ("one", "two", "three")] == [None] * 3
     assert clients.producers == {}
 
 
 def test_an_id_that_two_users_announced_is_free_when_all_but_one_have_expired() -> None:
-    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    clients = registry()
     channels = [Channel() for _ in range(3)]
 
     def beat(channel: Channel, user: str, now_ms: int) -> None:
-        heartbeat = HeartbeatData(client_id="id", producer_data_set=[ProducerData(group_name="p")])
-        clients.heartbeat(channel, Caller("10.0.0.1:1", user=Principal(user)), heartbeat, "JAVA", 409, now_ms)
+        announce(clients, channel, "id", (), "p", user=Principal(user), now_ms=now_ms)
 
     def holder() -> ClientChannel | None:
         return (clients.producer("id") or (None,))[0]
@@ -326,11 +335,10 @@ def test_an_id_that_two_users_announced_is_free_when_all_but_one_have_expired() 
     assert (clients.producers, clients._producers_by_id) == ({}, {})
 
 
-CALLERS = [Caller("10.0.0.1:1", user) for user in (None, Principal("alice"), Principal("eve"))]
 STEPS = st.tuples(
     st.sampled_from(["beat", "unregister", "close", "expire"]),
     st.integers(0, 3),  # which channel
-    st.sampled_from(CALLERS),
+    st.sampled_from([None, Principal("alice"), Principal("eve")]),
     st.sampled_from(["one", "two"]),
     st.sampled_from([["p"], ["q"], ["p", "q"]]),
 )
@@ -338,16 +346,14 @@ STEPS = st.tuples(
 
 @given(st.lists(STEPS, max_size=25))
 def test_an_id_is_that_of_its_connected_clients_user_or_nobodys(
-    steps: list[tuple[str, int, Caller, str, list[str]]],
+    steps: list[tuple[str, int, Principal | None, str, list[str]]],
 ) -> None:
-    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    clients = registry()
     channels = [Channel() for _ in range(4)]
-    for now_ms, (step, number, caller, client_id, groups) in enumerate(steps):
+    for now_ms, (step, number, user, client_id, groups) in enumerate(steps):
         channel = channels[number]
         if step == "beat":
-            producers = [ProducerData(group_name=group) for group in groups]
-            heartbeat = HeartbeatData(client_id=client_id, producer_data_set=producers)
-            clients.heartbeat(channel, caller, heartbeat, "JAVA", 409, now_ms)
+            announce(clients, channel, client_id, (), groups, user=user, now_ms=now_ms)
             assert (clients.producer(client_id) or (channel,))[0] is channel, "the latest of a user"
         elif step == "unregister":
             clients.unregister(channel, groups[0], None)
@@ -366,13 +372,12 @@ def test_an_id_is_that_of_its_connected_clients_user_or_nobodys(
 
 
 def test_the_producers_of_one_user_that_do_not_read_do_not_hide_those_of_others() -> None:
-    clients = ClientRegistry(lambda group: False, lambda channel, group: None, lambda group: None, lambda *_: None)
+    clients = registry()
     channels = {}
     for user in ("denied", "first", "first", "second", "denied too", "third"):
         channel = Channel()
         channels.setdefault(user, []).append(channel)
-        heartbeat = HeartbeatData(client_id=user, producer_data_set=[ProducerData(group_name="p")])
-        clients.heartbeat(channel, Caller("10.0.0.1:1", user=Principal(user)), heartbeat, "JAVA", 409, 0)
+        announce(clients, channel, user, (), "p", user=Principal(user))
 
     def chosen() -> object:
         return clients.next_producer("p", lambda caller: caller.user is not None and "denied" not in caller.user.name)
@@ -411,8 +416,7 @@ async def test_a_client_is_answered_before_it_is_notified_that_it_joined(tmp_pat
         assert (first_answer, second_answer) == (first.opaque, second.opaque)
         assert [command.code for command in received if command.flag & FLAG_RESPONSE] == [ResponseCode.SUCCESS] * 2
         assert notified[0] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
-        command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat("other"))
-        assert (await peer.client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
+        assert (await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))).code == ResponseCode.SUCCESS
         assert (await receive(4))[3][0] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         writer.close()
         file.rmdir()

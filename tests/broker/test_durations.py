@@ -13,7 +13,8 @@ from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.kv import KVTable
 from rucola.store.config import BrokerRole
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
+from support.peer import Peer
 
 
 async def figures(peer: Peer) -> dict[str, str]:

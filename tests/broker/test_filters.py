@@ -26,7 +26,8 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.connections import CheckClientRequestBody
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
+from support.peer import Peer
 
 T0 = 1_800_000_000_000
 DAY_MS = 24 * 3600 * 1000

@@ -25,8 +25,9 @@ from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from simulation.turns import Turns
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
 from support.errors import raises
+from support.peer import Peer
 from support.stores import config, inner
 
 HELD = pull.SUBSCRIPTION | pull.SUSPEND

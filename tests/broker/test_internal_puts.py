@@ -26,9 +26,10 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
 from support.aging_broker import ClockAndDisk, aging_broker
-from support.broker_peer import Peer, broker_peer, broker_with_delays, next_messages, send_back
+from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
 from support.delayed_store import T0, DelayedStore, delayed_store
 from support.metrics import BROKER_LABELS, sample_value, scrape
+from support.peer import Peer
 from support.requester import REPLY_TOPIC, requester, send_reply
 from support.timer_store import DAY_MS, fill, timer_store
 from support.transaction_store import COMMIT, ROLLBACK, TIMEOUT_MS, checked_body, transaction_store

@@ -10,7 +10,6 @@ from pathlib import Path
 from rucola.broker.broker import Broker
 from rucola.client import PullConsumer, SendStatus
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import read_epochs
@@ -109,6 +108,6 @@ async def test_a_slave_follows_a_master_that_has_forgotten_its_first_epochs(tmp_
 
 async def has_deleted(running: Cluster, master: Broker) -> bool:
     """Have files deleted; whether the first epoch is gone."""
-    await running.remoting.invoke_ok(master.address, RemotingCommand.request(RequestCode.DELETE_EXPIRED_COMMITLOG))
+    await running.peer(master).ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
     assert master.parts is not None
     return master.parts.storage.store.min_physical_offset > SMALL_FILES["mapped_file_size_commit_log"]

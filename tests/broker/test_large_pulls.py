@@ -20,8 +20,9 @@ from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
 from rucola.remoting.byte_stream import Stream, open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.tls_config import TlsMode
-from support.broker_peer import Peer, broker_peer, pull_header
+from support.broker_peer import broker_peer
 from support.certificates import Certificates
+from support.peer import Peer, pull_header
 
 LARGE = 3_900_000
 STORE = {"mapped_file_size_commit_log": 16 << 20, "max_message_size": 4 << 20}

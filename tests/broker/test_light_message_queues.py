@@ -9,7 +9,8 @@ from rucola.message import properties
 from rucola.message.record import decode_many
 from rucola.protocol.codes import ResponseCode
 from support.apache_stores import settings, with_lmq
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
+from support.peer import Peer
 from support.waiting import until
 
 

@@ -26,8 +26,8 @@ from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from simulation.memory_loop import GroupCommitWithoutThread
 from simulation.step_loop import StepClient, StepLoop
-from support.broker_peer import pull_header, send_header
 from support.cluster import SMALL_FILES
+from support.peer import pull_header, send_header
 
 pytestmark = pytest.mark.slow
 

@@ -25,9 +25,9 @@ from rucola.protocol.replication import encode_report
 from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.metrics_config import MetricsExporterType
-from support.broker_peer import pull_header
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, Samples, http_request, sample_value, scrape
+from support.peer import pull_header
 from support.replication import end_of, follows, pair, send
 from support.waiting import until
 

@@ -12,7 +12,8 @@ from rucola.message.record import decode_many
 from rucola.message.topics import TRANS_HALF_TOPIC
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.reply import ReplyMessageRequestHeader
-from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back, send_header
+from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
+from support.peer import send_header
 from support.requester import REPLY_TOPIC, requester
 from support.transaction_store import COMMIT
 

@@ -17,14 +17,11 @@ from rucola.broker.replication import table_sync
 from rucola.broker.replication.pending_progress import MasterProgress, PendingProgress
 from rucola.broker.role import LogPosition
 from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
-from rucola.domain.group import SubscriptionGroupConfig
-from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.store.tools.check import check
-from support.cluster import HOST, Cluster, cluster
+from support.cluster import HOST, Cluster
 from support.own_deliveries import HOUR_MS, LEVELS, Clock, half_offset, has_messages, send_waiting
 from support.proxy import Proxy
+from support.replication import lone_master
 from support.waiting import until
 
 TRANSACTIONS = {"transaction_check_interval": 50, "transaction_check_max": 1 << 30}
@@ -50,17 +47,13 @@ class Pair:
         # and what the second one has copied is applied at the begin of the third.
         for _ in range(3):
             retries = next(_NUMBERS)
-            body = encode_body(SubscriptionGroupConfig(group_name="g", retry_max_times=retries))
-            await self.ask(self.first, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+            await self.running.peer(self.first).alter_group(retry_max_times=retries)
 
             async def is_copied(expected: bytes = b'"retryMaxTimes":%d,' % retries) -> bool:
-                return expected in await self.ask(self.second, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+                groups = await self.running.peer(self.second).ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+                return expected in groups.body
 
             await until(is_copied)
-
-    async def ask(self, broker: Broker, code: RequestCode, body: bytes = b"") -> bytes:
-        request = RemotingCommand.request(code, body=body)
-        return (await self.running.remoting.invoke_ok(broker.address, request)).body
 
     def delay_offsets(self) -> object:
         """What the slave would begin with as master."""
@@ -74,13 +67,12 @@ _NUMBERS = count(100)
 @asynccontextmanager
 async def pair_by_proxy(path: Path) -> AsyncIterator[Pair]:
     clock = Clock()
-    async with cluster(path) as running:
-        first = await running.start_broker(store=LEVELS, clock=clock, **TRANSACTIONS)
-        await running.create_topic(first, "T", queues=1)
-        async with Proxy(f"{HOST}:{first.config.ha_listen_port}") as way:
-            second = await running.start_slave(LEVELS, clock=clock, ha_master_address=way.address, **TRANSACTIONS)
-            yield Pair(running, first, second, way, clock)
-    assert check(path / "broker-a") == check(path / "slave") == []
+    async with (
+        lone_master(path, LEVELS, clock=clock, **TRANSACTIONS) as (running, first),
+        Proxy(f"{HOST}:{first.config.ha_listen_port}") as way,
+    ):
+        second = await running.start_slave(LEVELS, clock=clock, ha_master_address=way.address, **TRANSACTIONS)
+        yield Pair(running, first, second, way, clock)
 
 
 @pytest.fixture(autouse=True)

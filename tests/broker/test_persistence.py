@@ -20,9 +20,10 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import TopicRequestHeader
 from rucola.store.config_files import ConfigFile, config_path
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
 from support.errors import raises
 from support.faults import refusing
+from support.peer import Peer
 
 
 class Table:

@@ -27,8 +27,9 @@ from rucola.protocol.offset import QueueRequestHeader
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
-from support.broker_peer import broker_peer, pull_header, send_header
+from support.broker_peer import broker_peer
 from support.cluster import SMALL_FILES
+from support.peer import pull_header, send_header
 
 
 def _usual(number: int) -> RemotingCommand:

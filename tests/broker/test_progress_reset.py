@@ -19,11 +19,10 @@ from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.client import LocalTransactionState, Message, MessageExt, TransactionProducer
 from rucola.message.topics import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from rucola.store.config_files import read_config
-from rucola.store.tools.check import check
-from support.cluster import HOST, Cluster, cluster
+from support.cluster import HOST, Cluster
 from support.own_deliveries import HOUR_MS, LEVELS, Clock, half_offset, has_messages, send_waiting
 from support.proxy import Proxy
-from support.replication import follows
+from support.replication import follows, lone_master
 from support.waiting import until
 
 EAGER = {"transaction_check_interval": 50, "transaction_check_max": 1 << 30}
@@ -65,13 +64,10 @@ class Returning:
 @asynccontextmanager
 async def returning_master(path: Path) -> AsyncIterator[Returning]:
     clock = Clock()
-    async with cluster(path) as running:
-        first = await running.start_broker(store=LEVELS, clock=clock, **EAGER)
-        await running.create_topic(first, "T", queues=1)
+    async with lone_master(path, LEVELS, clock=clock, **EAGER) as (running, first):
         second = await running.start_slave(LEVELS)
         yield Returning(running, first, second, clock)
     assert list((path / "broker-a" / "diverged").iterdir()) != []
-    assert check(path / "broker-a") == check(path / "slave") == []
 
 
 @pytest.fixture(autouse=True)

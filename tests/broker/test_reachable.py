@@ -25,7 +25,8 @@ from rucola.store.directory_reader import StoreReader
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.broker_peer import Peer, broker_peer, broker_with_delays, next_messages, send_back, send_header
+from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
+from support.peer import Peer, send_header
 from support.requester import REPLY_TOPIC, requester, send_reply
 from support.transaction_store import COMMIT
 

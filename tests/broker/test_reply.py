@@ -17,9 +17,10 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import UnregisterClientRequestHeader
 from rucola.protocol.reply import ReplyMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
 from support.cluster import cluster
 from support.consumers import FIRST
+from support.peer import Peer
 from support.requester import REPLY_PROPERTIES, REPLY_TOPIC, requester, send_reply
 
 

@@ -15,7 +15,7 @@ from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.store.config_files import config_path, write_config
 from rucola.store.message_store import MessageStore
 from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config
-from support.broker_peer import Peer
+from support.peer import Peer
 from support.stores import inner
 from support.waiting import until
 

@@ -15,17 +15,9 @@ from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.store.config_files import config_path, read_config, write_config
-from support.broker_peer import (
-    Peer,
-    broker_peer,
-    broker_with_delays,
-    heartbeat,
-    max_offset,
-    next_messages,
-    send_back,
-    send_header,
-)
+from support.broker_peer import broker_peer, broker_with_delays, heartbeat, max_offset, next_messages, send_back
 from support.cluster import Tally
+from support.peer import Peer, send_header
 from support.replication import lone_master
 from support.waiting import until
 

@@ -13,9 +13,8 @@ from rucola.broker.role import NO_SWITCH, SwitchReason
 from rucola.client import Producer, PullConsumer, PullStatus, SendStatus
 from rucola.errors import StoreCorrupt, StoreError
 from rucola.message import Message
-from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.send import SendMessageRequestHeader
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
 from rucola.store.epoch_file import EPOCH_FILE, read_epochs
@@ -176,9 +175,7 @@ def masters(running: Cluster) -> dict[int, str]:
 
 async def refused_send(running: Cluster, broker: Broker) -> RemotingCommand:
     """Send to one broker, whatever the route is; return the refusal."""
-    header = SendMessageRequestHeader(producer_group="p", topic="T", queue_id=0, sys_flag=0, born_timestamp=0, flag=0)
-    request = RemotingCommand.request(RequestCode.SEND_MESSAGE, header, b"x")
-    answer = await running.remoting.invoke(broker.address, request)
+    answer = await running.peer(broker).send()
     assert answer.code != ResponseCode.SUCCESS
     return answer
 

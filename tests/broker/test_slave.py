@@ -13,25 +13,20 @@ from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
 from rucola.broker.replication import table_sync
 from rucola.client import Producer, PullConsumer
-from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.route import TopicRouteData
 from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message
 from rucola.message.record import decode_many
 from rucola.protocol import pull
-from rucola.protocol.body import decode_body, encode_body
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.offset import (
-    OffsetResponseHeader,
-    QueryConsumerOffsetRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
-)
-from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.route import GetRouteInfoRequestHeader
 from support.cluster import HOST, Cluster, cluster
 from support.errors import raises
+from support.peer import Peer
 from support.replication import caught_up, pair, send
 from support.waiting import until
 
@@ -42,12 +37,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_sync, "RUNS_PER_FULL_COPY", 5)
 
 
-async def ask(running: Cluster, broker: Broker, code: RequestCode, header: Any = None, body: bytes = b"") -> Any:
-    return await running.remoting.invoke(broker.address, RemotingCommand.request(code, header, body), 30_000)
-
-
 async def topics_of(running: Cluster, broker: Broker) -> dict[str, Any]:
-    answer = await ask(running, broker, RequestCode.GET_ALL_TOPIC_CONFIG)
+    answer = await running.peer(broker).ask(RequestCode.GET_ALL_TOPIC_CONFIG)
     return decode_body(TopicConfigSerializeWrapper, answer.body).topic_config_table
 
 
@@ -55,13 +46,9 @@ async def pulled(
     running: Cluster, broker: Broker, queue_offset: int, wait_ms: int = 0, **fields: Any
 ) -> RemotingCommand:
     sys_flag = pull.SUBSCRIPTION | (pull.SUSPEND if wait_ms else 0) | fields.pop("sys_flag", 0)
-    header = PullMessageRequestHeader(
-        **{"consumer_group": "g", "topic": "T", "queue_id": 0, "max_msg_nums": 32, "subscription": "*"} | fields,
-        queue_offset=queue_offset,
-        sys_flag=sys_flag,
-        suspend_timeout_millis=wait_ms,
+    return await running.peer(broker).pull(
+        queue_offset=queue_offset, sys_flag=sys_flag, suspend_timeout_millis=wait_ms, **fields
     )
-    return await ask(running, broker, RequestCode.PULL_MESSAGE, header)
 
 
 async def places(answer: RemotingCommand) -> tuple[int, int, int]:
@@ -69,34 +56,23 @@ async def places(answer: RemotingCommand) -> tuple[int, int, int]:
     return answer.code, header.suggest_which_broker_id, header.next_begin_offset
 
 
-async def committed(running: Cluster, broker: Broker, group: str = "g") -> int:
-    header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic="T", queue_id=0)
-    answer = await ask(running, broker, RequestCode.QUERY_CONSUMER_OFFSET, header)
-    return answer.decode_header(OffsetResponseHeader).offset if answer.code == ResponseCode.SUCCESS else -1
-
-
-async def change_group(running: Cluster, broker: Broker, **fields: Any) -> None:
-    body = encode_body(SubscriptionGroupConfig(group_name="g", **fields))
-    assert (await ask(running, broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
-
-
 @pytest.mark.slow
 async def test_a_slave_copies_the_masters_tables(tmp_path: Path) -> None:
-    async def is_committed_again(running: Cluster, slave: Broker, header: dict[str, Any]) -> bool:
+    async def is_committed_again(slave: Peer) -> bool:
         """What is committed at the slave is taken, until the master's comes in its place."""
-        update = UpdateConsumerOffsetRequestHeader(**header, commit_offset=5)
-        await ask(running, slave, RequestCode.UPDATE_CONSUMER_OFFSET, update)
-        assert await committed(running, slave) in (5, 17)
+        await slave.commit(5)
+        assert await slave.committed() in (5, 17)
 
         async def is_master_s() -> bool:
-            return await committed(running, slave) == 17
+            return await slave.committed() == 17
 
         await until(is_master_s)
         return True
 
     async with pair(tmp_path) as (running, master, slave):
+        copy = running.peer(slave)
         await running.create_topic(master, "Later", queues=3)
-        await change_group(running, master, retry_max_times=7)
+        assert (await running.peer(master).alter_group(retry_max_times=7)).code == 0
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
             await producer.send(Message("T", b"now"))
@@ -106,11 +82,11 @@ async def test_a_slave_copies_the_masters_tables(tmp_path: Path) -> None:
 
         async def has_all() -> bool:
             config = tmp_path / "slave" / "config"
-            groups = await ask(running, slave, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            groups = await copy.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             return (
                 await topics_of(running, slave) == await topics_of(running, master)
                 and b'"retryMaxTimes":7' in groups.body
-                and await committed(running, slave) == 17
+                and await copy.committed() == 17
                 and "Later" in (config / "topics.json").read_text()
                 and (config / "delayOffset.json").exists()
                 and fastjson.loads((config / "delayOffset.json").read_bytes())["offsetTable"] == {1: 1}
@@ -124,12 +100,11 @@ async def test_a_slave_copies_the_masters_tables(tmp_path: Path) -> None:
         (route,) = decode_body(TopicRouteData, answer.body).broker_datas
         assert route.broker_addrs == {0: master.address, 1: slave.address}
 
-        header = {"consumer_group": "g", "topic": "T", "queue_id": 0}
-        await until(lambda: is_committed_again(running, slave, header))
+        await until(lambda: is_committed_again(copy))
         await slave.stop()
         await master.stop()
         slave = await running.start_slave()
-        assert await committed(running, slave) == 17, "though its queue ends before that"
+        assert await running.peer(slave).committed() == 17, "though its queue ends before that"
 
 
 async def test_a_send_without_a_master_raises_topic_not_found(tmp_path: Path) -> None:
@@ -235,9 +210,9 @@ async def test_a_slave_answers_offsets_beyond_its_log(
         assert await places(await pulled(running, slave, 9, topic="T", queue_id=0, wait_ms=50)) == (again, 0, 9)
         header = {"sys_flag": pull.COMMIT_OFFSET, "commit_offset": 2}
         await pulled(running, slave, 0, **header)
-        assert await committed(running, slave) == 0
+        assert await running.peer(slave).committed() == 0
         await pulled(running, master, 0, **header)
-        assert await committed(running, master) == 2
+        assert await running.peer(master).committed() == 2
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -245,7 +220,7 @@ async def test_a_pull_response_suggests_a_broker(tmp_path: Path, is_read: bool) 
     far = {"access_message_in_memory_max_ratio": 0}
     async with pair(tmp_path, far, far, slave_read_enable=is_read) as (running, master, slave):
         await running.create_topic(master, "T", queues=1)
-        await change_group(running, master, broker_id=2, which_broker_when_consume_slowly=3)
+        await running.peer(master).alter_group(broker_id=2, which_broker_when_consume_slowly=3)
         await send(running, 3)
         await caught_up(running, master, slave)
 

@@ -12,9 +12,6 @@ from rucola.broker.replication import table_sync
 from rucola.client import Producer
 from rucola.message import Message
 from rucola.message.record import decode_many
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.pull import SUBSCRIPTION, PullMessageRequestHeader
 from support.aging_broker import ClockAndDisk
 from support.cluster import Cluster
 from support.replication import figures, follows, lone_master, send
@@ -40,9 +37,7 @@ async def rounds(disk: ClockAndDisk) -> None:
 
 
 async def delivered(running: Cluster, broker: Broker) -> list[bytes]:
-    header = PullMessageRequestHeader("g", "Waiting", 0, 0, 32, SUBSCRIPTION, subscription="*")
-    response = await running.remoting.invoke(broker.address, RemotingCommand.request(RequestCode.PULL_MESSAGE, header))
-    return [message.body for message in decode_many(response.body)]
+    return [message.body for message in decode_many((await running.peer(broker).pull(topic="Waiting")).body)]
 
 
 @pytest.mark.parametrize("is_rolled", [False, True], ids=["the-master-has-the-file", "the-master-has-rolled-it"])

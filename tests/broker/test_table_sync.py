@@ -14,13 +14,11 @@ from rucola.broker.broker import Broker
 from rucola.broker.replication import table_sync
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.client import Producer
-from rucola.domain.group import SubscriptionGroupConfig
 from rucola.message import Message
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
-from rucola.protocol.offset import UpdateConsumerOffsetRequestHeader
 from rucola.protocol.topic import TableCopyHeader, TableVersionHeader
 from rucola.remoting.connection import Connection, Processor
 from support.broker_peer import broker_peer
@@ -29,15 +27,8 @@ from support.replication import caught_up, pair, send, sound_cluster
 from support.waiting import until
 
 
-async def commit(running: Cluster, broker: Broker, offset: int, group: str = "g") -> None:
-    header = UpdateConsumerOffsetRequestHeader(consumer_group=group, topic="T", queue_id=0, commit_offset=offset)
-    await running.remoting.invoke_ok(
-        broker.address, RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-    )
-
-
 async def body_of(running: Cluster, broker: Broker, code: RequestCode) -> bytes:
-    return (await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code))).body
+    return (await running.peer(broker).ask(code)).body
 
 
 @pytest.mark.slow
@@ -53,16 +44,15 @@ async def test_changes_arrive_between_two_full_copies(tmp_path: Path, monkeypatc
 
             await until(is_so)
 
-        await commit(running, master, 17)
-        await commit(running, master, 3, "other")
+        source = running.peer(master)
+        await source.commit(17)
+        await source.commit(3, "other")
         await equal(RequestCode.GET_ALL_CONSUMER_OFFSET, b'"T@g":{0:17}')
-        await commit(running, master, 18)
+        await source.commit(18)
         await equal(RequestCode.GET_ALL_CONSUMER_OFFSET, b'"T@g":{0:18}')
         await running.create_topic(master, "Later", queues=3)
         await equal(RequestCode.GET_ALL_TOPIC_CONFIG, b"Later")
-        group = encode_body(SubscriptionGroupConfig(group_name="g", retry_max_times=7))
-        update = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
-        await running.remoting.invoke_ok(master.address, update)
+        await source.alter_group(retry_max_times=7)
         await equal(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, b'"retryMaxTimes":7')
         async with Producer("p", running.namesrv) as producer:
             await producer.send(Message("T", b"soon", properties={"DELAY": "1"}))
@@ -76,12 +66,12 @@ async def test_a_restarted_master_sends_all_offsets_again(tmp_path: Path, monkey
     async with pair(tmp_path) as (running, master, slave):
         await send(running, 1)
         await caught_up(running, master, slave)
-        await commit(running, master, 5)
+        await running.peer(master).commit(5)
         port = master.config.listen_port
         await master.stop()
-        await commit(running, slave, 9, "only at the slave")
+        await running.peer(slave).commit(9, "only at the slave")
         master = await running.start_broker(port=port, store={"broker_role": master.store_config.broker_role})
-        await commit(running, master, 6)
+        await running.peer(master).commit(6)
 
         async def has_both() -> bool:
             offsets = fastjson.loads(await body_of(running, slave, RequestCode.GET_ALL_CONSUMER_OFFSET))["offsetTable"]

@@ -35,9 +35,10 @@ from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support import stores
 from support.aging_broker import ClockAndDisk, aging_broker
-from support.broker_peer import Peer, broker_peer, next_messages
+from support.broker_peer import broker_peer, next_messages
 from support.errors import raises
 from support.examples import examples
+from support.peer import Peer
 from support.timer_store import DAY_MS, T0, TimerStore, fill, timer_store
 from support.waiting import until
 

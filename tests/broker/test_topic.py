@@ -14,11 +14,11 @@ from rucola.message.ids import parse_offset_msg_id
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import Header, RemotingCommand
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryConsumeQueueResponseBody
 from rucola.protocol.route import TopicList
-from rucola.protocol.topic import CreateTopicRequestHeader, TopicRequestHeader
-from support.broker_peer import broker_peer, send_header
+from rucola.protocol.topic import TopicRequestHeader
+from support.broker_peer import broker_peer
 from support.replication import sound_cluster
 from support.waiting import until
 
@@ -65,9 +65,8 @@ async def test_the_list_of_system_topics_has_every_topic_that_no_user_made(tmp_p
             ("TIMER_DELAY_MS\x01600000\x02", 0),
             ("TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02", sysflag.TRANSACTION_PREPARED),
         ):
-            header = send_header(properties=properties, sys_flag=sys_flag)
-            request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
-            await running.remoting.invoke_ok(broker.address, request)
+            sent = await running.peer(broker).send(properties=properties, sys_flag=sys_flag)
+            assert sent.code == ResponseCode.SUCCESS
 
         async def listed() -> bool:
             return {SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC} <= {*await admin.topics.names()}
@@ -109,19 +108,14 @@ async def test_name_servers_list_the_topics_of_units(tmp_path: Path) -> None:
     """Topics made by a producer of a unit, and the retry topics of groups in one, by a heartbeat or by a send."""
 
     async with sound_cluster(tmp_path) as running:
-        broker = await running.start_broker()
-
-        async def ask(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-            return await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code, header, body))
-
+        peer = running.peer(await running.start_broker())
         for topic in ("Unit", "%RETRY%sent"):
-            await ask(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic, unit_mode="true"), b"x")
+            await peer.send(topic=topic, unit_mode="true")
         for topic in ("Plain", "%RETRY%plain"):
-            await ask(RequestCode.SEND_MESSAGE_V2, send_header(topic=topic), b"x")
+            await peer.send(topic=topic)
         groups = [ConsumerData(group_name="beat", unit_mode=True), ConsumerData(group_name="other")]
-        await ask(RequestCode.HEART_BEAT, body=encode_body(HeartbeatData(client_id="c", consumer_data_set=groups)))
-        both = CreateTopicRequestHeader(topic="Both", read_queue_nums=1, write_queue_nums=1, perm=6, topic_sys_flag=3)
-        await ask(RequestCode.UPDATE_AND_CREATE_TOPIC, both)
+        await peer.ask(RequestCode.HEART_BEAT, body=encode_body(HeartbeatData(client_id="c", consumer_data_set=groups)))
+        await peer.alter_topic("Both", topic_sys_flag=3)
 
         async def listed(code: RequestCode) -> list[str]:
             answer = await running.remoting.invoke_ok(running.namesrv, RemotingCommand.request(code))

@@ -36,8 +36,9 @@ from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
-from support.broker_peer import Peer, broker_peer
+from support.broker_peer import broker_peer
 from support.cluster import Tally
+from support.peer import Peer
 from support.recorded_frames import decode as decode_frame
 from support.recorded_frames import frames
 from support.transaction_store import (

@@ -11,7 +11,6 @@ from rucola.broker.broker import Broker
 from rucola.protocol.codes import ResponseCode
 from rucola.store.config import BrokerRole
 from rucola.store.directory_reader import StoreReader
-from support.broker_peer import Peer
 from support.cluster import HOST, Cluster
 from support.replication import lone_master
 from support.waiting import until
@@ -21,7 +20,7 @@ PERIOD_MS = 100
 
 async def put(running: Cluster, broker: Broker, *bodies: bytes) -> list[int]:
     """Send to a broker, whatever the routes are; the codes of the answers."""
-    return [(await Peer(broker, running.remoting).send(body)).code for body in bodies]
+    return [(await running.peer(broker).send(body)).code for body in bodies]
 
 
 async def slave_at(running: Cluster, master: Broker, namesrv: str, number: int) -> Broker:

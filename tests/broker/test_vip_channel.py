@@ -18,8 +18,9 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.read_hooks import ReadHooks
-from support.broker_peer import broker_peer, heartbeat, pull_header, send_header
+from support.broker_peer import broker_peer, heartbeat
 from support.errors import raises
+from support.peer import pull_header, send_header
 from support.ports import HOST, free_port
 
 

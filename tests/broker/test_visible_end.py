@@ -22,13 +22,12 @@ from rucola.client import MessageExt, PushConsumer, SendStatus
 from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader, SearchOffsetRequestHeader
+from rucola.protocol.offset import SearchOffsetRequestHeader
 from rucola.store.config import BrokerRole
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from simulation.turns import Turns
-from support.broker_peer import pull_header
+from support.broker_peer import max_offset
 from support.cluster import HOST, Cluster, cluster
 from support.proxy import Proxy
 from support.replication import lone_master, send
@@ -58,9 +57,9 @@ async def in_sync(path: Path, slaves: int) -> AsyncIterator[tuple[Any, ...]]:
 async def seen(running: Cluster, broker: Broker, queue_offset: int = 0, wait_ms: int = 0) -> list[int]:
     """The queue offsets that a broker returns to a consumer from one on, and at most waits for."""
     flags = pull.SUBSCRIPTION | (pull.SUSPEND if wait_ms else 0)
-    header = pull_header(queue_offset=queue_offset, sys_flag=flags, suspend_timeout_millis=wait_ms, max_msg_nums=100)
-    request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
-    answer = await running.remoting.invoke(broker.address, request, 30_000)
+    answer = await running.peer(broker).pull(
+        queue_offset=queue_offset, sys_flag=flags, suspend_timeout_millis=wait_ms, max_msg_nums=100
+    )
     return [message.queue_offset for message in decode_many(answer.body)]
 
 
@@ -77,17 +76,9 @@ async def sees(running: Cluster, broker: Broker, count: int) -> None:
 
 async def ends(running: Cluster, broker: Broker) -> list[int]:
     """What a broker tells clients about the queue: its end, and the offset of its last message by time."""
-    found = []
-    for code, header in (
-        (RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic="T", queue_id=0)),
-        (
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-            SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=LATE_MS),
-        ),
-    ):
-        answer = await running.remoting.invoke_ok(broker.address, RemotingCommand.request(code, header))
-        found.append(answer.decode_header(OffsetResponseHeader).offset)
-    return found
+    by_time = SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=LATE_MS)
+    last = await running.peer(broker).ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, by_time)
+    return [await max_offset(running.peer(broker), "T", 0), int(last.ext_fields["offset"])]
 
 
 async def nothing(message: MessageExt) -> None:

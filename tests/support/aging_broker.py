@@ -14,8 +14,8 @@ from rucola.remoting.client import RemotingClient
 from rucola.store.config import StoreConfig
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
-from support.broker_peer import Peer
 from support.cluster import SMALL_FILES
+from support.peer import Peer
 from support.stores import HOST
 
 NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000

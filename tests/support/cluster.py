@@ -23,6 +23,7 @@ from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Processor
 from rucola.remoting.server import RemotingServer
 from rucola.store.config import BrokerRole, StoreConfig
+from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.proxy import Proxy
 
@@ -92,6 +93,9 @@ class Cluster:
         """A slave of broker-a, which hears of its master from the name server."""
         role = {"broker_role": BrokerRole.SLAVE}
         return await self.start_broker(store=role | (store or {}), directory=directory, **{"broker_id": 1} | settings)
+
+    def peer(self, broker: Broker) -> Peer:
+        return Peer(broker, self.remoting)
 
     async def create_topic(self, broker: Broker, topic: str, queues: int = 4, perm: int = 6) -> None:
         header = CreateTopicRequestHeader(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)

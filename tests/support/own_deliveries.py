@@ -9,8 +9,6 @@ from rucola.client import Message, Producer
 from rucola.message.record import decode_many
 from rucola.message.topics import TRANS_HALF_TOPIC
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
-from support.broker_peer import pull_header
 from support.cluster import Cluster
 from support.waiting import until
 
@@ -38,8 +36,7 @@ async def has_messages(running: Cluster, broker: Broker, *bodies: bytes) -> None
     """Wait until the first queue of T has these messages, in any order, and no others."""
 
     async def is_so() -> bool:
-        request = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header())
-        messages = decode_many((await running.remoting.invoke(broker.address, request)).body)
+        messages = decode_many((await running.peer(broker).pull()).body)
         return sorted(message.body for message in messages) == sorted(bodies)
 
     await until(is_so)
@@ -47,6 +44,5 @@ async def has_messages(running: Cluster, broker: Broker, *bodies: bytes) -> None
 
 async def half_offset(running: Cluster, broker: Broker) -> int:
     """How far a broker has come with half messages; -1 if it has not begun."""
-    request = RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    table = fastjson.loads((await running.remoting.invoke_ok(broker.address, request)).body)["offsetTable"]
+    table = fastjson.loads((await running.peer(broker).ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body)["offsetTable"]
     return int(table.get(f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get(0, -1))

@@ -14,7 +14,6 @@ from rucola.client import Producer, SendStatus
 from rucola.message import Message
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.protocol.kv import KVTable
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
@@ -23,9 +22,7 @@ from support.waiting import until
 
 
 async def figures(running: Cluster, broker: Broker) -> dict[str, str]:
-    answer = await running.remoting.invoke_ok(
-        broker.address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-    )
+    answer = await running.peer(broker).ask(RequestCode.GET_BROKER_RUNTIME_INFO)
     return decode_body(KVTable, answer.body).table
 
 

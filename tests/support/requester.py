@@ -12,7 +12,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
-from support.broker_peer import Peer, send_header
+from support.peer import Peer, send_header
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 
