@@ -7,6 +7,7 @@ import http.server
 import json
 import socketserver
 import threading
+import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from rucola.client import PullConsumer, PushConsumer, ReconsumeLater
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
 from rucola.reliable import operations
-from rucola.reliable.alerts import SHOWN, Alert, Alerts, Sink, digest, email_sink, webhook_sink
+from rucola.reliable.alerts import SHOWN, Alert, Alerts, email_sink, webhook_sink
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, SentStub, decide
 from rucola.reliable.relay import Relay
@@ -344,6 +345,12 @@ async def test_message_without_send_ok_stays_unconfirmed(sqlite_db: OutboxDataba
 # Alerts.
 
 
+def fail(db: OutboxDatabase, message_id: str, status: str = "DEAD") -> None:
+    stub = db.tables.stub
+    with db.engine().begin() as connection:
+        connection.execute(update(stub).where(stub.c.message_id == message_id).values(status=status, due_at=2))
+
+
 async def test_alerts_are_digests_with_one_per_kind_and_interval(
     sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ
 ) -> None:
@@ -355,9 +362,7 @@ async def test_alerts_are_digests_with_one_per_kind_and_interval(
         await until(lambda: bool(told.alerts))
         await until(lambda: all(stub.due_at is None for stub in stubs(sqlite_db)))
         (one_more,) = add(sqlite_db, "T", [b"x"])
-        stub = sqlite_db.tables.stub
-        with sqlite_db.engine().begin() as connection:
-            connection.execute(update(stub).where(stub.c.message_id == one_more).values(status="STUCK", due_at=2))
+        fail(sqlite_db, one_more, status="STUCK")
         running.wake()
         await until(lambda: stubs(sqlite_db)[-1].due_at > stubs(sqlite_db)[-1].created_at + 1000)
     (alert,) = told.alerts
@@ -378,26 +383,28 @@ async def test_alert_counts_all_messages_that_are_due_however_many_batches_they_
     assert [(alert.kind, alert.count) for alert in told.alerts] == [("DEAD", 45)]
 
 
-async def failing_then_working(db: OutboxDatabase, rocketmq: RocketMQ) -> list[str]:
-    order: list[str] = []
+async def test_a_sink_that_fails_gets_what_the_others_were_told_before(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ
+) -> None:
+    works, recovers, is_away = RecordingSink(), RecordingSink(), True
 
-    def fails_once(alert: Alert) -> None:
-        order.append("fails")
-        if order.count("fails") == 1:
+    def fails_at_first(alert: Alert) -> None:
+        if is_away:
             raise OSError("no route to host")
+        recovers(alert)
 
-    def works(alert: Alert) -> None:
-        order.append("works")
-
-    async with relay(db, rocketmq, alerts=Alerts([fails_once, works], interval_ms=1)):
-        await until(lambda: stubs(db)[0].due_at is None)
-    return order
-
-
-async def test_only_a_failed_sink_gets_the_alert_again(sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ) -> None:
-    add(sqlite_db, "T", [b"x"])
-    change(sqlite_db, status="DEAD", due_at=1)
-    assert await failing_then_working(sqlite_db, shared_rocketmq) == ["fails", "works", "fails"]
+    async with relay(sqlite_db, shared_rocketmq, alerts=Alerts([fails_at_first, works], interval_ms=1)) as running:
+        for number in (1, 2):
+            message_id, *_ = add(sqlite_db, "T", [b"x"])
+            fail(sqlite_db, message_id)
+            running.wake()
+            await until(lambda count=number: len(works.alerts) == count)
+        assert all(stub.due_at is not None for stub in stubs(sqlite_db))
+        is_away = False
+        await until(lambda: all(stub.due_at is None for stub in stubs(sqlite_db)))
+    ids = [stub.message_id for stub in stubs(sqlite_db)]
+    assert [(alert.count, *alert.message_ids) for alert in works.alerts] == [(1, message_id) for message_id in ids]
+    assert {message_id for alert in recovers.alerts for message_id in alert.message_ids} == set(ids)
 
 
 @contextmanager
@@ -410,11 +417,7 @@ def server(server: socketserver.BaseServer) -> Iterator[int]:
     thread.join()
 
 
-ALERT = digest("DEAD", ["A", "B"], [None, "in the dead letter queue of group g"], 2)
-
-
-async def deliver(sink: Sink) -> bool:
-    return await Alerts([sink], clock_s=lambda: 0.0).raise_alert(ALERT)
+ALERT = Alert("DEAD", 2, ("A", "B"), "in the dead letter queue of group g")
 
 
 async def test_webhook_sink_posts_alerts() -> None:
@@ -431,8 +434,9 @@ async def test_webhook_sink_posts_alerts() -> None:
 
     with server(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as port:
         sink = webhook_sink(f"http://127.0.0.1:{port}/hook")
-        assert not await deliver(sink)
-        assert await deliver(sink)
+        with pytest.raises(urllib.error.HTTPError):
+            await asyncio.to_thread(sink, ALERT)
+        await asyncio.to_thread(sink, ALERT)
     assert posted[1]["kind"] == "DEAD"
     assert posted[1]["message_ids"] == ["A", "B"]
     assert posted[1]["text"] == ALERT.text()
@@ -460,7 +464,8 @@ async def test_email_sink_sends_alerts() -> None:
                         return
 
     with server(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as port:
-        assert await deliver(email_sink("127.0.0.1", port, "rucola@example.org", ["a@example.org", "b@example.org"]))
+        sink = email_sink("127.0.0.1", port, "rucola@example.org", ["a@example.org", "b@example.org"])
+        await asyncio.to_thread(sink, ALERT)
     (mail,) = mails
     assert "Subject: rucola: 2 messages DEAD" in mail
     assert "To: a@example.org, b@example.org" in mail
@@ -488,5 +493,6 @@ async def test_a_mail_server_is_verified_before_it_gets_the_password(certificate
         sink = email_sink(
             "127.0.0.1", port, "rucola@example.org", ["a@example.org"], user="u", password="p", starttls=True
         )
-        assert not await deliver(sink)
+        with pytest.raises(OSError, match="certificate"):
+            await asyncio.to_thread(sink, ALERT)
     assert received[-1] in ("STARTTLS", "")

@@ -13,11 +13,12 @@ import smtplib
 import ssl
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from email.message import EmailMessage
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
+from sqlalchemy import Row
 
 from rucola.reliable.errors import ReliableError
 
@@ -58,6 +59,13 @@ class Alert(msgspec.Struct, frozen=True):
         if not self.message_ids:
             return f"rucola: {self.kind}"
         return f"rucola: {self.count} message{'s' * (self.count > 1)} {self.kind}"
+
+
+class DueAlert(NamedTuple):
+    """A stub in a state that is to be alerted; one that was reopened is alerted again."""
+
+    seq: int
+    reopened_at: int | None
 
 
 class Sink(Protocol):
@@ -119,35 +127,52 @@ def email_sink(
 class Alerts:
     """Delivers alerts to the log and all sinks, at most one per kind in `interval_ms`."""
 
-    def __init__(
-        self, sinks: Sequence[Sink] = (), *, interval_ms: int = INTERVAL_MS, clock_s: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), *, interval_ms: int = INTERVAL_MS) -> None:
         self._sinks: tuple[Sink, ...] = (log_sink, *sinks)
         self.interval_ms = interval_ms
-        self._clock_s = clock_s or (lambda: asyncio.get_running_loop().time())
-        self._next_s: dict[tuple[Sink, str], float] = {}
-        self._failed: set[tuple[Sink, str]] = set()
+        self._next_s: dict[str, float] = {}
+        # By sink and kind, the stubs that were due at the last alert that the sink has accepted.
+        self._told: dict[tuple[Sink, str], Set[DueAlert]] = {}
 
     def wait_ms(self, kind: str) -> int:
         """Return the time until an alert of this kind may be raised, 0 if now."""
-        next_s = max((self._next_s.get((sink, kind), 0.0) for sink in self._sinks), default=0.0)
-        return max(0, int((next_s - self._clock_s()) * 1000))
+        return max(0, int((self._next_s.get(kind, 0.0) - asyncio.get_running_loop().time()) * 1000))
 
-    async def raise_alert(self, alert: Alert) -> bool:
-        """Deliver an alert; return whether every sink accepted it. A repeated alert goes only to sinks that failed."""
-        again = {key for key in self._failed if key[1] == alert.kind}
-        due = [sink for sink in self._sinks if not again or (sink, alert.kind) in again]
-        self._failed -= again
-        for sink in due:
-            self._next_s[sink, alert.kind] = self._clock_s() + self.interval_ms / 1000
-            try:
-                await asyncio.to_thread(sink, alert)
-            except Exception as error:
-                logger.warning("delivery of an alert failed and will be retried: %s: %s", alert.title(), error)
-                self._failed.add((sink, alert.kind))
-        return not any(kind == alert.kind for _, kind in self._failed)
+    def is_told(self, row: Row[Any]) -> bool:
+        """Return whether every sink has accepted an alert about a stub."""
+        return all(self._is_told(sink, row) for sink in self._sinks)
+
+    async def tell(self, kind: str, rows: Sequence[Row[Any]], due: Set[DueAlert]) -> None:
+        """Raise one alert for all `due` stubs of a kind, `rows` among them; each sink gets what it was not told yet."""
+        self._note_alert(kind)
+        for sink in self._sinks:
+            untold = [row for row in rows if not self._is_told(sink, row)]
+            count = len(due - self._told.get((sink, kind), frozenset()))
+            if untold and await self._deliver(sink, digest(untold, count)):
+                self._told[sink, kind] = due
+
+    async def raise_alert(self, alert: Alert) -> None:
+        """Deliver an alert about no particular message."""
+        self._note_alert(alert.kind)
+        for sink in self._sinks:
+            await self._deliver(sink, alert)
+
+    def _note_alert(self, kind: str) -> None:
+        self._next_s[kind] = asyncio.get_running_loop().time() + self.interval_ms / 1000
+
+    def _is_told(self, sink: Sink, row: Row[Any]) -> bool:
+        return DueAlert(row.seq, row.reopened_at) in self._told.get((sink, row.status), ())
+
+    async def _deliver(self, sink: Sink, alert: Alert) -> bool:
+        try:
+            await asyncio.to_thread(sink, alert)
+        except Exception as error:
+            logger.warning("delivery of an alert failed and will be retried: %s: %s", alert.title(), error)
+            return False
+        return True
 
 
-def digest(kind: str, message_ids: Sequence[str], details: Sequence[str | None], count: int) -> Alert:
-    detail = next(filter(None, details), "")
-    return Alert(kind, count, tuple(message_ids[:SHOWN]), detail)
+def digest(rows: Sequence[Row[Any]], count: int) -> Alert:
+    """Return the alert about `count` stubs of one state, of which `rows` are some."""
+    detail = next(filter(None, (row.error for row in rows)), "")
+    return Alert(rows[0].status, count, tuple(row.message_id for row in rows[:SHOWN]), detail)

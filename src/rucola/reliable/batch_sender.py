@@ -46,22 +46,6 @@ class QueueAway(NamedTuple):
     error: str
 
 
-class BatchResult(NamedTuple):
-    """Outcomes of a batch.
-
-    `is_away`: no broker was reached, see `error`; `is_unrouted`: no topic had a route. `queue_away` is the queue of
-    these stubs that has been away for longest.
-    """
-
-    outcomes: list[Outcome]
-    unsent_keys: Set[str]
-    key_queues: KeyQueues
-    is_away: bool
-    is_unrouted: bool
-    error: str
-    queue_away: QueueAway | None
-
-
 class BatchSender:
     def __init__(self, producer: Producer, policy: Policy) -> None:
         self._producer = producer
@@ -71,17 +55,15 @@ class BatchSender:
 
     async def send(
         self, rows: Sequence[Row[Any]], deadline: float, stopped_keys: Set[str], key_queues: KeyQueues
-    ) -> BatchResult:
+    ) -> SentBatch:
         """Send claimed stubs in the given order.
 
         Stubs stay unsent if their request has not started by `deadline`, a loop time, or if their key is in
         `stopped_keys`, those that failed in the batch before. `key_queues` are the queues of keys with unconfirmed
         messages.
         """
-        run = _BatchRun(self._producer, self._policy, deadline, stopped_keys)
+        run = SentBatch(self._producer, self._policy, deadline, stopped_keys)
         streams: dict[tuple[str, MessageQueue | None], list[Row[Any]]] = {}
-        used: dict[tuple[str, str], MessageQueue] = {}
-        away: set[QueueAway] = set()
         queues = {topic: await self._queues_of(topic) for topic in {row.topic for row in rows if row.shard_key}}
         self._note_returned(queues)
         for row in rows:
@@ -94,23 +76,17 @@ class BatchSender:
                 key = row.topic, row.shard_key
                 queue = key_queues.get(key) or select_by_hash(row.shard_key)(of_topic)
                 if queue not in of_topic:
-                    found = self._note_away(queue)
-                    away.add(found)
-                    run.without_queue(row, found)
+                    run.without_queue(row, self._note_away(queue))
                     self._producer.instance.refresh_route_soon(row.topic)
                     continue
-                used[key] = queue
+                run.key_queues[key] = queue
             streams.setdefault((row.topic, queue), []).append(row)
         async with asyncio.TaskGroup() as group:
             for (_, queue), stream in streams.items():
                 step = len(stream) if queue is not None else MAX_COUNT
                 for begin in range(0, len(stream), step):
                     group.create_task(run.in_order(stream[begin : begin + step], queue))
-        is_silent = run.answered == 0
-        is_away, is_unrouted = is_silent and run.unreached > 0, is_silent and run.unrouted > 0
-        return BatchResult(
-            run.outcomes, run.unsent_keys, used, is_away, is_unrouted, run.error, min(away, default=None)
-        )
+        return run
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue] | MQError:
         try:
@@ -131,8 +107,12 @@ class BatchSender:
                 self._outages.succeeded(f"queue {queue}")
 
 
-class _BatchRun:
-    """State of one batch, used on one event loop."""
+class SentBatch:
+    """One batch, on one event loop: what became of its stubs, and what that tells about brokers.
+
+    `key_queues` are the queues of its keys. `queue_away` is the one of them that is missing for longest. `error` is the
+    last failure.
+    """
 
     def __init__(self, producer: Producer, policy: Policy, deadline: float, stopped_keys: Set[str]) -> None:
         self._sender = OrderedSender(producer, in_flight=CONCURRENCY)
@@ -140,11 +120,13 @@ class _BatchRun:
         self._deadline = deadline
         self._stopped_keys = set(stopped_keys)
         self.unsent_keys: set[str] = set()
+        self.key_queues: dict[tuple[str, str], MessageQueue] = {}
         self.outcomes: list[Outcome] = []
         self.answered = 0
         self.unreached = 0
         self.unrouted = 0
         self.error = ""
+        self.queue_away: QueueAway | None = None
 
     async def in_order(self, rows: list[Row[Any]], queue: MessageQueue | None) -> None:
         """Send the rows of a queue; if no broker is reached, leave the remaining ones unsent."""
@@ -154,7 +136,8 @@ class _BatchRun:
             is_due = is_reached and asyncio.get_running_loop().time() >= self._deadline
             if is_reached and not is_due and row.shard_key not in self._stopped_keys:
                 return True
-            self._unsent(row, is_due=is_due)
+            # Due at once, or together with the failed stub before it.
+            self._leave(row, 0 if is_due else self._policy.retry_wait_ms(row.sends))
             return False
 
         async for sent, found in self._sender.send(rows, message_of, queue, may_send):
@@ -201,16 +184,12 @@ class _BatchRun:
 
     def without_queue(self, row: Row[Any], away: QueueAway) -> None:
         """Leave a stub and the later ones of its key unsent until its queue is in the route again."""
+        self.queue_away = min(away, self.queue_away or away)
         self._stopped_keys.add(row.shard_key)
-        self.unsent_keys.add(row.shard_key)
-        wait_ms = self._policy.retry_wait_ms(QUEUE_AWAY_RETRIES)
-        self.outcomes.append(
-            Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=away.error, is_unsent=True)
-        )
+        self._leave(row, self._policy.retry_wait_ms(QUEUE_AWAY_RETRIES), away.error)
 
-    def _unsent(self, row: Row[Any], *, is_due: bool) -> None:
-        """Leave a stub to a later batch, due at once or together with the failed stub before it."""
+    def _leave(self, row: Row[Any], wait_ms: int, error: str | None = None) -> None:
+        """Leave a stub to a later batch, without counting a send."""
         if row.shard_key is not None:
             self.unsent_keys.add(row.shard_key)
-        wait_ms = 0 if is_due else self._policy.retry_wait_ms(row.sends)
-        self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, is_unsent=True))
+        self.outcomes.append(Outcome(row.seq, row.status, row.status, wait_ms=wait_ms, error=error, is_unsent=True))

@@ -158,8 +158,9 @@ def find_by_id(connection: Connection, tables: Tables, message_ids: Iterable[str
 def show(connection: Connection, tables: Tables, message_id: str) -> MessageView:
     """Return all rows about a message, even without stub."""
     stub, receipt, done = tables.stub, tables.receipt, tables.done
-    row = connection.execute(_view(tables).where(stub.c.message_id == message_id)).one_or_none()
-    whole = connection.execute(select(stub).where(stub.c.message_id == message_id)).one_or_none()
+    message = (stub.c.body, stub.c.tags, stub.c["keys"], stub.c.properties)
+    query = _view(tables).add_columns(*message).where(stub.c.message_id == message_id)
+    row = connection.execute(query).one_or_none()
     held = case((receipt.c.lease_until > now_ms(), receipt.c.lease_until - now_ms()), else_=None)
     received = connection.execute(
         select(
@@ -173,10 +174,7 @@ def show(connection: Connection, tables: Tables, message_id: str) -> MessageView
         None if row is None else _view_of(row),
         [ReceiptView(*row) for row in received],
         {row[0]: row[1] for row in done_at},
-        b"" if whole is None else whole.body,
-        None if whole is None else whole.tags,
-        None if whole is None else whole._mapping["keys"],
-        "{}" if whole is None else whole.properties,
+        *((b"", None, None, "{}") if row is None else (row[-4:])),
     )
 
 
@@ -415,29 +413,19 @@ def _old_done_of_ledgers(
 
 
 def next_step(stub: StubView) -> str:
-    groups = ", ".join(stub.awaiting)
     due = "now" if not stub.due_in_ms or stub.due_in_ms <= 0 else f"in {stub.due_in_ms / 1000:.0f} s"
-    match stub.status:
-        case status if status == NEW and stub.sends:
-            return f"sent {stub.sends} times without success; the relay tries again {due}"
-        case status if status == NEW:
-            return f"the relay sends it {due}"
-        case status if status == SENT:
-            return (
-                f"waits for group {groups}; checked {due}"
-                if groups
-                else f"the broker did not vouch for it; sent again {due}"
-            )
-        case status if status == CONFIRMED:
-            return "nothing: it is settled, and purged later"
-        case status if status == VOID:
-            return "nothing: an operator voided it"
-        case status if status == DEAD:
-            return "nothing by itself: fix the consumer and redrive its dead letter, or resend, confirm or void it"
-        case status if status in (MANUAL, STUCK):
-            return "nothing by itself: resend, confirm or void it"
-        case _:
-            return ""
+    if stub.status == NEW and stub.sends:
+        return f"sent {stub.sends} times without success; the relay tries again {due}"
+    waits = f"waits for group {', '.join(stub.awaiting)}; checked {due}"
+    return {
+        NEW: f"the relay sends it {due}",
+        SENT: waits if stub.awaiting else f"the broker did not vouch for it; sent again {due}",
+        CONFIRMED: "nothing: it is settled, and purged later",
+        VOID: "nothing: an operator voided it",
+        DEAD: "nothing by itself: fix the consumer and redrive its dead letter, or resend, confirm or void it",
+        MANUAL: "nothing by itself: resend, confirm or void it",
+        STUCK: "nothing by itself: resend, confirm or void it",
+    }.get(stub.status, "")
 
 
 def _view(tables: Tables) -> Select[Any]:

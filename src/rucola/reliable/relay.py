@@ -43,7 +43,7 @@ from rucola.client.background_tasks import BackgroundTasks
 from rucola.errors import MQError, RemotingError
 from rucola.outages import Outages
 from rucola.reliable import lane_leases, migration, stub_claims
-from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, digest
+from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, DueAlert
 from rucola.reliable.batch_sender import BatchSender
 from rucola.reliable.database import Database
 from rucola.reliable.outbox import Outbox
@@ -105,8 +105,7 @@ class Relay:
         self._ahead: ClaimedBatch | None = None
         self._outcomes: list[Outcome] = []
         self._is_last_empty = False
-        # By state, `seq` and `due_at` of stubs in the last alert that every sink has accepted.
-        self._told: dict[str, set[tuple[int, int]]] = {}
+        self._pause_s = FIRST_PAUSE_S
         self._stopping = False
         self._outages = Outages(logger)
         # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
@@ -127,6 +126,8 @@ class Relay:
     async def open(self) -> None:
         """Check the tables and start the background task. If this fails, everything is closed again."""
         async with AsyncExitStack() as opening:
+            wakeup = self._wakeup = Wakeup()
+            opening.push_async_callback(wakeup.close)
             opening.push_async_callback(self.database.close)
             await self._check_tables()
             if self._owns_producer:
@@ -135,8 +136,6 @@ class Relay:
             opening.push_async_callback(self._leave)
             self._checker = Checker(self._producer.instance, self._admin, self.policy)
             self._sender = BatchSender(self._producer, self.policy)
-            wakeup = self._wakeup = Wakeup()
-            opening.push_async_callback(wakeup.close)
             if self.database.dialect_name == "postgresql":
                 wakeup.listen(self.database.url, self.tables.channel)
             if self._outbox is not None:
@@ -147,7 +146,6 @@ class Relay:
 
     async def _check_tables(self) -> None:
         """Check the tables as soon as the database is reachable."""
-        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 await self.database.run(migration.check, self.tables)
@@ -155,10 +153,10 @@ class Relay:
                 if not await self.database.is_away(error):
                     raise
                 self._outages.failed("the database", error.orig)
-                await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+                await self._pause()
             else:
                 self._outages.succeeded("the database")
+                self._pause_s = FIRST_PAUSE_S
                 return
 
     async def close(self) -> None:
@@ -178,13 +176,11 @@ class Relay:
         self._wakeup.wake()
 
     async def _keep_relaying(self) -> None:
-        pause_s = FIRST_PAUSE_S
         while not self._stopping:
             try:
                 # During an outage: pause, probe, and renew the lanes so that no other relay takes them over.
                 if self._away_since is not None:
-                    await self._pause(pause_s)
-                    pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+                    await self._pause()
                     if self._stopping or not await self._probe_broker():
                         await self._keep_lanes()
                         continue
@@ -193,21 +189,19 @@ class Relay:
                 self._outages.succeeded("the database")
                 self._outages.succeeded("a round of the relay")
                 if self._away_since is None:
-                    pause_s = FIRST_PAUSE_S
+                    self._pause_s = FIRST_PAUSE_S
                 if not is_full and self._away_since is None and not self._stopping:
                     await self._idle()
             except DBAPIError as error:
                 # Also deadlocks and lock timeouts: the transaction was rolled back, and claims end with their lease.
                 self._outages.failed("the database", error.orig)
-                await self._pause(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+                await self._pause()
             except Exception as error:
                 # The task must not end: all messages would silently stop.
                 if not self._outages.is_failing("a round of the relay"):
                     logger.exception("a round of the relay failed, with this traceback")
                 self._outages.failed("a round of the relay", error)
-                await self._pause(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+                await self._pause()
 
         try:
             # Finish the batch that was claimed ahead, and record what an outage of the database left over.
@@ -228,9 +222,10 @@ class Relay:
                 return
             self._is_last_empty = False
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait; closing ends it early, a commit does not."""
-        end = asyncio.get_running_loop().time() + seconds
+    async def _pause(self) -> None:
+        """Wait, twice as long as the last time; closing ends it early, a commit does not."""
+        end = asyncio.get_running_loop().time() + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
         while not self._stopping and (left_s := end - asyncio.get_running_loop().time()) > 0:
             await self._wakeup.wait(min(left_s, 1.0))
 
@@ -297,9 +292,7 @@ class Relay:
         unsent_keys: Set[str] = frozenset()
         key_queues = claimed.key_queues
         batch = claimed.batch
-        outcomes = [
-            Outcome(row.seq, NEW, MANUAL, wait_ms=0) for row in batch.exhausted
-        ]  # keeps the error of the last send
+        outcomes = [Outcome(row.seq, NEW, MANUAL, wait_ms=0) for row in batch.exhausted]  # with the last send's error
         # 1. Check sent stubs; lost ones join those to send.
         to_send: list[Row[Any]] = list(batch.to_send)
         if batch.to_check:
@@ -313,8 +306,10 @@ class Relay:
             unsent_keys, key_queues = sending.unsent_keys, sending.key_queues
             outcomes += sending.outcomes
             self.sent += sum(outcome.broker is not None for outcome in sending.outcomes)
-            is_away = sending.is_away or (sending.is_unrouted and not await self._addresses())
-            await self._note_reachability(is_away, sending.error)
+            is_away = not sending.answered and (
+                sending.unreached > 0 or (sending.unrouted > 0 and not await self._addresses())
+            )
+            self._note_reachability(is_away, sending.error)
             if sending.queue_away is not None:
                 await self._alert_away(*sending.queue_away)
         # 3. Raise alerts, at most one per kind and interval; the others stay due.
@@ -339,21 +334,17 @@ class Relay:
         outcomes = []
         for kind in sorted({row.status for row in rows}):
             of_kind = [row for row in rows if row.status == kind]
-            told = self._told.setdefault(kind, set())
-            untold = [row for row in of_kind if (row.seq, row.due_at) not in told]
-            if untold and self._alerts.wait_ms(kind) == 0:
+            if self._alerts.wait_ms(kind) == 0 and not all(map(self._alerts.is_told, of_kind)):
                 due = await self.database.run_one(stub_claims.due_alerts, self.tables, self._lanes, kind)
-                due |= {(row.seq, row.due_at) for row in of_kind}
-                ids, errors = [row.message_id for row in untold], [row.error for row in untold]
-                if await self._alerts.raise_alert(digest(kind, ids, errors, len(due - told))):
-                    told = self._told[kind] = due
+                due |= {DueAlert(row.seq, row.reopened_at) for row in of_kind}
+                await self._alerts.tell(kind, of_kind, due)
             wait_ms = max(1, self._alerts.wait_ms(kind))
             for row in of_kind:
-                is_told = (row.seq, row.due_at) in told
+                is_told = self._alerts.is_told(row)
                 outcomes.append(Outcome(row.seq, kind, kind, wait_ms=None if is_told else wait_ms))
         return outcomes
 
-    async def _note_reachability(self, is_away: bool, error: str) -> None:
+    def _note_reachability(self, is_away: bool, error: str) -> None:
         now = asyncio.get_running_loop().time()
         if not is_away:
             if self._away_since is not None:

@@ -36,6 +36,7 @@ from sqlalchemy import (
 )
 
 from rucola.client import MessageQueue
+from rucola.reliable.alerts import DueAlert
 from rucola.reliable.database import idle_limit
 from rucola.reliable.schema import ALERTING, CONFIRMED, MANUAL, NEW, SENT, STUCK, Tables, now_ms
 
@@ -109,7 +110,7 @@ def claim_batch(
     """
     stub = tables.stub
     names = ["seq", "message_id", "status", "shard_key", "sends", "awaiting", "topic", "broker", "queue_id"]
-    names += ["queue_offset", "dead_letters", "error", "due_at"]
+    names += ["queue_offset", "dead_letters", "error", "reopened_at"]
     age_ms = (now_ms() - func.coalesce(stub.c.reopened_at, stub.c.created_at) - stub.c.delay_ms).label("age_ms")
     reopened_ms_ago = (now_ms() - stub.c.reopened_at).label("reopened_ms_ago")
     is_held = _is_held(stub).label("is_held")
@@ -123,18 +124,21 @@ def claim_batch(
     rows: Sequence[Row[Any]] = connection.execute(due).all()
     is_full = len(rows) == limit
     # Held and blocked stubs are postponed, not claimed: that keeps the front of the due index short.
-    _hold(connection, tables, [row.seq for row in rows if row.status == NEW and row.is_held])
+    held_until = stub.c.created_at + stub.c.delay_ms
+    _postpone(connection, tables, [row.seq for row in rows if row.status == NEW and row.is_held], held_until)
     rows = [row for row in rows if not (row.status == NEW and row.is_held)]
     fresh = [row for row in rows if row.status == NEW and row.sends < max_sends]
     blocked = _blocked(connection, tables, fresh, in_flight)
-    if blocked:
-        _postpone(connection, tables, blocked)
-    # The claims repeat the fence in their own WHERE: rows are locked only where the database supports SKIP LOCKED.
+    for wait_ms in set(blocked.values()):
+        waiting = [seq for seq, blocked_ms in blocked.items() if blocked_ms == wait_ms]
+        _postpone(connection, tables, waiting, now_ms() + wait_ms)
+    # The claims repeat the fence in their own WHERE: rows are locked only where the database supports SKIP LOCKED, and
+    # without it another relay may have claimed some of them since the SELECT.
     sendable = [row.seq for row in fresh if row.seq not in blocked]
     others = [row for row in rows if row.status != NEW or row.sends >= max_sends]
-    to_send = _claim_to_send(connection, tables, owner, sendable, lease_ms, _holds_lane(connection, tables, owner))
-    claimed = _claim(connection, tables, owner, [row.seq for row in others], lease_ms)
-    # Without SKIP LOCKED another relay may have claimed some of them since the SELECT.
+    fence = _holds_lane(connection, tables, owner)
+    to_send = _claim(connection, tables, owner, sendable, lease_ms, fence, _TO_SEND, sends=1)
+    claimed = {row.seq for row in _claim(connection, tables, owner, [r.seq for r in others], lease_ms, fence)}
     others = [row for row in others if row.seq in claimed]
     return Batch(
         to_send=to_send,
@@ -156,20 +160,21 @@ def next_due_ms(connection: Connection, tables: Tables, lanes: frozenset[int]) -
     return wait_ms
 
 
-def due_alerts(connection: Connection, tables: Tables, lanes: frozenset[int], status: str) -> set[tuple[int, int]]:
-    """Return `seq` and `due_at` of the due stubs of these lanes with a status, at most `ALERTED_TOGETHER`."""
+def due_alerts(connection: Connection, tables: Tables, lanes: frozenset[int], status: str) -> set[DueAlert]:
+    """Return the due stubs of these lanes with a status, at most `ALERTED_TOGETHER`."""
     stub = tables.stub
-    due = select(stub.c.seq, stub.c.due_at).where(
+    due = select(stub.c.seq, stub.c.reopened_at).where(
         stub.c.due_at <= now_ms(), stub.c.lane.in_(lanes), stub.c.status == status
     )
-    return {(row.seq, row.due_at) for row in connection.execute(due.limit(ALERTED_TOGETHER))}
+    return {DueAlert(*row) for row in connection.execute(due.limit(ALERTED_TOGETHER))}
 
 
 def claim_for_resend(
     connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int
 ) -> Sequence[Row[Any]]:
     stub = tables.stub
-    return _claim_to_send(connection, tables, owner, seqs, lease_ms, (stub.c.owner == owner) & (stub.c.status == SENT))
+    fence = (stub.c.owner == owner) & (stub.c.status == SENT)
+    return _claim(connection, tables, owner, seqs, lease_ms, fence, _TO_SEND, sends=1)
 
 
 def key_queues(connection: Connection, tables: Tables, rows: Sequence[Row[Any]]) -> KeyQueues:
@@ -240,11 +245,11 @@ def _is_held(stub: Any) -> ColumnElement[bool]:
     return is_held
 
 
-def _hold(connection: Connection, tables: Tables, seqs: Sequence[int]) -> None:
+def _postpone(connection: Connection, tables: Tables, seqs: Sequence[int], due_at: ColumnElement[int]) -> None:
     if seqs:
         stub = tables.stub
-        held = update(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.status == NEW)
-        connection.execute(held.values(due_at=stub.c.created_at + stub.c.delay_ms))
+        postponed = update(stub).where(one_of(connection, stub.c.seq, seqs), stub.c.status == NEW)
+        connection.execute(postponed.values(due_at=due_at))
 
 
 def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnElement[bool]:
@@ -260,19 +265,28 @@ def _holds_lane(connection: Connection, tables: Tables, owner: str) -> ColumnEle
     return (stub.c.lease_until <= now_ms()) & in_held
 
 
-def _claim_to_send(
-    connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int, fence: ColumnElement[bool]
+def _claim(
+    connection: Connection,
+    tables: Tables,
+    owner: str,
+    seqs: Sequence[int],
+    lease_ms: int,
+    fence: ColumnElement[bool],
+    names: Sequence[str] = ("seq",),
+    *,
+    sends: int = 0,
 ) -> Sequence[Row[Any]]:
+    """Claim stubs, counting so many `sends`, unless the fence holds no more; return these columns of the claimed."""
     if not seqs:
         return []
     stub = tables.stub
     claim = (
         update(stub)
         .where(one_of(connection, stub.c.seq, seqs), fence)
-        .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + 1)
+        .values(owner=owner, lease_until=now_ms() + lease_ms, sends=stub.c.sends + sends)
     )
     # With RETURNING (SQLite, PostgreSQL) one statement claims and reads; MariaDB needs a second one.
-    columns = [stub.c[name] for name in _TO_SEND]
+    columns = [stub.c[name] for name in names]
     if connection.dialect.update_returning:
         returned = claim.returning(*columns, *idle_limit(connection, lease_ms))
         return sorted(connection.execute(returned), key=lambda row: row.seq)
@@ -280,24 +294,6 @@ def _claim_to_send(
     return connection.execute(
         select(*columns).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner).order_by(stub.c.seq)
     ).all()
-
-
-def _claim(connection: Connection, tables: Tables, owner: str, seqs: Sequence[int], lease_ms: int) -> set[int]:
-    """Claim stubs to check or alert, without counting a send; return the claimed `seq`."""
-    if not seqs:
-        return set()
-    stub = tables.stub
-    claim = (
-        update(stub)
-        .where(one_of(connection, stub.c.seq, seqs), _holds_lane(connection, tables, owner))
-        .values(owner=owner, lease_until=now_ms() + lease_ms)
-    )
-    if connection.dialect.update_returning:
-        return set(connection.scalars(claim.returning(stub.c.seq)))
-    connection.execute(claim)
-    return set(
-        connection.scalars(select(stub.c.seq).where(one_of(connection, stub.c.seq, seqs), stub.c.owner == owner))
-    )
 
 
 def _blocked(
@@ -348,20 +344,6 @@ def _blocked(
         for row in keyed
         if (blocker := blockers.get(row.shard_key)) is not None and blocker < row.seq
     }
-
-
-def _postpone(connection: Connection, tables: Tables, waits_ms: dict[int, int]) -> None:
-    """Postpone blocked stubs: otherwise every poll would read the whole backlog of a blocked key from the due index."""
-    stub = tables.stub
-    by_wait: dict[int, list[int]] = {}
-    for seq, wait_ms in waits_ms.items():
-        by_wait.setdefault(wait_ms, []).append(seq)
-    for wait_ms, seqs in by_wait.items():
-        connection.execute(
-            update(stub)
-            .where(one_of(connection, stub.c.seq, seqs), stub.c.status == NEW)
-            .values(due_at=now_ms() + wait_ms)
-        )
 
 
 _COLUMNS = {
