@@ -36,13 +36,6 @@ def own_db() -> Iterator[OutboxDatabase]:
         db.close()
 
 
-def crash(db: OutboxDatabase) -> None:
-    """Immediate shutdown: as a crash, the database recovers from its log when it is started again."""
-    assert db.server is not None
-    db.server.signal(signal.SIGQUIT)
-    db.server.process.wait(30)
-
-
 @pytest.mark.rocketmq(messageDelayLevel=QUICK_RETRIES)
 async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
     db = own_db
@@ -64,7 +57,7 @@ async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabas
             crashed.append(True)
             # With the transaction open. In a thread: the server waits for the startup packets of new connections, which
             # this event loop sends.
-            await asyncio.to_thread(crash, db)
+            await asyncio.to_thread(db.server.crash)
 
     crashed: list[bool] = []
 

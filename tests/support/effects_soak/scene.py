@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -19,7 +20,7 @@ from support.databases import ASYNC_DRIVERS
 TOPIC = "Orders"
 BILLING, STOCK = GROUPS = ("billing", "stock")
 QUEUES = 4
-POOL_SIZE = 10
+POOL: dict[str, int] = {"pool_size": 10, "max_overflow": 20}
 
 TABLES = Tables()
 metadata = MetaData()
@@ -40,18 +41,24 @@ effects = Table(
 )
 
 
+class Options(NamedTuple):
+    """What one run is asked for."""
+
+    database: str = "postgresql"
+    in_order: bool = True
+    lease_ms: int = 3000
+    stuck_after_ms: int = 90_000
+
+
 class Scene(NamedTuple):
     """What every process of a run is told. `stock_url` is the business database of the group `stock`."""
 
     url: str
     stock_url: str
     namesrv: str
-    redis_url: str | None
+    redis_url: str
     directory: Path
-    lease_ms: int
-    stuck_after_ms: int
-    orders_per_s: float
-    in_order: bool
+    options: Options
 
     @property
     def ledgers(self) -> Path:
@@ -65,23 +72,15 @@ class Scene(NamedTuple):
     @property
     def policy(self) -> Policy:
         """Short times, so that a run of minutes sees what otherwise takes hours."""
+        stuck_after_ms = self.options.stuck_after_ms
         return Policy(
-            lease_ms=self.lease_ms,
-            poll_ms=500,
-            retry_ms=200,
-            max_retry_ms=5000,
-            confirm_timeout_ms=3000,
-            max_check_ms=5000,
-            stuck_after_ms=self.stuck_after_ms,
-            overdue_after_ms=4 * self.stuck_after_ms,
-        )
-
-    def business_url(self, group: str) -> str:
-        return self.stock_url if group == STOCK else self.url
+            lease_ms=self.options.lease_ms, poll_ms=500, retry_ms=200, max_retry_ms=5000, confirm_timeout_ms=3000,
+            max_check_ms=5000, stuck_after_ms=stuck_after_ms, overdue_after_ms=4 * stuck_after_ms,
+        )  # fmt: skip
 
 
 def engine_of(url: str) -> Engine:
-    engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=20)
+    engine = create_engine(url, **POOL)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _use_wal)
     return engine
@@ -89,7 +88,7 @@ def engine_of(url: str) -> Engine:
 
 def async_engine_of(url: str) -> AsyncEngine:
     scheme, rest = url.split("://", 1)
-    engine = create_async_engine(f"{ASYNC_DRIVERS[scheme]}://{rest}", pool_size=POOL_SIZE, max_overflow=20)
+    engine = create_async_engine(f"{ASYNC_DRIVERS[scheme]}://{rest}", **POOL)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _use_wal)
     return engine
@@ -103,24 +102,13 @@ def _use_wal(connection: Any, record: Any) -> None:
     cursor.close()
 
 
-class OrderBody(NamedTuple):
-    """The body of an order's message: its id and flags in plain text, then random bytes."""
+class OrderBody(msgspec.Struct):
+    """The body of an order's message."""
 
     order_id: str
     fails_once: bool
     is_poisoned: bool
-    shard_key: str
     content: bytes
-
-    def encode(self) -> bytes:
-        words = self.order_id, f"{self.fails_once:d}", f"{self.is_poisoned:d}", self.shard_key or "-"
-        return " ".join(words).encode() + b" " + self.content
-
-
-def decode_body(body: bytes) -> OrderBody:
-    order_id, fails_once, is_poisoned, shard_key, content = body.split(b" ", 4)
-    key = shard_key.decode()
-    return OrderBody(order_id.decode(), fails_once == b"1", is_poisoned == b"1", "" if key == "-" else key, content)
 
 
 def hash_of(body: bytes) -> str:
