@@ -10,7 +10,7 @@ import click
 from rucola.cli.extras import require_spark
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import print_json, progress_bar
-from rucola.cli.reliable.command import check_file, database_options, json_option
+from rucola.cli.reliable.command import Where, check_file, database_options, json_option
 
 
 @click.command()
@@ -32,9 +32,7 @@ def export(
     stores: Sequence[Path],
     names: Sequence[str],
     as_json: bool,
-    database: str,
-    prefix: str,
-    schema: str | None,
+    where: Where,
 ) -> None:
     """Export stubs, receipts and done rows to Parquet files in the new directory DIRECTORY.
 
@@ -46,14 +44,14 @@ def export(
       rucola reliable export tables -n localhost:9876
       rucola reliable export tables --store data --brokerName broker-a
     """
-    check_file(database)
+    check_file(where.url)
     if names and not stores:
         raise click.UsageError("--brokerName names the broker of a --store, which is missing")
     with require_spark():
         from rucola.spark.jobs import table_export
         from rucola.spark.jobs.reconciled_log import log_sources
         from rucola.spark.jobs.table_export import TableSource
-    source = table_export.source_of(TableSource(database, prefix, schema))
+    source = table_export.source_of(TableSource(*where))
     log = log_sources(stores, names, name_server) if stores or name_server else None
     with progress_bar("export") as progress:
         counts = table_export.write(source, directory, log.commits if log else list, progress)

@@ -12,29 +12,22 @@ from rucola.cli.option_types import DurationRange
 from rucola.cli.output import duration_text, print_json, print_table, whole, wide_option
 from rucola.cli.reliable.command import (
     MAX_SELECTED,
-    check_selection,
+    Command,
+    Where,
     database_options,
     dry_run_option,
+    filter_options,
     json_option,
-    run_checked,
     select_stubs,
-    selection_options,
     yes_option,
 )
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.operations import StubView
-from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
+from rucola.reliable.schema import CONFIRMED, VOID
 
 
 @click.command("list")
-@click.option(
-    "--status",
-    type=click.Choice(STATUSES, case_sensitive=False),
-    multiple=True,
-    help="Only messages in this state. Can be repeated.",
-)
-@click.option("-t", "--topic", help="Only messages of this topic.")
-@click.option("-g", "--group", help="Only messages that await this consumer group.")
+@filter_options
 @click.option("--shard-key", help="Only messages with this sharding key.")
 @click.option(
     "--older-than", type=DurationRange(), metavar="SECONDS", help="Only messages added at least this long ago."
@@ -46,8 +39,8 @@ from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
 @database_options
 @wide_option
 def list_(
-    database: str, prefix: str, schema: str | None, status: tuple[str, ...], topic: str | None, group: str | None,
-    shard_key: str | None, older_than: float | None, limit: int, as_json: bool,
+    where: Where, status: tuple[str, ...], topic: str | None, group: str | None, shard_key: str | None,
+    older_than: float | None, limit: int, as_json: bool,
 ) -> None:  # fmt: skip
     """List incomplete messages, oldest first.
 
@@ -57,8 +50,8 @@ def list_(
       rucola reliable list --status STUCK --status DEAD
       rucola reliable list -t Orders --older-than 3600 --json
     """
-    found = run_checked(
-        database, prefix, schema, operations.find, statuses=status, topic=topic, group=group, shard_key=shard_key,
+    found = where.run_checked(
+        operations.find, statuses=status, topic=topic, group=group, shard_key=shard_key,
         older_than_ms=None if older_than is None else int(older_than * 1000), limit=limit + 1,
     )  # fmt: skip
     if len(found) > limit:
@@ -70,12 +63,15 @@ def list_(
         _print_stubs(found)
 
 
+def change_options(function: Command) -> Command:
+    """Add what all commands have that change messages."""
+    for option in (wide_option, database_options, yes_option, dry_run_option, filter_options):
+        function = option(function)
+    return click.argument("message_ids", nargs=-1, metavar="[MESSAGE_ID]...")(function)
+
+
 @click.command()
-@selection_options
-@dry_run_option
-@yes_option
-@database_options
-@wide_option
+@change_options
 def resend(**options: Any) -> None:
     """Schedule messages to be resent at once by a relay, with a new send count.
 
@@ -91,12 +87,8 @@ def resend(**options: Any) -> None:
 
 
 @click.command()
-@selection_options
+@change_options
 @click.option("--for-group", help="Confirm for this group only, instead of for all awaited groups.")
-@dry_run_option
-@yes_option
-@database_options
-@wide_option
 def confirm(for_group: str | None, **options: Any) -> None:
     """Confirm messages whose effect is known to have happened.
 
@@ -113,11 +105,7 @@ def confirm(for_group: str | None, **options: Any) -> None:
 
 
 @click.command()
-@selection_options
-@dry_run_option
-@yes_option
-@database_options
-@wide_option
+@change_options
 def void(**options: Any) -> None:
     """Void messages: relays stop sending them, and consumers drop them. CONFIRMED messages are not changed.
 
@@ -133,7 +121,7 @@ def void(**options: Any) -> None:
 @json_option
 @database_options
 @wide_option
-def stats(database: str, prefix: str, schema: str | None, as_json: bool) -> None:
+def stats(where: Where, as_json: bool) -> None:
     """Count messages by state, with the age of the oldest message.
 
     \b
@@ -141,7 +129,7 @@ def stats(database: str, prefix: str, schema: str | None, as_json: bool) -> None
       rucola reliable stats
       rucola reliable stats --json
     """
-    counted = run_checked(database, prefix, schema, operations.stats)
+    counted = where.run_checked(operations.stats)
     if as_json:
         print_json(counted)
         return
@@ -158,18 +146,17 @@ def _change(
     what: str,
     change: Callable[..., int],
     *,
-    database: str,
-    prefix: str,
-    schema: str | None,
+    where: Where,
     message_ids: tuple[str, ...],
-    status: tuple[str, ...],
-    topic: str | None,
-    group: str | None,
     dry_run: bool,
     yes: bool,
+    **filters: Any,
 ) -> None:
-    check_selection(message_ids, status, topic, group)
-    found = run_checked(database, prefix, schema, select_stubs, message_ids, status, topic, group)
+    if message_ids and any(filters.values()):
+        raise click.UsageError("name messages by id or by --status, --topic and --group, not by both")
+    if not message_ids and not any(filters.values()):
+        raise click.UsageError("name messages by id, or by --status, --topic or --group")
+    found = where.run_checked(select_stubs, message_ids, **filters)
     if len(found) > MAX_SELECTED:
         found.pop()
         click.echo(f"more than {MAX_SELECTED} messages match: these are the oldest; repeat the command", err=True)
@@ -181,7 +168,7 @@ def _change(
     if found and not yes:
         click.confirm(f"{what.format(count)}?", abort=True, err=True)
     # The messages may have changed since they were listed: the operation checks each state in its transaction.
-    changed = run_checked(database, prefix, schema, change, [stub.message_id for stub in found]) if found else 0
+    changed = where.run_checked(change, [stub.message_id for stub in found]) if found else 0
     if message_ids and not changed:
         states = "; ".join(f"{stub.message_id} is {stub.status}" + awaits(stub) for stub in found)
         raise ReliableError(f"nothing was changed: {states}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rucola.admin.redrive import AfterRedrive, RedriveResult
-from rucola.cli.reliable.command import named_errors, open_database, run_checked
+from rucola.cli.reliable.command import Where, named_errors
 from rucola.reliable.reopening import reopening
 from rucola.reliable.schema import DEFAULT_PREFIX
 
 
 def stub_reopening(database: str, prefix: str | None, schema: str | None, group: str) -> AfterRedrive:
     """Check the tables; return a function that reopens the stubs of a group's dead letters."""
-    prefix = prefix or DEFAULT_PREFIX
-    run_checked(database, prefix, schema, lambda connection, tables: None)
-    tables, opened = open_database(database, prefix, schema)
+    where = Where(database, prefix or DEFAULT_PREFIX, schema)
+    where.run_checked(lambda connection, tables: None)
+    tables, opened = where.open()
     reopen = reopening(opened, tables, group)
 
     async def named(result: RedriveResult) -> bool:

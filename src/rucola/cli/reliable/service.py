@@ -17,14 +17,12 @@ from rucola.cli.log_format import log_options
 from rucola.cli.option_types import DurationRange, namesrv_option
 from rucola.cli.output import print_json
 from rucola.cli.reliable.command import (
+    Where,
     check_file,
     database_options,
     dry_run_option,
     json_option,
     named_errors,
-    open_database,
-    run,
-    run_checked,
     yes_option,
 )
 from rucola.name_server_addresses import DEFAULT_NAMESRV
@@ -54,7 +52,7 @@ SECOND_MS = 1000
 
 @click.command()
 @database_options
-def init(database: str, prefix: str, schema: str | None) -> None:
+def init(where: Where) -> None:
     """Create the tables in a database.
 
     \b
@@ -69,13 +67,13 @@ def init(database: str, prefix: str, schema: str | None) -> None:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         migration.init(connection, tables)
 
-    run(database, prefix, schema, create)
-    click.echo(f"created tables {prefix}*, version {migration.VERSION}")
+    where.run(create)
+    click.echo(f"created tables {where.prefix}*, version {migration.VERSION}")
 
 
 @click.command()
 @database_options
-def migrate(database: str, prefix: str, schema: str | None) -> None:
+def migrate(where: Where) -> None:
     """Migrate the tables to the version of this program. They must exist: `init` creates them.
 
     Run it before you upgrade the programs that use the tables.
@@ -84,7 +82,7 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
     Examples:
       rucola reliable migrate --database postgresql+psycopg://shop@localhost/shop
     """
-    check_file(database)
+    check_file(where.url)
 
     def upgrade(connection: Connection, tables: Tables) -> tuple[str | None, str]:
         # A mistyped URL or prefix would otherwise get tables, and those in use would not be migrated.
@@ -92,8 +90,10 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
             migration.check(connection, tables)
         return migration.migrate(connection, tables)
 
-    before, after = run(database, prefix, schema, upgrade)
-    click.echo(f"tables {prefix}*: {before} -> {after}" if before != after else f"tables {prefix}*: {after}")
+    before, after = where.run(upgrade)
+    click.echo(
+        f"tables {where.prefix}*: {before} -> {after}" if before != after else f"tables {where.prefix}*: {after}"
+    )
 
 
 @click.command()
@@ -127,7 +127,7 @@ def migrate(database: str, prefix: str, schema: str | None) -> None:
 @log_options
 @database_options
 def relay(
-    database: str, prefix: str, schema: str | None, namesrv_addr: str, batch: int, max_sends: int,
+    where: Where, namesrv_addr: str, batch: int, max_sends: int,
     confirm_timeout: float, lease: float, keyed_resend: str, webhook: str | None, smtp: str | None, mail_from: str,
     mail_to: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -142,13 +142,13 @@ def relay(
       rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
       rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
     """
-    check_file(database)
+    check_file(where.url)
     policy = Policy(
         batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
         lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
     )  # fmt: skip
     alerts = Alerts(_sinks(webhook, smtp, mail_from, mail_to))
-    tables, opened = open_database(database, prefix, schema)
+    tables, opened = where.open()
     with named_errors(opened):
         asyncio.run(_relay(opened, namesrv_addr, tables=tables, policy=policy, alerts=alerts))
 
@@ -194,10 +194,7 @@ def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple
 @yes_option
 @json_option
 @database_options
-def purge(
-    database: str, prefix: str, schema: str | None, older_than: float, ledgers: tuple[str, ...], dry_run: bool,
-    yes: bool, as_json: bool,
-) -> None:  # fmt: skip
+def purge(where: Where, older_than: float, ledgers: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
     """Delete old confirmed and void messages, receipts and done rows.
 
     Receipts and done rows are deleted when no duplicate can arrive any more: after their message, which an operator
@@ -222,11 +219,11 @@ def purge(
             connections = []
             for url in ledgers:
                 check_file(url)
-                tables, opened = open_database(url, prefix, schema)
+                tables, opened = where._replace(url=url).open()
                 connected.enter_context(named_errors(opened))
                 connections.append(connected.enter_context(opened.connect_sync()))
                 migration.check(connections[-1], tables)
-            return run_checked(database, prefix, schema, work, age_ms, connections)
+            return where.run_checked(work, age_ms, connections)
 
     if dry_run or not yes:
         # Counting reads all old rows, which takes longer than removing the first thousand.

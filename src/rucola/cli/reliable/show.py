@@ -12,7 +12,7 @@ from rucola.cli.admin.archive_query import HELP
 from rucola.cli.extras import require_spark
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import duration_text, print_json, printable, time_text, to_json
-from rucola.cli.reliable.command import database_options, json_option, run_checked
+from rucola.cli.reliable.command import Where, database_options, json_option
 from rucola.errors import MQError
 from rucola.reliable import ReliableError, operations
 from rucola.reliable.joined_view import ARCHIVE, Brokers, JoinedView, StoredCopy, copy_of, join, look_up, topics_of
@@ -31,9 +31,8 @@ LABEL_WIDTH = 11
 @json_option
 @database_options
 def show(
-    database: str, prefix: str, schema: str | None, message_id: str, namesrv_addr: str | None, topic: str | None,
-    lake: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    where: Where, message_id: str, namesrv_addr: str | None, topic: str | None, lake: Path | None, as_json: bool
+) -> None:
     """Show where one message is now, and what happens to it next.
 
     Combines stub, receipts and done rows. With a name server, also the copies that brokers store, in the topic and in
@@ -46,7 +45,7 @@ def show(
       rucola reliable show 7F000001000418B4AAC2508C77F60000 -n localhost:9876 --json
       rucola reliable show 7F000001000418B4AAC2508C77F60000 --archive /data/lake
     """
-    shown = run_checked(database, prefix, schema, operations.show, message_id)
+    shown = where.run_checked(operations.show, message_id)
     topic = shown.stub.topic if shown.stub is not None else topic
     brokers = None
     if namesrv_addr and topic:
