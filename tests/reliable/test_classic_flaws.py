@@ -14,20 +14,14 @@ from sqlalchemy.orm import Session
 from rucola.client import Message, MessageExt, MessageQueue, PullConsumer, PushConsumer
 from rucola.client.consumer.options import MessageModel
 from rucola.errors import ConfigError
-from rucola.message import properties
 from rucola.reliable import Outbox, ReliableError, operations
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import DatabaseServer, OutboxDatabase
-from support.outbox import FAST_POLICY, add, relay, statuses, stubs, until
+from support.outbox import FAST_POLICY, add, delivery, relay, statuses, stubs, until
 
 GROUP = "billing"
-
-
-def delivery(message_id: str, reconsume_times: int = 0) -> MessageExt:
-    unique = {properties.UNIQ_KEY: message_id}
-    return MessageExt("T", 0, 7, 0, 0, b"x", unique, 0, 0, 0, 1, 0, "", 0, "b:1", reconsume_times, 0, bytes(8))
 
 
 def test_key_is_released_if_the_database_fails_after_it_was_taken(
@@ -85,7 +79,7 @@ def test_receipt_of_a_retry_has_no_position(db: OutboxDatabase) -> None:
 
     for message_id, times in (("first", 0), ("retry", 3)):
         with pytest.raises(ZeroDivisionError):
-            listener(delivery(message_id, times))
+            listener(delivery(message_id, times=times))
     receipt = db.tables.receipt
     with db.engine().connect() as connection:
         found = connection.execute(select(receipt.c.message_id, receipt.c.queue_offset).order_by(receipt.c.message_id))

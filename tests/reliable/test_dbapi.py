@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,22 +14,14 @@ from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from rucola.client import Message, MessageExt
-from rucola.message import properties
 from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import LeaseLost, ReliableError
-from rucola.reliable.idempotent import idempotent
+from rucola.reliable.idempotent import DeliveryCounts, idempotent
 from rucola.reliable.outbox import Outbox
 from support.databases import OutboxDatabase
-from support.outbox import add, stubs
+from support.outbox import add, count, delivery, statuses, stubs
 
 GROUP = "billing"
-
-
-def message_with(message_id: str, times: int = 0) -> MessageExt:
-    return MessageExt(
-        "T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", times, 0,
-        bytes(8),
-    )  # fmt: skip
 
 
 def connect(db: OutboxDatabase) -> Any:
@@ -74,10 +66,6 @@ class PlainBusiness:
         with self.db.engine().connect() as connection:
             return list(connection.scalars(text(f"SELECT body FROM {self.table}")))
 
-    def count(self, table: Any) -> int:
-        with self.db.engine().connect() as connection:
-            return connection.scalar(text(f"SELECT count(*) FROM {table.name}")) or 0
-
 
 def test_autocommit_connection_is_refused_until_a_transaction_has_begun(db: OutboxDatabase) -> None:
     outbox = Outbox(tables=db.tables)
@@ -110,18 +98,6 @@ def test_statement_reports_rows_row_count_and_integrity_errors(db: OutboxDatabas
 def test_effect_done_and_confirmation_are_one_transaction_of_the_application(db: OutboxDatabase) -> None:
     business = PlainBusiness(db)
     (message_id,) = add(db, "T", [b"x"], groups=[GROUP])
-    listener = idempotent(db.engine(), GROUP, tables=db.tables, transaction=business.transaction)(business.write)
-    for times in range(3):
-        listener(message_with(message_id, times))
-    assert business.effects() == ["x"]
-    assert (business.count(db.tables.done), business.count(db.tables.receipt)) == (1, 0)
-    assert [stub.status for stub in stubs(db)] == ["CONFIRMED"]
-    assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
-
-
-def test_failed_handler_rolls_the_applications_transaction_back(db: OutboxDatabase) -> None:
-    business = PlainBusiness(db)
-    (message_id,) = add(db, "T", [b"x"], groups=[GROUP])
     errors = [ZeroDivisionError()]
 
     @idempotent(db.engine(), GROUP, tables=db.tables, transaction=business.transaction)
@@ -131,27 +107,26 @@ def test_failed_handler_rolls_the_applications_transaction_back(db: OutboxDataba
             raise errors.pop()
 
     with pytest.raises(ZeroDivisionError):
-        listener(message_with(message_id))
-    assert business.effects() == []
-    listener(message_with(message_id, 1))
-    assert business.effects() == ["x"]
-
-
-def test_transaction_that_ends_without_a_commit_is_no_success(db: OutboxDatabase) -> None:
-    business = PlainBusiness(db)
+        listener(delivery(message_id))
     business.commits = False
-    (message_id,) = add(db, "T", [b"x"], groups=[GROUP])
-    listener = idempotent(db.engine(), GROUP, tables=db.tables, transaction=business.transaction)(business.write)
-    with pytest.raises(ReliableError):
-        listener(message_with(message_id))
-    assert (listener.counts.done, listener.counts.failed) == (0, 1)
+    with pytest.raises(ReliableError):  # the transaction ended without an error, and without a commit
+        listener(delivery(message_id, times=1))
+    assert business.effects() == []
     business.commits = True
-    listener(message_with(message_id, 1))
+    for times in range(2, 5):
+        listener(delivery(message_id, times=times))
     assert business.effects() == ["x"]
-    assert [stub.status for stub in stubs(db)] == ["CONFIRMED"]
+    assert (count(db, db.tables.done), count(db, db.tables.receipt)) == (1, 0)
+    assert statuses(db) == {"CONFIRMED": 1}
+    assert listener.counts == DeliveryCounts(done=1, duplicates=2, failed=2)
 
 
-def test_worker_that_lost_its_lease_rolls_back(postgresql_db: OutboxDatabase) -> None:
+@pytest.mark.parametrize(
+    ("table", "values", "error"), [("receipt", {"owner": "another"}, LeaseLost), ("stub", {"status": "VOID"}, None)]
+)
+def test_worker_that_lost_its_lease_or_message_rolls_back(
+    postgresql_db: OutboxDatabase, table: str, values: dict[str, str], error: type[Exception] | None
+) -> None:
     db, business = postgresql_db, PlainBusiness(postgresql_db)
     (message_id,) = add(db, "T", [b"x"], groups=[GROUP])
 
@@ -159,26 +134,11 @@ def test_worker_that_lost_its_lease_rolls_back(postgresql_db: OutboxDatabase) ->
     def listener(message: MessageExt, connection: Any) -> None:
         business.write(message, connection)
         with db.engine().begin() as other:
-            other.execute(update(db.tables.receipt).values(owner="another"))
+            other.execute(update(getattr(db.tables, table)).values(values))
 
-    with pytest.raises(LeaseLost):
-        listener(message_with(message_id))
+    with pytest.raises(error) if error else nullcontext():
+        listener(delivery(message_id))
     assert business.effects() == []
-
-
-def test_voided_message_has_no_effect(postgresql_db: OutboxDatabase) -> None:
-    db, business = postgresql_db, PlainBusiness(postgresql_db)
-    (message_id,) = add(db, "T", [b"x"], groups=[GROUP])
-
-    @idempotent(db.engine(), GROUP, tables=db.tables, transaction=business.transaction)
-    def listener(message: MessageExt, connection: Any) -> None:
-        business.write(message, connection)
-        with db.engine().begin() as other:
-            other.execute(update(db.tables.stub).values(status="VOID"))
-
-    listener(message_with(message_id))
-    assert business.effects() == []
-    assert listener.counts.duplicates == 1
 
 
 def test_coroutine_function_has_no_transaction_of_its_own(sqlite_db: OutboxDatabase) -> None:

@@ -18,12 +18,13 @@ from sqlalchemy.orm import Session
 
 from rucola.cli.main import main
 from rucola.client import Message, MessageQueue, Producer, ReconsumeLater
-from rucola.message import MessageExt, properties
+from rucola.message import MessageExt
 from rucola.reliable import KeyedResend, Outbox, Policy, Relay, idempotent
+from rucola.reliable.idempotent import DeliveryCounts
 from rucola.reliable.metrics import ReliableCollector
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
-from support.outbox import until
+from support.outbox import delivery, until
 
 ROWS = 1_000_000
 SMALL = ("lane", "ledger", "relay", "version")
@@ -145,19 +146,8 @@ def run_listener(db: OutboxDatabase) -> None:
     listener(delivery("slow", b"slow"))
     with pytest.raises(ZeroDivisionError):
         listener(delivery("m45000", b"fails"))
-    assert (listener.counts.done, listener.counts.duplicates, listener.counts.held, listener.counts.failed) == (
-        4,
-        1,
-        1,
-        1,
-    )
+    assert listener.counts == DeliveryCounts(done=4, duplicates=1, held=1, failed=1)
     assert held
-
-
-def delivery(message_id: str, body: bytes) -> MessageExt:
-    return MessageExt(
-        "T", 0, 7, 0, 0, body, {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", 0, 0, bytes(8)
-    )
 
 
 COMMANDS = (

@@ -235,21 +235,6 @@ def test_queue_that_left_the_route_is_alerted_while_messages_of_its_keys_wait(
     assert f"{topic}@broker-a:1" in alert.detail
 
 
-async def test_message_that_no_group_consumes_for_a_day_is_stuck(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ
-) -> None:
-    topic, told = shared_rocketmq.unique("T"), RecordingSink()
-    add(sqlite_db, topic, [b"x"], groups=[GROUP])
-    async with relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])) as running:
-        await until(lambda: statuses(sqlite_db) == {"SENT": 1})
-        assert told.alerts == []
-        change(sqlite_db, created_at=stubs(sqlite_db)[0].created_at - 24 * 3_600_000)
-        running.wake()
-        await until(lambda: bool(told.alerts))
-    assert statuses(sqlite_db) == {"STUCK": 1}
-    assert "do not consume it" in told.alerts[0].detail
-
-
 async def test_outage_of_a_broker_with_a_large_outbox_logs_a_few_lines(
     sqlite_db: OutboxDatabase, rocketmq: RocketMQ, caplog: pytest.LogCaptureFixture
 ) -> None:

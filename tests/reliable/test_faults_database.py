@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -39,17 +39,17 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from rucola.client import Message, MessageExt, ReconsumeLater
+from rucola.client import ConsumeFromWhere, Message, MessageExt, PushConsumer, ReconsumeLater
 from rucola.message import properties
-from rucola.reliable import operations
+from rucola.reliable import Tables, migration, operations
 from rucola.reliable.database import Database
 from rucola.reliable.idempotent import IdempotentFunction, idempotent
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import FIRST_PAUSE_S, Relay
 from rucola.testing.rocketmq import RocketMQ
-from support.databases import OutboxDatabase
-from support.outbox import add, relay, statuses, stubs, until
+from support.databases import OutboxDatabase, server_user, serving, start_postgresql
+from support.outbox import add, count, delivery, relay, statuses, stubs, until
 from support.ports import HOST
 from support.proxy import Proxy
 
@@ -63,13 +63,6 @@ LEASE_MS = 1000
 @pytest.fixture(params=["postgresql", "mariadb"])
 def server_db(request: pytest.FixtureRequest, new_db: Callable[[str, str], OutboxDatabase]) -> OutboxDatabase:
     return new_db(request.param, "")
-
-
-@pytest.fixture
-def topic(shared_rocketmq: RocketMQ) -> str:
-    name = shared_rocketmq.unique("T")
-    shared_rocketmq.create_topic(name, 1)
-    return name
 
 
 @pytest.fixture
@@ -92,18 +85,13 @@ def balances(db: OutboxDatabase) -> list[int]:
         return list(connection.scalars(select(accounts_of(db).c.balance).order_by(accounts_of(db).c.id)))
 
 
-def message_with(message_id: str, body: bytes = b"ab", times: int = 0) -> MessageExt:
-    unique = {properties.UNIQ_KEY: message_id}
-    return MessageExt("T", 0, 7, 0, 0, body, unique, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", times, 0, bytes(8))
-
-
 def deliver(listener: IdempotentFunction, message_id: str, body: bytes = b"ab") -> int:
     """Deliver as a broker does, until the message is acknowledged; return the number of failed deliveries."""
     failures = 0
     end = time.monotonic() + DEADLINE_S  # another delivery may hold the message for long on a busy machine
     while time.monotonic() < end:
         try:
-            listener(message_with(message_id, body, failures))
+            listener(delivery(message_id, body, failures))
         except (DBAPIError, ReconsumeLater):
             failures += 1
             continue
@@ -111,15 +99,10 @@ def deliver(listener: IdempotentFunction, message_id: str, body: bytes = b"ab") 
     raise AssertionError(f"message {message_id} was never acknowledged, after {failures} deliveries")
 
 
-def counted(db: OutboxDatabase, table: Table) -> int:
-    with db.engine().connect() as connection:
-        return connection.scalar(select(func.count()).select_from(table)) or 0
-
-
-def is_settled(db: OutboxDatabase, count: int) -> bool:
+def is_settled(db: OutboxDatabase, number: int) -> bool:
     """Whether all messages are confirmed, each with one `done` row and without a receipt."""
-    rows = counted(db, db.tables.done), counted(db, db.tables.receipt)
-    return statuses(db) == {"CONFIRMED": count} and rows == (count, 0)
+    rows = count(db, db.tables.done), count(db, db.tables.receipt)
+    return statuses(db) == {"CONFIRMED": number} and rows == (number, 0)
 
 
 # Deadlocks.
@@ -346,7 +329,7 @@ async def test_relays_statement_whose_response_is_lost_loses_no_message(
             proxy.lose(b"UPDATE " + server_db.tables.lane.name.encode())
         async with Relay(behind.engine(), shared_rocketmq.namesrv, tables=server_db.tables, policy=policy):
             if statement != "lanes":
-                await until(lambda: counted(server_db, server_db.tables.relay) == 1)
+                await until(lambda: count(server_db, server_db.tables.relay) == 1)
                 proxy.lose(b"sends=(" if statement == "claim" else record)
                 await asyncio.to_thread(add, server_db, topic, [b"x"])
             await until(lambda: statuses(server_db) == {"CONFIRMED": 1})
@@ -356,40 +339,33 @@ async def test_relays_statement_whose_response_is_lost_loses_no_message(
     assert stub.sends <= 2
 
 
-@pytest.mark.parametrize("has_ledger", [False, True], ids=["one database", "two databases"])
+@pytest.mark.parametrize("kind", ["blocking", "with a ledger", "async"])
 async def test_consumers_commit_that_reports_an_error_is_acknowledged(
-    has_ledger: bool, server_db: OutboxDatabase, accounts: Table, caplog: pytest.LogCaptureFixture
+    kind: str, server_db: OutboxDatabase, accounts: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     (message_id,) = add(server_db, "T", [b"x"], groups=[GROUP])
+    booking = update(accounts).values(balance=accounts.c.balance + 1)
 
     def book(message: MessageExt, session: Session) -> None:
-        session.execute(update(accounts).values(balance=accounts.c.balance + 1))
+        session.execute(booking)
+        proxy.lose(COMMIT[server_db.name])
+
+    async def book_async(message: MessageExt, session: AsyncSession) -> None:
+        await session.execute(booking)
         proxy.lose(COMMIT[server_db.name])
 
     async with through_proxy(server_db) as (proxy, behind):
-        options = {"ledger": server_db.engine()} if has_ledger else {}
-        listener = idempotent(behind.engine(), GROUP, tables=server_db.tables, **options)(book)
-        with caplog.at_level(logging.WARNING):
-            await asyncio.to_thread(listener, message_with(message_id))  # acknowledged at once
+        with caplog.at_level(logging.WARNING):  # acknowledged at once
+            if kind == "async":
+                await idempotent(behind.async_engine(), GROUP, tables=server_db.tables)(book_async)(
+                    delivery(message_id)
+                )
+            else:
+                options = {"ledger": server_db.engine()} if kind == "with a ledger" else {}
+                listener = idempotent(behind.engine(), GROUP, tables=server_db.tables, **options)(book)
+                await asyncio.to_thread(listener, delivery(message_id))
         assert proxy.lost == 1
     assert "failed, but the message is done" in caplog.text
-    assert balances(server_db) == [1, 1]
-    assert is_settled(server_db, 1)
-
-
-async def test_async_consumers_commit_that_reports_an_error_is_acknowledged(
-    server_db: OutboxDatabase, accounts: Table
-) -> None:
-    (message_id,) = add(server_db, "T", [b"x"], groups=[GROUP])
-    async with through_proxy(server_db) as (proxy, behind):
-
-        @idempotent(behind.async_engine(), GROUP, tables=server_db.tables)
-        async def book(message: MessageExt, session: AsyncSession) -> None:
-            await session.execute(update(accounts).values(balance=accounts.c.balance + 1))
-            proxy.lose(COMMIT[server_db.name])
-
-        await book(message_with(message_id))
-        assert proxy.lost == 1
     assert balances(server_db) == [1, 1]
     assert is_settled(server_db, 1)
 
@@ -406,14 +382,14 @@ async def test_claim_whose_response_is_lost_delays_the_message_by_a_lease(
         listener = idempotent(behind.engine(), GROUP, tables=server_db.tables, lease_ms=300)(book)
         proxy.lose(b"INSERT INTO " + server_db.tables.receipt.name.encode())
         with pytest.raises(OperationalError):
-            await asyncio.to_thread(listener, message_with(message_id))
+            await asyncio.to_thread(listener, delivery(message_id))
         assert proxy.lost == 1
         with pytest.raises(ReconsumeLater):
-            await asyncio.to_thread(listener, message_with(message_id))
+            await asyncio.to_thread(listener, delivery(message_id))
 
         def is_acknowledged() -> bool:
             try:
-                listener(message_with(message_id))
+                listener(delivery(message_id))
             except ReconsumeLater:
                 return False
             return True
@@ -428,10 +404,10 @@ async def test_claim_whose_response_is_lost_delays_the_message_by_a_lease(
 
 def test_purge_of_many_rows_is_bounded_by_rows(server_db: OutboxDatabase) -> None:
     """Each call deletes a thousand rows of each table, so that none holds locks for long, and live rows are kept."""
-    tables, count = server_db.tables, 2500
+    tables, number = server_db.tables, 2500
     live = add(server_db, "T", [b"x"], groups=[GROUP])
-    add(server_db, "T", [b"x"] * count)
-    old = [{"message_id": f"m{number}", "consumer_group": GROUP} for number in range(count)]
+    add(server_db, "T", [b"x"] * number)
+    old = [{"message_id": f"m{each}", "consumer_group": GROUP} for each in range(number)]
     old += [{"message_id": live[0], "consumer_group": GROUP}]
     with server_db.engine().begin() as connection:
         settled = update(tables.stub).where(tables.stub.c.message_id != live[0])
@@ -442,7 +418,7 @@ def test_purge_of_many_rows_is_bounded_by_rows(server_db: OutboxDatabase) -> Non
     while not removed or removed[-1]:
         removed.append(database.run_sync(operations.purge, tables, operations.PURGE_AFTER_MS))
     assert removed == [3000, 3000, 1500, 0]
-    assert [counted(server_db, table) for table in (tables.stub, tables.done, tables.receipt)] == [1, 1, 1]
+    assert [count(server_db, table) for table in (tables.stub, tables.done, tables.receipt)] == [1, 1, 1]
 
 
 async def test_relay_that_starts_before_its_database_waits_for_it(
@@ -480,14 +456,14 @@ async def test_outage_of_the_database_makes_the_relay_pause_longer_and_log_two_l
         event.listen(behind.engine(), "do_connect", lambda *_: attempts_s.append(time.monotonic()))
         with caplog.at_level(logging.INFO, "rucola.reliable"):
             async with Relay(behind.engine(), shared_rocketmq.namesrv, tables=server_db.tables) as running:
-                await until(lambda: counted(server_db, server_db.tables.relay) == 1)
+                await until(lambda: count(server_db, server_db.tables.relay) == 1)
                 attempts_s.clear()
                 proxy.refuse()
                 await asyncio.to_thread(add, server_db, topic, [b"x"] * 1000)
 
-                def are_attempted(count: int) -> bool:
+                def are_attempted(number: int) -> bool:
                     running.wake()
-                    return len(attempts_s) >= count
+                    return len(attempts_s) >= number
 
                 await until(lambda: are_attempted(3))
                 await proxy.accept()
@@ -500,3 +476,54 @@ async def test_outage_of_the_database_makes_the_relay_pause_longer_and_log_two_l
     begin, end = (record.message for record in caplog.records if record.message.startswith("the database"))
     assert begin.startswith("the database failed, retrying: ")
     assert re.fullmatch(r"the database: works again after \d+ s, [2-9] failures", end)
+
+
+# The end of a server.
+
+
+QUICK_RETRIES = " ".join(["1s"] * 18)
+
+
+@pytest.fixture
+def own_db() -> Iterator[OutboxDatabase]:
+    """A PostgreSQL that this test may kill."""
+    with serving("postgresql", server_user("postgres"), start_postgresql) as own:
+        db = OutboxDatabase(own.url, Tables(), own)
+        with db.engine().begin() as connection:
+            migration.init(connection, db.tables)
+        yield db
+        db.close()
+
+
+@pytest.mark.rocketmq(messageDelayLevel=QUICK_RETRIES)
+async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabase, rocketmq: RocketMQ) -> None:
+    db = own_db
+    invoices = Table("invoice", MetaData(), Column("text", String(20)))
+    invoices.create(db.engine())
+    rocketmq.create_topic("T", 1)
+
+    @idempotent(db.async_engine(), "billing", tables=db.tables, lease_ms=1000)
+    async def bill(message: MessageExt, session: AsyncSession) -> None:
+        await session.execute(insert(invoices).values(text=message.body.decode()))
+        if message.body == b"5" and db.server is not None and not crashed:
+            crashed.append(True)
+            # With the transaction open. In a thread: the server waits for the startup packets of new connections, which
+            # this event loop sends.
+            await asyncio.to_thread(db.server.crash)
+
+    crashed: list[bool] = []
+
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
+    consumer.subscribe("T")
+    consumer.listen(bill)
+    policy = Policy(lease_ms=1000, poll_ms=50)
+    async with relay(db, rocketmq, policy=policy), consumer:
+        add(db, "T", [b"%d" % number for number in range(10)], groups=["billing"])
+        await until(lambda: bool(crashed) and db.server is not None and db.server.process.poll() is not None)
+        assert db.server is not None
+        db.server.start()
+        await until(lambda: {stub.status for stub in stubs(db)} == {"CONFIRMED"})
+    with db.engine().connect() as connection:
+        texts = list(connection.scalars(select(invoices.c.text)))
+    assert sorted(texts) == [str(number) for number in range(10)]

@@ -1,24 +1,24 @@
-"""Faults of processes: a relay or a worker that is paused (SIGSTOP) past its lease and resumes, and clocks that differ.
+"""Faults of processes: kill -9 at every step between the sender's begin and the consumer's acknowledgement, a pause
+(SIGSTOP) past the lease of a relay or a worker, and clocks that differ.
 
-What the paused process held is done by another one meanwhile. Then there is one order, at most one copy too many at the
-broker, one invoice, and nothing is left over.
+What the process held is done by another one. Then there is one order, at most one copy too many at the broker, one
+invoice, and nothing is left over.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 import pytest
-from sqlalchemy import create_engine
 
-from rucola.client import Message
-from rucola.reliable import Outbox, Tables
 from rucola.testing.rocketmq import RocketMQ
 from support.crash_steps import (
+    CONSUMER_STEPS,
+    RELAY_STEPS,
+    SENDER_STEPS,
     Processes,
     Scene,
     consume_order,
@@ -28,13 +28,19 @@ from support.crash_steps import (
     send_order,
 )
 from support.databases import DatabaseServer, OutboxDatabase
-from support.outbox import stubs
 
 pytestmark = pytest.mark.slow
 
 HOUR_S = 3600
 QUICK_RETRIES = " ".join(["1s"] * 18)
 IN_PARALLEL = 6
+PROCESSES = Processes()
+Role: TypeAlias = Callable[[Scene, str], None]
+ROLES: dict[Role, tuple[str, ...]] = {
+    send_order: SENDER_STEPS,
+    relay_order: RELAY_STEPS,
+    consume_order: CONSUMER_STEPS,
+}
 STEPS = {
     relay_order: ["claim_batch.after", "send.before", "send.after", "record.before"],
     consume_order: ["received", "claim.before", "claim.after"],
@@ -66,6 +72,20 @@ def make_scene(
     return make
 
 
+def in_parallel(run: Callable[[Any, Scene], None], cases: Sequence[Any], scenes: Sequence[Scene]) -> None:
+    """Run all cases, each on its scene; fail with those that failed."""
+
+    def failure(case: Any, scene: Scene) -> str | None:
+        try:
+            run(case, scene)
+        except AssertionError as error:
+            return f"{case}: {error}"
+        return None
+
+    with importable(), ThreadPoolExecutor(IN_PARALLEL) as threads:
+        assert list(filter(None, threads.map(failure, cases, scenes))) == []
+
+
 def check(scene: Scene, broker: RocketMQ) -> None:
     counted = [scene.count(table) for table in (scene.orders(), scene.invoices(), scene.tables.done)]
     assert counted == [1, 1, 1], counted
@@ -75,76 +95,58 @@ def check(scene: Scene, broker: RocketMQ) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"])
+def test_kill_at_any_step_has_one_effect(
+    database: str, broker: RocketMQ, make_scene: Callable[[str, int], Scene]
+) -> None:
+    """What dies is started once more, without a kill."""
+    cases = [(role, step) for role, steps in ROLES.items() for step in steps]
+
+    def run(case: tuple[Role, str], scene: Scene) -> None:
+        killed, step = case
+        for role in ROLES:
+            if role is killed:
+                PROCESSES.run(role, scene, step)
+                if role is send_order:  # all or nothing
+                    assert scene.count(scene.orders()) == scene.count(scene.tables.stub) == (step == "committed")
+            PROCESSES.run(role, scene)
+        check(scene, broker)
+
+    in_parallel(run, cases, [make_scene(database, number) for number in range(len(cases))])
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"])
 def test_paused_process_is_replaced_and_resumes_without_harm(
     database: str, broker: RocketMQ, make_scene: Callable[[str, int], Scene]
 ) -> None:
-    processes = Processes()
     steps = {"sqlite": [STEPS], "postgresql": [STEPS, IN_TRANSACTION], "mariadb": [IN_TRANSACTION]}[database]
     cases = [(role, step) for table in steps for role in table for step in table[role]]
 
-    def run(case: tuple[Callable[[Scene, str], None], str], scene: Scene) -> str | None:
+    def run(case: tuple[Role, str], scene: Scene) -> None:
         paused, step = case
-        try:
-            processes.run(send_order, scene)
-            if paused is consume_order:
-                processes.run(relay_order, scene)
-            other = scene._replace(copy="b")
-            processes.run_while_paused(paused, scene, step, lambda: processes.run(paused, other))
-            if paused is relay_order:
-                processes.run(consume_order, scene)
-            check(scene, broker)
-        except AssertionError as error:
-            return f"{paused.__name__} {step}: {error}"
-        return None
+        PROCESSES.run(send_order, scene)
+        if paused is consume_order:
+            PROCESSES.run(relay_order, scene)
+        other = scene._replace(copy="b")
+        PROCESSES.run_while_paused(paused, scene, step, lambda: PROCESSES.run(paused, other))
+        if paused is relay_order:
+            PROCESSES.run(consume_order, scene)
+        check(scene, broker)
 
-    scenes = [make_scene(database, number) for number in range(len(cases))]
-    with importable(), ThreadPoolExecutor(IN_PARALLEL) as threads:
-        assert list(filter(None, threads.map(run, cases, scenes))) == []
+    in_parallel(run, cases, [make_scene(database, number) for number in range(len(cases))])
 
 
 def test_clocks_of_the_processes_do_not_matter(broker: RocketMQ, make_scene: Callable[[str, int], Scene]) -> None:
     """A relay and a worker crash with a claim. Those that take over have clocks that are hours ahead or behind."""
-    processes = Processes()
 
-    def run(skews_h: tuple[int, int], scene: Scene) -> str | None:
+    def run(skews_h: tuple[int, int], scene: Scene) -> None:
         first, other = (scene._replace(skew_s=hours * HOUR_S) for hours in skews_h)
-        try:
-            processes.run(send_order, first)
-            processes.run(relay_order, other, "send.before")
-            processes.run(relay_order, first)
-            processes.run(consume_order, first, "business")
-            processes.run(consume_order, other)
-            check(scene, broker)
-            assert len(broker.messages(scene.topic)) == 1
-            assert abs(scene.created_ms() - time.time() * 1000) < HOUR_S * 500
-        except AssertionError as error:
-            return f"{skews_h}: {error}"
-        return None
+        PROCESSES.run(send_order, first)
+        PROCESSES.run(relay_order, other, "send.before")
+        PROCESSES.run(relay_order, first)
+        PROCESSES.run(consume_order, first, "business")
+        PROCESSES.run(consume_order, other)
+        check(scene, broker)
+        assert len(broker.messages(scene.topic)) == 1
+        assert abs(scene.created_ms() - time.time() * 1000) < HOUR_S * 500
 
-    cases = [(5, -7), (-7, 5)]
-    scenes = [make_scene("postgresql", number) for number in range(len(cases))]
-    with importable(), ThreadPoolExecutor(IN_PARALLEL) as threads:
-        assert list(filter(None, threads.map(run, cases, scenes))) == []
-
-
-def add_many(url: str, prefix: str, count: int) -> None:
-    outbox = Outbox(tables=Tables(prefix))
-    with create_engine(url).begin() as connection:
-        for number in range(count):
-            outbox.add(connection, Message("T", b"%d %d" % (os.getpid(), number)))
-
-
-def test_forked_processes_never_generate_the_same_id(postgresql_db: OutboxDatabase) -> None:
-    """The parent has generated ids before, so that its state is copied. Equal ids would fail a transaction."""
-    count, processes = 500, 8
-    add_many(postgresql_db.url, postgresql_db.tables.prefix, count)
-    context = multiprocessing.get_context("fork")
-    arguments = postgresql_db.url, postgresql_db.tables.prefix, count
-    forked = [context.Process(target=add_many, args=arguments) for _ in range(processes)]
-    for process in forked:
-        process.start()
-    for process in forked:
-        process.join(60)
-    assert [process.exitcode for process in forked] == [0] * processes
-    ids = [stub.message_id for stub in stubs(postgresql_db)]
-    assert len(set(ids)) == len(ids) == count * (processes + 1)
+    in_parallel(run, [(5, -7), (-7, 5)], [make_scene("postgresql", number) for number in range(2)])

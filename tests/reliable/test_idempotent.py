@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, event, func, insert, select, update
+import redis
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, event, insert, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from rucola.client import MessageExt, ReconsumeLater
-from rucola.message import properties
-from rucola.reliable import operations
+from rucola.reliable import migration, operations
 from rucola.reliable.errors import LeaseLost, ReliableError, SchemaError
 from rucola.reliable.idempotent import IdempotentFunction, UnknownMessage, idempotent
 from rucola.reliable.receipts import confirm
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import Tables
 from support.databases import DatabaseServer, OutboxDatabase
-from support.outbox import add, stubs, until
+from support.outbox import add, change, count, delivery, stubs, until
 
 GROUP = "billing"
-
-
-def message_with(message_id: str, body: bytes = b"x", reconsume_times: int = 0) -> MessageExt:
-    return MessageExt(
-        "T", 0, 7, 0, 0, body, {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1",
-        reconsume_times, 0, bytes(8),
-    )  # fmt: skip
 
 
 class Ledger:
@@ -57,9 +51,9 @@ class Ledger:
         with self.engine.connect() as connection:
             return list(connection.scalars(select(self.table.c.body).order_by(self.table.c.id)))
 
-    def count(self, table: Table) -> int:
+    def lease(self) -> int:
         with self.engine.connect() as connection:
-            return connection.scalar(select(func.count()).select_from(table)) or 0
+            return connection.scalar(select(self.db.tables.receipt.c.lease_until)) or 0
 
     def listener(self, handler: Callable[..., Any] | None = None, **options: Any) -> IdempotentFunction:
         settings = {"tables": self.db.tables} | options
@@ -88,41 +82,37 @@ def status(ledger: Ledger) -> list[str]:
 def test_effect_done_and_confirmation_are_one_transaction(ledger: Ledger) -> None:
     (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     during: list[tuple[int, int, list[str]]] = []
+    tables = ledger.db.tables
 
     def handler(message: MessageExt, session: Session) -> None:
-        during.append((ledger.count(ledger.db.tables.receipt), ledger.count(ledger.db.tables.done), status(ledger)))
+        during.append((count(ledger.db, tables.receipt), count(ledger.db, tables.done), status(ledger)))
         ledger.apply(message, session)
 
     listener = ledger.listener(handler)
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert during == [(1, 0, ["NEW"])]
     assert ledger.effects() == ["x"]
-    assert (ledger.count(ledger.db.tables.receipt), ledger.count(ledger.db.tables.done)) == (0, 1)
+    assert (count(ledger.db, ledger.db.tables.receipt), count(ledger.db, ledger.db.tables.done)) == (0, 1)
     (stub,) = stubs(ledger.db)
     assert (stub.status, stub.awaiting, stub.due_at) == ("CONFIRMED", ",", None)
     assert stub.confirmed_at >= stub.created_at
-    listener(message_with(message_id, reconsume_times=1))
+    listener(delivery(message_id, times=1))
     assert ledger.effects() == ["x"]
     assert (listener.counts.done, listener.counts.duplicates) == (1, 1)
-    assert ledger.count(ledger.db.tables.receipt) == 0
+    assert count(ledger.db, ledger.db.tables.receipt) == 0
 
 
-async def consume_async(ledger: Ledger, message_id: str) -> None:
-    engine = ledger.db.async_engine()
+async def test_async_listener_has_one_effect(ledger: Ledger) -> None:
+    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
 
-    @idempotent(engine, GROUP, tables=ledger.db.tables)
+    @idempotent(ledger.db.async_engine(), GROUP, tables=ledger.db.tables)
     async def listener(message: MessageExt, session: AsyncSession) -> None:
         await session.execute(insert(ledger.table).values(body=message.body.decode()))
 
     assert inspect.iscoroutinefunction(listener)
     for times in range(3):
-        await listener(message_with(message_id, reconsume_times=times))
+        await listener(delivery(message_id, times=times))
     assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
-
-
-async def test_async_listener_has_one_effect(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-    await consume_async(ledger, message_id)
     assert ledger.effects() == ["x"]
     assert status(ledger) == ["CONFIRMED"]
 
@@ -139,7 +129,7 @@ def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_rece
 
     listener = ledger.listener(handler)
     with pytest.raises(ZeroDivisionError):
-        listener(message_with(message_id))
+        listener(delivery(message_id))
     assert ledger.effects() == []
     assert status(ledger) == ["NEW"]
     with ledger.engine.connect() as connection:
@@ -147,7 +137,7 @@ def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_rece
     assert (receipt.owner, receipt.lease_until) == (None, 0)
     assert (receipt.broker, receipt.queue_id, receipt.queue_offset) == ("127.0.0.1:1", 0, 7)
     fails.append(False)
-    listener(message_with(message_id, reconsume_times=1))
+    listener(delivery(message_id, times=1))
     assert ledger.effects() == ["x"]
 
 
@@ -160,55 +150,12 @@ def test_duplicate_in_progress_is_retried_later_and_never_acknowledged(ledger: L
         ledger.apply(message, session)
         session.flush()
         with pytest.raises(ReconsumeLater):
-            listener(message_with(message_id))
+            listener(delivery(message_id))
 
     listener = ledger.listener(handler)
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert ledger.effects() == ["x"]
     assert (listener.counts.done, listener.counts.held) == (1, 1)
-
-
-def test_crashed_worker_holds_its_message_for_a_lease(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-
-    class Killed(BaseException):
-        pass
-
-    def crash(message: MessageExt, session: Session) -> None:
-        raise Killed
-
-    crashed = ledger.listener(crash)
-    crashed.counts  # noqa: B018
-    receipt = ledger.db.tables.receipt
-    with pytest.raises(Killed):
-        crashed(message_with(message_id))
-    with ledger.engine.begin() as connection:  # a real crash frees nothing
-        connection.execute(update(receipt).values(owner="dead", lease_until=1 << 60))
-    listener = ledger.listener()
-    with pytest.raises(ReconsumeLater):
-        listener(message_with(message_id))
-    with ledger.engine.begin() as connection:
-        connection.execute(update(receipt).values(lease_until=1))
-    listener(message_with(message_id))
-    assert ledger.effects() == ["x"]
-
-
-def test_worker_that_resumes_after_its_lease_rolls_back(ledger: Ledger) -> None:
-    """As a process that is paused in its listener: another one takes over and finishes first."""
-    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-    receipt = ledger.db.tables.receipt
-    other = ledger.listener()
-
-    def paused(message: MessageExt, session: Session) -> None:
-        with ledger.engine.begin() as connection:
-            connection.execute(update(receipt).values(lease_until=1))
-        other(message)
-        ledger.apply(message, session)
-
-    listener = ledger.listener(paused)
-    listener(message_with(message_id))  # done by the other: acknowledged without an effect of its own
-    assert ledger.effects() == ["x"]
-    assert (listener.counts.done, listener.counts.duplicates, other.counts.done) == (0, 1, 1)
 
 
 def test_worker_that_lost_its_claim_to_one_that_still_works_rolls_back(ledger: Ledger) -> None:
@@ -221,27 +168,22 @@ def test_worker_that_lost_its_claim_to_one_that_still_works_rolls_back(ledger: L
         ledger.apply(message, session)
 
     with pytest.raises(LeaseLost):
-        ledger.listener(slow)(message_with(message_id))
+        ledger.listener(slow)(delivery(message_id))
     assert ledger.effects() == []
-    assert ledger.count(ledger.db.tables.done) == 0
+    assert count(ledger.db, ledger.db.tables.done) == 0
 
 
 def test_claim_is_renewed_while_the_listener_works(postgresql_ledger: Ledger) -> None:
     ledger = postgresql_ledger
     (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-    receipt = ledger.db.tables.receipt
-
-    def lease() -> int:
-        with ledger.engine.connect() as connection:
-            return connection.scalar(select(receipt.c.lease_until)) or 0
 
     def handler(message: MessageExt, session: Session) -> None:
-        before = lease()
-        while lease() == before:
+        before = ledger.lease()
+        while ledger.lease() == before:
             threading.Event().wait(0.01)
         ledger.apply(message, session)
 
-    ledger.listener(handler, lease_ms=300)(message_with(message_id))
+    ledger.listener(handler, lease_ms=300)(delivery(message_id))
     assert ledger.effects() == ["x"]
 
 
@@ -251,7 +193,7 @@ def test_fifty_concurrent_duplicates_have_one_effect(ledger: Ledger) -> None:
 
     def deliver(number: int) -> str:
         try:
-            listener(message_with(message_id, reconsume_times=number))
+            listener(delivery(message_id, times=number))
         except ReconsumeLater:
             return "later"
         except OperationalError:  # SQLite's lock timed out: the broker delivers again
@@ -264,69 +206,7 @@ def test_fifty_concurrent_duplicates_have_one_effect(ledger: Ledger) -> None:
     assert "acknowledged" in outcomes
     assert listener.counts.done == 1
     assert status(ledger) == ["CONFIRMED"]
-    assert ledger.count(ledger.db.tables.receipt) == 0
-
-
-def test_commit_that_is_applied_but_reports_an_error_is_acknowledged(ledger: Ledger) -> None:
-    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-
-    def handler(message: MessageExt, session: Session) -> None:
-        ledger.apply(message, session)
-
-        @event.listens_for(session, "after_commit", once=True)
-        def lose_the_answer(session: Session) -> None:
-            raise OperationalError("COMMIT", {}, ConnectionError("server closed the connection unexpectedly"))
-
-    listener = ledger.listener(handler)
-    listener(message_with(message_id))
-    assert ledger.effects() == ["x"]
-    assert status(ledger) == ["CONFIRMED"]
-
-
-def test_connection_that_dies_with_the_transaction_is_retried(postgresql_ledger: Ledger) -> None:
-    ledger = postgresql_ledger
-    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-    dies = [True]
-
-    def handler(message: MessageExt, session: Session) -> None:
-        ledger.apply(message, session)
-        session.flush()
-        if dies.pop():
-            own = session.connection().exec_driver_sql("SELECT pg_backend_pid()").scalar()
-            with ledger.engine.connect() as connection:
-                connection.exec_driver_sql(f"SELECT pg_terminate_backend({own})")
-
-    listener = ledger.listener(handler)
-    with pytest.raises(OperationalError):
-        listener(message_with(message_id))
-    assert ledger.effects() == []
-    dies.append(False)
-    listener(message_with(message_id))
-    assert ledger.effects() == ["x"]
-
-
-def test_serialization_failure_is_retried(postgresql_ledger: Ledger) -> None:
-    ledger = postgresql_ledger
-    (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
-    with ledger.engine.begin() as connection:
-        connection.execute(insert(ledger.table).values(id=1000, body="shared"))
-    races = [True]
-
-    def handler(message: MessageExt, session: Session) -> None:
-        session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
-        session.execute(select(ledger.table)).all()
-        if races.pop():
-            with ledger.engine.begin() as connection:
-                connection.execute(update(ledger.table).values(body="raced"))
-        session.execute(update(ledger.table).values(body="own"))
-
-    listener = ledger.listener(handler)
-    with pytest.raises(OperationalError, match="serialize"):
-        listener(message_with(message_id))
-    assert ledger.effects() == ["raced"]
-    races.append(False)
-    listener(message_with(message_id))
-    assert ledger.effects() == ["own"]
+    assert count(ledger.db, ledger.db.tables.receipt) == 0
 
 
 def test_void_message_is_dropped_even_during_its_listener(ledger: Ledger) -> None:
@@ -343,10 +223,10 @@ def test_void_message_is_dropped_even_during_its_listener(ledger: Ledger) -> Non
 
     listener = ledger.listener(handler)
     void(first)
-    listener(message_with(first))
-    listener(message_with(second))
+    listener(delivery(first))
+    listener(delivery(second))
     assert ledger.effects() == []
-    assert ledger.count(ledger.db.tables.receipt) == ledger.count(ledger.db.tables.done) == 0
+    assert count(ledger.db, ledger.db.tables.receipt) == count(ledger.db, ledger.db.tables.done) == 0
     assert status(ledger) == ["VOID", "VOID"]
 
 
@@ -356,7 +236,7 @@ def test_void_that_commits_while_the_worker_waits_for_its_lock_wins(postgresql_l
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
     with ledger.engine.connect() as operator, ThreadPoolExecutor(1) as threads:
         operator.execute(update(stub).values(status="VOID"))
-        worker = threads.submit(ledger.listener(), message_with(message_id))
+        worker = threads.submit(ledger.listener(), delivery(message_id))
         with ledger.engine.connect() as observer:
             while not observer.exec_driver_sql(waiting, (f"%{stub.name}%",)).scalar():
                 observer.rollback()
@@ -369,23 +249,23 @@ def test_void_that_commits_while_the_worker_waits_for_its_lock_wins(postgresql_l
 def test_message_without_a_stub_is_processed_once_or_rejected(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     listener = ledger.listener()
     for number in range(3):
-        listener(message_with(f"unknown-{number}"))
-        listener(message_with(f"unknown-{number}"))
+        listener(delivery(f"unknown-{number}"))
+        listener(delivery(f"unknown-{number}"))
     assert len(ledger.effects()) == 3
     assert [record.message for record in caplog.records if "no stub" in record.message] != []
     assert len([record for record in caplog.records if "no stub" in record.message]) == 1, "no log storm"
     rejecting = ledger.listener(unknown=UnknownMessage.REJECT)
     with pytest.raises(ReliableError):
-        rejecting(message_with("unknown-9"))
+        rejecting(delivery("unknown-9"))
     assert len(ledger.effects()) == 3
 
 
 def test_each_group_has_its_own_effect_and_the_last_one_settles_the_stub(ledger: Ledger) -> None:
     (message_id,) = add(ledger.db, "T", [b"x"], groups=["stock", "bill_ng", "billing"])
     other = idempotent(ledger.engine, "stock", tables=ledger.db.tables)(ledger.apply)
-    other(message_with(message_id))
+    other(delivery(message_id))
     assert stubs(ledger.db)[0].awaiting == ",bill_ng,billing,"
-    ledger.listener()(message_with(message_id))
+    ledger.listener()(delivery(message_id))
     assert stubs(ledger.db)[0].awaiting == ",bill_ng,", "a _ in a group's name is no wildcard"
     assert status(ledger) == ["NEW"]
     with ledger.engine.begin() as connection:
@@ -395,49 +275,43 @@ def test_each_group_has_its_own_effect_and_the_last_one_settles_the_stub(ledger:
     assert ledger.effects() == ["x", "x"]
 
 
-def test_stubs_in_another_database_are_confirmed_after_the_commit(
-    ledger: Ledger, tmp_path: Any, make_sqlite: Callable[[str], OutboxDatabase]
-) -> None:
-    senders = make_sqlite("sender.db")
-    senders.tables = ledger.db.tables
-    initialize(senders)
+@pytest.fixture
+def senders(ledger: Ledger, make_sqlite: Callable[[str], OutboxDatabase]) -> OutboxDatabase:
+    """A database with the stubs, other than that of the effects."""
+    made = make_sqlite("sender.db")
+    made.tables = ledger.db.tables
+    with made.engine().begin() as connection:
+        migration.init(connection, made.tables)
+    return made
+
+
+def test_stubs_in_another_database_are_confirmed_after_the_commit(ledger: Ledger, senders: OutboxDatabase) -> None:
     (message_id,) = add(senders, "T", [b"x"], groups=[GROUP])
     listener = ledger.listener(ledger=senders.engine())
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert ledger.effects() == ["x"]
     assert [stub.status for stub in stubs(senders)] == ["CONFIRMED"]
     # The confirmation is lost, as by a crash: the message is sent again, and its duplicate confirms it.
-    with senders.engine().begin() as connection:
-        connection.execute(update(senders.tables.stub).values(status="SENT", awaiting=f",{GROUP},"))
-    listener(message_with(message_id))
+    change(senders, status="SENT", awaiting=f",{GROUP},")
+    listener(delivery(message_id))
     assert ledger.effects() == ["x"]
     assert [stub.status for stub in stubs(senders)] == ["CONFIRMED"]
 
 
 def test_confirmation_by_a_duplicate_in_between_is_no_reason_for_a_warning(
-    sqlite_ledger: Ledger, make_sqlite: Callable[[str], OutboxDatabase], caplog: pytest.LogCaptureFixture
+    ledger: Ledger, senders: OutboxDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    senders = make_sqlite("sender.db")
-    senders.tables = sqlite_ledger.db.tables
-    initialize(senders)
     (message_id,) = add(senders, "T", [b"x"], groups=[GROUP])
 
     def confirmed_meanwhile(message: MessageExt, session: Session) -> None:
         with senders.engine().begin() as connection:
             confirm(connection, senders.tables, message_id, GROUP)
 
-    listener = sqlite_ledger.listener(confirmed_meanwhile, ledger=senders.engine())
-    listener(message_with(message_id))
+    listener = ledger.listener(confirmed_meanwhile, ledger=senders.engine())
+    listener(delivery(message_id))
     assert "had no stub" not in caplog.text
-    listener(message_with("unknown"))
+    listener(delivery("unknown"))
     assert "had no stub" in caplog.text
-
-
-def initialize(db: OutboxDatabase) -> None:
-    from rucola.reliable import migration
-
-    with db.engine().begin() as connection:
-        migration.init(connection, db.tables)
 
 
 # Redis in front.
@@ -447,30 +321,7 @@ def with_redis(ledger: Ledger, server: DatabaseServer, **options: Any) -> Idempo
     return ledger.listener(redis=RedisClaims(server.url, backoff_s=0), **options)
 
 
-def test_redis_key_holds_a_token_until_the_message_is_done(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
-    import redis
-
-    client = redis.Redis.from_url(redis_server.url)
-    held: list[Any] = []
-
-    def handler(message: MessageExt, session: Session) -> None:
-        held.extend(client.keys())
-        ledger_apply(message, session)
-        with pytest.raises(ReconsumeLater):
-            listener(message)
-
-    ledger_apply = sqlite_ledger.apply
-    listener = with_redis(sqlite_ledger, redis_server, handler=handler)
-    listener(message_with("m1"))
-    assert held == [b"rucola:claim:billing:m1"]
-    assert client.get("rucola:claim:billing:m1") == b"done"
-    assert 0 < client.pttl("rucola:claim:billing:m1") <= 60_000
-    assert sqlite_ledger.effects() == ["x"]
-
-
 def test_key_of_another_worker_is_never_deleted(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
-    import redis
-
     client = redis.Redis.from_url(redis_server.url)
 
     def handler(message: MessageExt, session: Session) -> None:
@@ -478,19 +329,18 @@ def test_key_of_another_worker_is_never_deleted(sqlite_ledger: Ledger, redis_ser
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        with_redis(sqlite_ledger, redis_server, handler=handler)(message_with("m1"))
+        with_redis(sqlite_ledger, redis_server, handler=handler)(delivery("m1"))
     assert client.get("rucola:claim:billing:m1") == b"another worker's"
 
 
 def test_redis_spares_duplicates_every_query(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:
-    import redis
-
     ledger = postgresql_ledger
     client = redis.Redis.from_url(redis_server.url)
     held: list[int] = []
 
     def handler(message: MessageExt, session: Session) -> None:
         ledger.apply(message, session)
+        assert client.keys() == [f"rucola:claim:billing:{message_id}".encode()]
         before = len(statements)
         with pytest.raises(ReconsumeLater):
             listener(message)
@@ -499,13 +349,14 @@ def test_redis_spares_duplicates_every_query(postgresql_ledger: Ledger, redis_se
     listener = with_redis(ledger, redis_server, handler=handler)
     (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     statements = count_round_trips(ledger.engine)
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert held == [0]
+    assert 0 < client.pttl(f"rucola:claim:billing:{message_id}") <= 60_000
     before = len(statements)
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert len(statements) == before
     client.flushall()
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert len(statements) > before, "the database alone knows it for ever"
     assert client.get(f"rucola:claim:billing:{message_id}") == b"done"
     assert (listener.counts.done, listener.counts.held, listener.counts.duplicates) == (1, 1, 2)
@@ -513,26 +364,22 @@ def test_redis_spares_duplicates_every_query(postgresql_ledger: Ledger, redis_se
 
 
 def test_redis_does_not_remember_void_and_failed_messages(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
-    import redis
-
     client = redis.Redis.from_url(redis_server.url, decode_responses=True)
     (message_id,) = add(sqlite_ledger.db, "T", [b"x"], groups=[GROUP])
     with sqlite_ledger.engine.begin() as connection:
         operations.void(connection, sqlite_ledger.db.tables, [message_id])
     listener = sqlite_ledger.listener(redis=RedisClaims(client, backoff_s=0))
-    listener(message_with(message_id))
+    listener(delivery(message_id))
     assert client.keys() == []
     with sqlite_ledger.engine.begin() as connection:
         operations.resend(connection, sqlite_ledger.db.tables, [message_id])
-    listener(message_with(message_id))
-    listener(message_with(message_id))
+    listener(delivery(message_id))
+    listener(delivery(message_id))
     assert sqlite_ledger.effects() == ["x"]
     assert (listener.counts.done, listener.counts.duplicates) == (1, 2)
 
 
 def flushed(server: DatabaseServer) -> None:
-    import redis
-
     redis.Redis.from_url(server.url).flushall()
 
 
@@ -542,8 +389,6 @@ def restarted(server: DatabaseServer) -> None:
 
 
 def paused(server: DatabaseServer) -> None:
-    import signal
-
     server.signal(signal.SIGSTOP)
 
 
@@ -561,48 +406,36 @@ def test_redis_outage_never_stops_consumption(
             listener(message)
 
     listener = with_redis(ledger, redis_server, handler=handler)
-    listener(message_with("m1"))
-    listener(message_with("m1"))
+    listener(delivery("m1"))
+    listener(delivery("m1"))
     assert ledger.effects() == ["x"]
     assert (listener.counts.done, listener.counts.held, listener.counts.duplicates) == (1, 1, 1)
 
 
-async def redis_async(ledger: Ledger, server: DatabaseServer) -> None:
-    engine = ledger.db.async_engine()
+async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:
+    ledger, engine = postgresql_ledger, postgresql_ledger.db.async_engine()
     gate = asyncio.Event()
 
-    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(server.url), lease_ms=300)
+    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(redis_server.url), lease_ms=300)
     async def listener(message: MessageExt, session: AsyncSession) -> None:
         await gate.wait()
         await session.execute(insert(ledger.table).values(body=message.body.decode()))
 
-    first = asyncio.create_task(listener(message_with("m1")))
-    import redis
-
-    client = redis.Redis.from_url(server.url)
+    first = asyncio.create_task(listener(delivery("m1")))
+    client = redis.Redis.from_url(redis_server.url)
     await until(lambda: bool(client.keys()))
-    receipt = ledger.db.tables.receipt
-
-    def lease() -> int:
-        with ledger.engine.connect() as connection:
-            return connection.scalar(select(receipt.c.lease_until)) or 0
-
-    await until(lambda: lease() > 0)
-    first_lease = lease()
-    await until(lambda: lease() > first_lease + 600)  # renewed for longer than a lease
+    await until(lambda: ledger.lease() > 0)
+    first_lease = ledger.lease()
+    await until(lambda: ledger.lease() > first_lease + 600)  # renewed for longer than a lease
     with pytest.raises(ReconsumeLater):
-        await listener(message_with("m1"))
+        await listener(delivery("m1"))
     gate.set()
     await first
     assert client.get("rucola:claim:billing:m1") == b"done"
     before = listener.counts.duplicates
-    await listener(message_with("m1"))
+    await listener(delivery("m1"))
     assert listener.counts.duplicates == before + 1
-
-
-async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_server: DatabaseServer) -> None:
-    await redis_async(postgresql_ledger, redis_server)
-    assert postgresql_ledger.effects() == ["x"]
+    assert ledger.effects() == ["x"]
 
 
 # What is wrong is named.
@@ -620,7 +453,7 @@ def test_listener_and_engine_must_be_of_one_kind(sqlite_db: OutboxDatabase) -> N
 def test_missing_tables_are_named_at_the_first_message(empty_db: OutboxDatabase) -> None:
     listener = idempotent(empty_db.engine(), GROUP, tables=Tables("none_"))(lambda message, session: None)
     with pytest.raises(SchemaError):
-        listener(message_with("m1"))
+        listener(delivery("m1"))
 
 
 def count_round_trips(engine: Engine) -> list[str]:
@@ -633,7 +466,7 @@ def test_overhead_on_postgresql_is_two_round_trips(postgresql_ledger: Ledger) ->
     ledger = postgresql_ledger
     first, second = add(ledger.db, "T", [b"1", b"2"], groups=[GROUP])
     listener = ledger.listener()
-    listener(message_with(first))
+    listener(delivery(first))
     statements = count_round_trips(ledger.engine)
-    listener(message_with(second))
+    listener(delivery(second))
     assert len([text for text in statements if "pg_catalog" not in text and "effect" not in text]) == 2

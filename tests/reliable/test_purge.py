@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, insert, select, update
 
-from rucola.message import MessageExt, properties
+from rucola.message import MessageExt
 from rucola.reliable import migration, operations
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.operations import PURGE_AFTER_MS
 from rucola.reliable.schema import now_ms
 from support.databases import OutboxDatabase
-from support.outbox import add
+from support.outbox import add, delivery
 
 GROUP = "billing"
 OLD_MS = PURGE_AFTER_MS + 60_000
@@ -89,8 +89,7 @@ def test_effects_of_a_ledger_are_remembered_as_long_as_its_stubs(
     @idempotent(business.engine(), GROUP, tables=business.tables, ledger=ledger.engine())
     def listener(message: MessageExt, session: object) -> None: ...
 
-    unique = {properties.UNIQ_KEY: ids[0]}
-    listener(MessageExt("T", 0, 0, 0, 0, b"x", unique, 0, 0, 0, 1, 0, "", 0, "b:1", 0, 0, bytes(8)))
+    listener(delivery(ids[0]))
     done, stub = business.tables.done, ledger.tables.stub
     with business.engine().begin() as connection:
         rows = [{"message_id": each, "consumer_group": GROUP, "done_at": 1} for each in [*ids[1:], "purged"]]

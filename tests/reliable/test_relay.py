@@ -29,7 +29,7 @@ from rucola.testing.rocketmq import RocketMQ
 from support.cancelling import CancelledAt
 from support.cluster import cluster
 from support.databases import OutboxDatabase
-from support.outbox import FAST_POLICY, add, change, relay, statuses, stubs, until
+from support.outbox import add, change, relay, statuses, stubs, until
 
 PATIENT = Policy(poll_ms=3_600_000)
 ALL = frozenset(range(LANES))
@@ -71,18 +71,6 @@ async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
     assert (stub.sends, stub.due_at, stub.owner, stub.lease_until) == (1, None, None, 0)
     assert stub.confirmed_at >= stub.created_at
     assert (stub.queue_id, stub.queue_offset) == (found.queue_id, found.queue_offset)
-
-
-async def test_message_that_awaits_groups_stays_sent_with_its_position(
-    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
-) -> None:
-    add(db, topic, [b"%d" % number for number in range(300)], groups=["billing"])
-
-    async with relay(db, shared_rocketmq, policy=PATIENT):
-        await until(lambda: statuses(db) == {"SENT": 300})
-    positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in shared_rocketmq.messages(topic)}
-    assert positions == {(stub.message_id, stub.queue_id, stub.queue_offset) for stub in stubs(db)}
-    assert all(stub.due_at >= stub.created_at + PATIENT.confirm_timeout_ms for stub in stubs(db))
 
 
 async def test_several_relays_share_the_work_and_keep_the_order_of_each_key(
@@ -153,11 +141,16 @@ async def test_postgresql_notify_wakes_an_idle_relay(
             await until(lambda count=number + 1: statuses(postgresql_db) == {"CONFIRMED": count})
 
 
-async def test_relay_works_on_an_async_engine(db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str) -> None:
-    add(db, topic, [b"1", b"2"])
+async def test_relay_on_an_async_engine_records_the_position_of_each_message(
+    db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    add(db, topic, [b"%d" % number for number in range(300)], groups=["billing"])
 
-    async with Relay(db.async_engine(), shared_rocketmq.namesrv, tables=db.tables, policy=FAST_POLICY):
-        await until(lambda: statuses(db) == {"CONFIRMED": 2})
+    async with Relay(db.async_engine(), shared_rocketmq.namesrv, tables=db.tables, policy=PATIENT):
+        await until(lambda: statuses(db) == {"SENT": 300})
+    positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in shared_rocketmq.messages(topic)}
+    assert positions == {(stub.message_id, stub.queue_id, stub.queue_offset) for stub in stubs(db)}
+    assert all(stub.due_at >= stub.created_at + PATIENT.confirm_timeout_ms for stub in stubs(db))
 
 
 async def test_relay_names_missing_tables(empty_db: OutboxDatabase, shared_rocketmq: RocketMQ) -> None:
@@ -296,6 +289,11 @@ def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: Out
     assert record(db, "other", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
     (stub,) = stubs(db)
     assert (stub.status, stub.broker, stub.queue_id, stub.queue_offset, stub.owner) == ("SENT", "b", 1, 2, None)
+
+
+def test_relay_whose_lease_ends_during_a_renewal_is_its_own_only_competitor(sqlite_db: OutboxDatabase) -> None:
+    with sqlite_db.engine().begin() as connection:
+        assert len(lane_leases.renew(connection, sqlite_db.tables, "paused", lease_ms=-1)) == LANES
 
 
 def test_confirmation_before_the_send_was_recorded_is_kept(db: OutboxDatabase) -> None:

@@ -14,17 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from rucola.message import MessageExt, properties
+from rucola.message import MessageExt
 from rucola.reliable import idempotent
 from support.databases import OutboxDatabase
-from support.outbox import add
+from support.outbox import add, delivery
 from support.waiting import until
-
-
-def delivered(message_id: str) -> MessageExt:
-    return MessageExt(
-        "T", 0, 7, 0, 0, b"x", {properties.UNIQ_KEY: message_id}, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", 0, 0, bytes(8)
-    )  # fmt: skip
 
 
 async def test_renewal_ends_with_its_delivery_although_the_driver_swallows_a_cancellation(
@@ -53,7 +47,7 @@ async def test_renewal_ends_with_its_delivery_although_the_driver_swallows_a_can
         raise RuntimeError("on purpose")
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        await fail(delivered(message_id))
+        await fail(delivery(message_id))
     proceed.set()
     await until(lambda: not any(task.get_name().startswith("leases of") for task in asyncio.all_tasks()), 5)
     await engine.dispose()
@@ -94,7 +88,7 @@ async def test_only_errors_of_the_database_are_logged_without_a_traceback(
 
     decorate = idempotent(engine, "billing", tables=sqlite_db.tables, lease_ms=60)
     listener = decorate(on_message if is_async else on_message_sync)
-    message = delivered(message_id)
+    message = delivery(message_id)
     with caplog.at_level(logging.INFO, "rucola.reliable"), pytest.raises(RuntimeError, match="on purpose"):
         await (listener(message) if is_async else asyncio.to_thread(listener, message))
     records = [record for record in caplog.records if record.name == "rucola.reliable.idempotent"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 from rucola.admin import AdminClient, RedriveResult, RedriveStatus
 from rucola.cli.main import main
@@ -22,22 +22,15 @@ from rucola.reliable.database import Database
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Policy, Position
 from rucola.reliable.reopening import reopening
-from rucola.reliable.schema import DEAD, LANES, SENT, STATUSES, now_ms
+from rucola.reliable.schema import DEAD, LANES, SENT, STATUSES
 from rucola.reliable.stub_claims import Outcome
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
-from support.outbox import RecordingSink, add, change, relay, statuses, stubs, until
+from support.outbox import RecordingSink, add, change, receive, relay, statuses, stubs, until
 from support.servers import run
 
 HOUR_MS = 3_600_000
 WAIT_MS = 60_000
-
-
-@pytest.fixture
-def topic(shared_rocketmq: RocketMQ) -> str:
-    name = shared_rocketmq.unique("T")
-    shared_rocketmq.create_topic(name, 1)
-    return name
 
 
 def reopen(db: OutboxDatabase, message_id: str, group: str, position: Position | None = None) -> bool:
@@ -51,12 +44,6 @@ def age(db: OutboxDatabase, hours: int) -> None:
     with db.engine().begin() as connection:
         for column in (stub.c.created_at, stub.c.reopened_at, receipt.c.received_at):
             connection.execute(update(column.table).values({column: column - hours * HOUR_MS}))
-
-
-def receive(db: OutboxDatabase, message_id: str, group: str) -> None:
-    row = {"message_id": message_id, "consumer_group": group, "received_at": now_ms()}
-    with db.engine().begin() as connection:
-        connection.execute(insert(db.tables.receipt).values(**row))
 
 
 # The statement.

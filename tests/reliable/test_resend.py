@@ -14,23 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 from rucola.client import PullConsumer, PushConsumer, ReconsumeLater
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.message import MessageExt
-from rucola.reliable import operations
 from rucola.reliable.alerts import SHOWN, Alert, Alerts, email_sink, webhook_sink
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, SentStub, decide
 from rucola.reliable.relay import Relay
-from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support import waiting
 from support.certificates import Certificates
 from support.cluster import cluster
 from support.databases import OutboxDatabase
-from support.outbox import FAST_POLICY, RecordingSink, add, change, relay, statuses, stubs, until
+from support.outbox import FAST_POLICY, RecordingSink, add, change, receive, relay, statuses, stubs, until
 from support.servers import run
 
 HOUR_MS = 3_600_000
@@ -107,20 +105,6 @@ def test_waits_double_up_to_a_limit() -> None:
     assert all(8000 <= wait <= 9600 for wait in waits)
 
 
-@pytest.fixture
-def topic(shared_rocketmq: RocketMQ) -> str:
-    name = shared_rocketmq.unique("T")
-    shared_rocketmq.create_topic(name, 1)
-    return name
-
-
-def receive(db: OutboxDatabase, message_id: str, group: str, ms_ago: int = 0) -> None:
-    with db.engine().begin() as connection:
-        connection.execute(
-            insert(db.tables.receipt).values(message_id=message_id, consumer_group=group, received_at=now_ms() - ms_ago)
-        )
-
-
 async def test_lost_message_is_resent_until_it_needs_an_operator(
     db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
 ) -> None:
@@ -163,39 +147,6 @@ async def test_message_in_a_backlog_or_with_a_receipt_is_not_sent_again(
         await until(lambda: all(stub.due_at > due for stub, due in zip(stubs(db), first_due, strict=True)))
     assert [stub.sends for stub in stubs(db)] == [1, 1]
     assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [waits, received]
-
-
-async def test_offset_beyond_the_queues_end_loses_no_message_until_the_queue_has_grown(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
-) -> None:
-    """A broker lost its disk, and a worker commits an offset of the queue before."""
-    group = shared_rocketmq.unique("g")
-    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
-    async with PullConsumer(group, shared_rocketmq.namesrv) as consumer:
-        (queue,) = await consumer.queues(topic)
-        await consumer.commit(queue, 3)
-        async with relay(sqlite_db, shared_rocketmq, policy=FAST_POLICY):
-            await until(lambda: statuses(sqlite_db) == {"SENT": 1})
-            first_due = stubs(sqlite_db)[0].due_at
-            await until(lambda: stubs(sqlite_db)[0].due_at > first_due)  # it was checked
-            assert [m.msg_id for m in shared_rocketmq.messages(topic)] == [message_id]
-            add(sqlite_db, topic, [b"y"] * 2)  # awaited by no group
-            await until(lambda: stubs(sqlite_db)[0].sends == 2)
-            await until(lambda: stubs(sqlite_db)[0].queue_offset == 3)
-    assert [m.body for m in shared_rocketmq.messages(topic)] == [b"x", b"y", b"y", b"x"]
-
-
-async def test_position_beyond_the_queues_end_counts_as_lost(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
-) -> None:
-    add(sqlite_db, topic, [b"x"], groups=[shared_rocketmq.unique("g")])
-
-    async with relay(sqlite_db, shared_rocketmq, policy=Policy(poll_ms=10)) as running:
-        await until(lambda: statuses(sqlite_db) == {"SENT": 1})
-        change(sqlite_db, queue_offset=1000, due_at=1)
-        running.wake()
-        await until(lambda: stubs(sqlite_db)[0].sends == 2)
-        await until(lambda: stubs(sqlite_db)[0].queue_offset == 1)
 
 
 async def test_message_that_a_group_has_returned_without_a_receipt_is_not_lost(
@@ -257,53 +208,11 @@ async def test_message_is_not_lost_while_a_broker_does_not_tell_whether_it_has_i
     assert (stub.status, stub.sends, stub.error) == ("SENT", 1, None)
 
 
-async def test_received_but_never_confirmed_is_stuck(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+@pytest.mark.parametrize("command", ["reliable resend", "admin redriveDlq"])
+async def test_dead_letter_is_dead_until_its_message_is_sent_again(
+    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, command: str
 ) -> None:
-    group, told = shared_rocketmq.unique("g"), RecordingSink()
-    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
-    receive(sqlite_db, message_id, group, ms_ago=7 * HOUR_MS)
-
-    async with relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
-        await until(lambda: bool(told.alerts))
-    assert statuses(sqlite_db) == {"STUCK": 1}
-    assert told.alerts[0].kind == "STUCK"
-    assert "received it 7 h 0 min ago" in told.alerts[0].detail
-
-
-async def test_dead_letter_is_dead_until_it_is_redriven(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
-) -> None:
-    group, told, works = shared_rocketmq.unique("g"), RecordingSink(), [False]
-    (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
-
-    @idempotent(sqlite_db.engine(), group, tables=sqlite_db.tables)
-    def listener(message: MessageExt, session: Any) -> None:
-        if not works[0]:
-            raise ZeroDivisionError
-
-    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
-    consumer.subscribe(topic)
-    consumer.listen(listener)
-    async with consumer, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])) as running:
-        await until(lambda: bool(told.alerts))
-        assert statuses(sqlite_db) == {"DEAD": 1}
-        assert told.alerts[0].kind == "DEAD"
-        assert "redriveDlq" in told.alerts[0].text()
-        works[0] = True
-        # An operator repairs the consumer and has it sent once more. The old dead letter does not count again.
-        with sqlite_db.engine().begin() as connection:
-            assert operations.resend(connection, sqlite_db.tables, [message_id]) == 1
-        running.wake()
-        await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
-    assert len(shared_rocketmq.dead_letters(group)) == 1
-
-
-async def test_redriven_dead_letter_confirms_its_dead_stub(
-    sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
-) -> None:
-    """An operator repairs the consumer and runs the command that the alert names."""
+    """An operator repairs the consumer and runs a command that the alert names. The old letter does not count again."""
     group, told, works = shared_rocketmq.unique("g"), RecordingSink(), [False]
     (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
     effects: list[str] = []
@@ -318,16 +227,22 @@ async def test_redriven_dead_letter_confirms_its_dead_stub(
     consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
     consumer.subscribe(topic)
     consumer.listen(listener)
+    options = {
+        "reliable resend": ["-d", sqlite_db.url, "--prefix", sqlite_db.tables.prefix, message_id],
+        "admin redriveDlq": ["-g", group, "-n", shared_rocketmq.namesrv],
+    }
     async with consumer, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
         await until(lambda: bool(told.alerts))
         assert statuses(sqlite_db) == {"DEAD": 1}
+        assert told.alerts[0].kind == "DEAD"
+        assert "redriveDlq" in told.alerts[0].text()
         works[0] = True
-        command = ("admin", "redriveDlq", "-g", group, "-n", shared_rocketmq.namesrv, "--yes")
-        redriven = await asyncio.to_thread(run, *command)
-        assert redriven.returncode == 0, redriven.stderr
+        done = await asyncio.to_thread(run, *command.split(), *options[command], "--yes")
+        assert done.returncode == 0, done.stderr
         await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
     assert effects == [message_id]
     assert stubs(sqlite_db)[0].sends == 1
+    assert len(shared_rocketmq.dead_letters(group)) == 1
 
 
 @pytest.mark.rocketmq(brokerRole="SYNC_MASTER")

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 import rucola
-from rucola.message import MessageExt, properties
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.migration import VERSION
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
-from support.outbox import add, relay, statuses, until
+from support.outbox import add, delivery, relay, statuses, until
 from support.servers import run, server
 
 pytestmark = pytest.mark.slow
@@ -99,11 +98,7 @@ async def test_both_programs_work_on_the_newer_schema_and_the_older_one_is_named
         await until(lambda: statuses(db) == {"SENT": 1})
     listener = idempotent(db.engine(), GROUP, tables=db.tables)(lambda message, session: None)
 
-    def deliver(message_id: str) -> None:
-        unique = {properties.UNIQ_KEY: message_id}
-        listener(MessageExt(topic, 0, 0, 0, 0, b"x", unique, 0, 0, 0, 1, 0, "", 0, "b:1", 0, 0, bytes(8)))
-
-    deliver(added)
+    listener(delivery(added))
     assert statuses(db) == {"CONFIRMED": 1}
 
     # The older program adds and consumes, the newer one relays.
@@ -113,5 +108,5 @@ async def test_both_programs_work_on_the_newer_schema_and_the_older_one_is_named
     with server("reliable", "relay", "-n", shared_rocketmq.namesrv, *where, log=tmp_path / "relay") as newer_relay:
         assert newer_relay.first_line, newer_relay.log.read_text()
         await until(lambda: statuses(db) == {"CONFIRMED": 1, "SENT": 1})
-    deliver(message_id)
+    listener(delivery(message_id))
     assert statuses(db) == {"CONFIRMED": 2}

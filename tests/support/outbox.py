@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, Table, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from rucola.client import Message
+from rucola.message import MessageExt, properties
 from rucola.reliable.alerts import Alert
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
+from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support import waiting
 from support.databases import OutboxDatabase
@@ -32,6 +34,17 @@ def add(
         return [outbox.add(session, Message(topic, body), **options) for body in bodies]
 
 
+def delivery(message_id: str, body: bytes = b"x", times: int = 0) -> MessageExt:
+    """A message as a broker delivers it for the first time, or again."""
+    unique = {properties.UNIQ_KEY: message_id}
+    return MessageExt("T", 0, 7, 0, 0, body, unique, 0, 0, 0, 1, 0, "", 0, "127.0.0.1:1", times, 0, bytes(8))
+
+
+def count(db: OutboxDatabase, table: Table) -> int:
+    with db.engine().connect() as connection:
+        return connection.scalar(select(func.count()).select_from(table)) or 0
+
+
 def stubs(db: OutboxDatabase) -> list[Row[Any]]:
     with db.engine().connect() as connection:
         return list(connection.execute(select(db.tables.stub).order_by(db.tables.stub.c.seq)))
@@ -43,6 +56,13 @@ def statuses(db: OutboxDatabase) -> dict[str, int]:
         return {
             row[0]: row[1] for row in connection.execute(select(stub.c.status, func.count()).group_by(stub.c.status))
         }
+
+
+def receive(db: OutboxDatabase, message_id: str, group: str) -> None:
+    """A receipt of a group whose worker does no more."""
+    row = {"message_id": message_id, "consumer_group": group, "received_at": now_ms()}
+    with db.engine().begin() as connection:
+        connection.execute(insert(db.tables.receipt).values(**row))
 
 
 def change(db: OutboxDatabase, **values: Any) -> None:

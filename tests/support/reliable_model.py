@@ -31,6 +31,7 @@ from rucola.reliable.errors import LeaseLost
 from rucola.reliable.idempotent import UnknownMessage, _Options, _ThreadListener
 from rucola.reliable.receipts import GroupDelivery
 from rucola.reliable.redis_claims import KeyState
+from support.outbox import delivery
 
 GROUP = "billing"
 LEASE_MS = 3_600_000
@@ -38,11 +39,6 @@ LEASE_MS = 3_600_000
 EFFECT = Table(
     "effect", MetaData(), Column("id", Integer, primary_key=True), Column("message_id", String(40), nullable=False)
 )
-
-
-def message_with(message_id: str) -> MessageExt:
-    unique = {properties.UNIQ_KEY: message_id}
-    return MessageExt("T", 0, 7, 0, 0, b"x", unique, 0, 0, 0, 1, 0, "", 0, "b:1", 0, 0, bytes(8))
 
 
 class ListenerFails(Exception):
@@ -153,7 +149,7 @@ class Worker:
     def __init__(self, world: World, message_id: str) -> None:
         self.message_id = message_id
         self.listener = SteppedListener(world)
-        self._delivery = self.listener.consume(message_with(message_id))
+        self._steps = self.listener.consume(delivery(message_id))
         self.is_started = False
         self.is_acknowledged: bool | None = None
 
@@ -161,12 +157,12 @@ class Worker:
         """Crash: whatever the listener would still do, in `finally` and `except`, is not done."""
         with suppress(KeyboardInterrupt, StopIteration):
             while True:
-                self._delivery.throw(KeyboardInterrupt)
+                self._steps.throw(KeyboardInterrupt)
 
     def advance(self) -> None:
         self.is_started = True
         try:
-            self._delivery.send(None)
+            self._steps.send(None)
         except StopIteration:
             self.is_acknowledged = True
         except (ReconsumeLater, LeaseLost, ListenerFails):
