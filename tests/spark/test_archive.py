@@ -111,7 +111,9 @@ def test_files_of_a_failed_attempt_are_not_published(
         batches = [batch for each in plan(read) for batch in read_partition(each, read, tuple(COLUMNS))]
         write_rows(batches, lake.staged_rows / "00000-failed")
         writer, tasks = ArchiveWriter(lake), partition_tasks(spark, plan(read))
-        staged = writer.append_in_spark(tasks, partial(read_partitions, read, tuple(COLUMNS)))
+        staged = writer.append_in_spark(
+            tasks, partial(read_partitions, partial(read_partition, options=read, names=tuple(COLUMNS)))
+        )
         writer.commit({})
     assert sum(queue.rows for queue in staged.queues) == len(places)
     assert archived(spark, tmp_path / "lake") == places

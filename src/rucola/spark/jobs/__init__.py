@@ -2,7 +2,7 @@
 
     archive      new messages of stores or live brokers into a lake
     search       messages of a lake
-    audit        statistics of stores and lakes: audit_tables (without Spark), report and charts (HTML)
+    audit        statistics of stores and lakes: report and charts (HTML)
     replay       messages to live brokers again: replay_sender (sending), replay_ledger (acknowledgements)
     rebuild      ConsumeQueues and index of a store
 

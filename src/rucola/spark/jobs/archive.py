@@ -246,7 +246,8 @@ def _append(spark: AnySession, lake: ArchiveWriter, options: Mapping[str, str], 
     partitions, names = batch_reader.plan(read), tuple(COLUMNS)
     if runs_in_spark(spark, lambda: size):
         tasks = partition_tasks(resolve_session(spark), partitions)
-        return lake.append_in_spark(tasks, partial(read_partitions, read, names))
+        by_name = partial(batch_reader.read, options=read, names=names)
+        return lake.append_in_spark(tasks, partial(read_partitions, by_name))
     return lake.append(batch for each in partitions for batch in batch_reader.read(each, read, names))
 
 

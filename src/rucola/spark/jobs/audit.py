@@ -1,6 +1,6 @@
-"""Audit job: statistics of the messages in a log. Each table is a pure function of DataFrames.
+"""Audit job: statistics of the messages in a log.
 
-    facts         one narrow row per message, from which all tables are computed
+    facts         one narrow row per message, made of record batches
     topics        by topic: messages, bytes, sizes, born-to-store latency, repeats
     hours         by topic and hour: messages, bytes, rates, born-to-store latency
     timeline      by topic and a step from a second to a week
@@ -10,6 +10,8 @@
     consumption   by group and topic: store-to-consumption latency
     lags          by group and queue: the backlog in messages, bytes and time
 
+Each table is one query over the facts, in the SQL that DuckDB, in this process, and Spark have in common.
+
 **Repeats** have the msgId or body of an earlier message of the topic; retry and dead letter topics do not count.
 **Consumption times** come from traces, or are estimated for retried messages: one delay before the first retry.
 
@@ -18,235 +20,253 @@ Times are UTC. The current time is not used: waiting times end at the last messa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+from pyspark.sql import SparkSession
 
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, StoreError
 from rucola.files import local_path, make_directory
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
 from rucola.spark.error_translation import translate_spark_errors
-from rucola.spark.jobs import audit_tables, report, store_offsets
-from rucola.spark.jobs.audit_tables import HOUR_MS, PERCENTILES
-from rucola.spark.jobs.selected_messages import SelectedMessages
+from rucola.spark.jobs import report, store_offsets
+from rucola.spark.jobs.selected_messages import Batches, SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.jobs.time_axis import TimeAxis
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
-from rucola.spark.source.columns import schema_of
+from rucola.spark.source.array_conversions import arrow, bools, ints, mask, milliseconds, scalar, strings, values_of
+from rucola.spark.source.columns import TIMESTAMP
 from rucola.spark.source.options import is_store
 from rucola.store.directory_reader import StoreReader
 
 HOT_KEYS: Final = 10
+HOUR_MS: Final = 3_600_000
 
-_COMMITS: Final = "brokerName string, `group` string, topic string, queueId int, committed bigint"
-
-
-def facts(messages: DataFrame) -> DataFrame:
-    """Reduce messages to the counted values: position, times, size, kind, group and a body hash."""
-    topic = F.col("topic")
-    retry, dead = topic.startswith(RETRY_PREFIX), topic.startswith(DLQ_PREFIX)
-    stored = F.coalesce(F.unix_millis("storeTimestamp"), F.lit(0))
-    return messages.select(
-        "brokerName",
-        "topic",
-        "queueId",
-        "queueOffset",
-        "msgId",
-        "offsetMsgId",
-        "keys",
-        "reconsumeTimes",
-        F.col("storeSize").alias("size"),
-        stored.alias("storedMs"),
-        # A message whose born time is no time has no latency: it counts as born when it was stored.
-        F.coalesce(F.unix_millis("bornTimestamp"), stored).alias("bornMs"),
-        # 64 bits: of a billion different bodies, about 0.03 pairs collide and would count as repeats.
-        F.xxhash64("body", F.length("body")).alias("bodyHash"),
-        F.when(retry, "retry").when(dead, "dead letter").otherwise("message").alias("kind"),
-        F.when(retry, F.substr(topic, F.lit(len(RETRY_PREFIX) + 1)))
-        .when(dead, F.substr(topic, F.lit(len(DLQ_PREFIX) + 1)))
-        .alias("group"),
-        F.element_at("properties", properties.RETRY_TOPIC).alias("originTopic"),
-        F.element_at("properties", properties.ORIGIN_MESSAGE_ID).alias("originId"),
-        F.element_at("properties", properties.DELAY).try_cast("int").alias("delayLevel"),
-    )
+_COPIED: Final = (
+    "brokerName", "topic", "queueId", "queueOffset", "msgId", "offsetMsgId", "keys", "reconsumeTimes", "storeSize",
+)  # fmt: skip
+_COLUMNS: Final = (*_COPIED, "storeTimestamp", "bornTimestamp", "body", "properties")
+_FACTS: Final = (
+    "brokerName string, topic string, queueId int, queueOffset bigint, msgId string, offsetMsgId string, "
+    "keys array<string>, reconsumeTimes int, size int, storedMs bigint, latency bigint, bodyHash bigint, "
+    "kind string, consumer string, originTopic string, originId string, delayMs bigint"
+)
+_TRACES: Final = "consumer string, msgId string, at bigint"
+_COMMITS: Final = "brokerName string, consumer string, topic string, queueId int, committed bigint"
+_TYPES: Final = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": TIMESTAMP,
+    "array<string>": pa.list_(pa.field("element", pa.string())),
+}
+_KINDS: Final = strings([b"message", b"retry", b"dead letter"])
+_INT: Final = "^[+-]?[0-9]{1,9}$"
 
 
-def topics(facts: DataFrame) -> DataFrame:
-    """Return one row per topic: messages, bytes, sizes, first and last time, born-to-store latency, repeats."""
-    whole = facts.groupBy("topic").agg(
-        F.first("kind").alias("kind"),
-        F.count_distinct("brokerName", "queueId").alias("queues"),
-        F.count("*").alias("messages"),
-        F.sum("size").alias("bytes"),
-        F.avg("size").alias("averageSize"),
-        F.max("size").alias("largestSize"),
-        F.timestamp_millis(F.min("storedMs")).alias("first"),
-        F.timestamp_millis(F.max("storedMs")).alias("last"),
-        *_percentiles(_born_to_store()),
-    )
-    plain = facts.where("kind = 'message'")
-    ids, bodies = _repeats(plain, "msgId", "repeatedIds"), _repeats(plain, "bodyHash", "repeatedBodies")
-    return whole.join(ids, "topic", "left").join(bodies, "topic", "left").fillna(0, ["repeatedIds", "repeatedBodies"])
+def facts(messages: pa.RecordBatch, delays_ms: Sequence[int]) -> pa.RecordBatch:
+    """Reduce messages to the counted values: position, times, size, kind, group and a body hash.
 
-
-def hours(facts: DataFrame) -> DataFrame:
-    """Return one row per topic and hour: messages, bytes, average and peak rate per second, born-to-store latency."""
-    hour = _step("hour", HOUR_MS)
-    rows = facts.groupBy("topic", hour).agg(
-        F.count("*").alias("messages"),
-        F.sum("size").alias("bytes"),
-        (F.count("*") / (HOUR_MS / 1000)).alias("perSecond"),
-        *_percentiles(_born_to_store()),
-    )
-    return rows.join(_peaks(facts, hour, "hour"), ["topic", "hour"])
-
-
-def timeline(facts: DataFrame, step_ms: int) -> DataFrame:
-    """Return one row per topic and step of `step_ms`: kind, group, messages, bytes, latency, peak rate per second."""
-    begin = _step("begin", step_ms)
-    rows = facts.groupBy("topic", begin).agg(
-        F.first("kind").alias("kind"),
-        F.first("group").alias("group"),
-        F.count("*").alias("messages"),
-        F.sum("size").alias("bytes"),
-        *_percentiles(_born_to_store()),
-    )
-    return rows.join(_peaks(facts, begin, "begin"), ["topic", "begin"])
-
-
-def _peaks(facts: DataFrame, step: Column, name: str) -> DataFrame:
-    seconds = facts.groupBy("topic", step, F.expr("storedMs DIV 1000").alias("second")).agg(F.count("*").alias("n"))
-    return seconds.groupBy("topic", name).agg(F.max("n").alias("peakPerSecond"))
-
-
-def failures(facts: DataFrame) -> DataFrame:
-    """Return one row per group, kind (`retry` or `dead letter`), original topic and hour: messages, most retries."""
-    return (
-        facts.where("kind <> 'message'")
-        .groupBy("group", "kind", "originTopic", _step("hour", HOUR_MS))
-        .agg(F.count("*").alias("messages"), F.max("reconsumeTimes").alias("mostTries"))
-    )
-
-
-def sizes(facts: DataFrame) -> DataFrame:
-    """Return one row per topic and size class: records of more than `upto` / 2 and at most `upto` bytes."""
-    upto = F.pow(F.lit(2), F.ceil(F.log2("size"))).cast("bigint").alias("upto")
-    return facts.groupBy("topic", upto).agg(F.count("*").alias("messages"), F.sum("size").alias("bytes"))
-
-
-def hot_keys(facts: DataFrame, limit: int = HOT_KEYS) -> DataFrame:
-    """Return one row for each of the `limit` most frequent keys of a topic that occur more than once."""
-    keys = facts.select("topic", F.explode("keys").alias("key"))
-    counted = keys.groupBy("topic", "key").agg(F.count("*").alias("messages")).where("messages > 1")
-    rank = F.row_number().over(Window.partitionBy("topic").orderBy(F.desc("messages"), "key"))
-    return counted.withColumn("rank", rank).where(F.col("rank") <= limit)
-
-
-def consumption(facts: DataFrame, traces: DataFrame, delay_levels: str = DEFAULT_DELAY_LEVELS) -> DataFrame:
-    """Return store-to-consumption latency per group, topic and source: `trace` or `retried`.
-
-    `traces` are the messages of RMQ_SYS_TRACE_TOPIC, `delay_levels` the brokers' messageDelayLevel.
+    `delays_ms` are the delays of the delay levels.
     """
-    plain = facts.where("kind = 'message'").select("topic", "msgId", "offsetMsgId", "storedMs")
-    # Retried: the first retry was stored when its delay had passed, so the consumption failed at its store time minus
-    # the delay of its level. Levels above the last have the last delay, and level 0 has none. A retry keeps the
-    # offsetMsgId of the original message in a property.
-    delays = parse_delay_levels(delay_levels)
-    level = F.least(F.coalesce("delayLevel", F.lit(0)), F.lit(len(delays)))
-    delay = F.when(level > 0, F.element_at(F.array(*map(F.lit, delays)), level)).otherwise(0)
-    retried = facts.where("kind = 'retry' AND reconsumeTimes = 1").select(
-        "group", F.col("originId").alias("offsetMsgId"), (F.col("storedMs") - delay).alias("at")
+    topic, pairs = messages["topic"], messages["properties"]
+    retry, dead = bools(pc.starts_with(topic, RETRY_PREFIX)), bools(pc.starts_with(topic, DLQ_PREFIX))
+    names = [pc.utf8_slice_codeunits(topic, len(prefix)) for prefix in (RETRY_PREFIX, DLQ_PREFIX)]
+    consumer = pc.if_else(mask(retry), names[0], pc.if_else(mask(dead), names[1], pa.nulls(len(topic), pa.string())))
+    level = values_of(pairs, properties.DELAY)
+    levels = ints(
+        pc.if_else(pc.match_substring_regex(level, _INT), level, scalar("0")).fill_null(scalar("0")).cast(pa.int32())
     )
-    # Trace: a line "SubBefore" is written before a message is passed to the listener. Field 1 is the time, 3 the group,
-    # 5 the msgId, 6 the number of retries (only first deliveries count).
-    traced = (
-        traces.select(F.explode(F.split(F.col("body").cast("string"), "\x02")).alias("line"))
-        .select(F.split("line", "\x01").alias("f"))
-        .where("size(f) > 6 AND f[0] = 'SubBefore' AND f[6] = '0'")
-        .selectExpr("f[3] AS `group`", "f[5] AS msgId", "TRY_CAST(f[1] AS bigint) AS at")
-        .where("at IS NOT NULL")
-    )
-    ways = {"retried": plain.join(retried, "offsetMsgId"), "trace": plain.join(traced, "msgId")}
-    known = union_all(
-        [way.select("group", "topic", F.lit(name).alias("known"), "storedMs", "at") for name, way in ways.items()]
-    )
-    waited = F.greatest(F.col("at") - F.col("storedMs"), F.lit(0))
-    return known.groupBy("group", "topic", "known").agg(F.count("*").alias("messages"), *_percentiles(waited))
+    stored, born = milliseconds(messages["storeTimestamp"]), milliseconds(messages["bornTimestamp"])
+    arrays = [
+        *(messages[name] for name in _COPIED),
+        arrow(stored),
+        # A message whose born time is no time has no latency: it counts as born when it was stored.
+        arrow(np.where(bools(messages["bornTimestamp"].is_valid()), stored - born, 0)),
+        # Python salts the hash of bytes: per process, but PySpark gives all its workers the same PYTHONHASHSEED.
+        arrow(np.fromiter(map(hash, messages["body"].to_pylist()), np.int64, len(messages))),
+        _KINDS.take(arrow(np.where(retry, 1, np.where(dead, 2, 0)))),
+        consumer,
+        values_of(pairs, properties.RETRY_TOPIC),
+        values_of(pairs, properties.ORIGIN_MESSAGE_ID),
+        # Levels above the last have the last delay, and level 0 has none.
+        arrow(np.array([0, *delays_ms])[levels.clip(0, len(delays_ms))]),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema(_FACTS))
 
 
-def lags(facts: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return the backlog per group and queue, for `commits` (brokerName, group, topic, queueId, committed)."""
-    queue = ["brokerName", "topic", "queueId"]
-    last = facts.agg(F.max("storedMs").alias("lastMs"))
-    # The left join keeps groups whose queue has no message left; their backlog is 0 and their end the committed offset.
-    rows = commits.join(facts.select(*queue, "queueOffset", "size", "storedMs"), queue, "left")
-    waits = F.col("queueOffset") >= F.col("committed")
-    return (
-        rows.groupBy("group", *queue, "committed")
-        .agg(
-            F.coalesce(F.max("queueOffset") + 1, F.col("committed")).alias("end"),
-            F.count_if(waits).alias("messages"),
-            F.coalesce(F.sum(F.when(waits, F.col("size"))), F.lit(0)).alias("bytes"),
-            F.min(F.when(waits, F.col("storedMs"))).alias("oldestMs"),
-        )
-        .join(last)
-        .withColumn("waitingMs", F.coalesce(F.col("lastMs") - F.col("oldestMs"), F.lit(0)))
-        .drop("oldestMs", "lastMs")
-    )
+def consumed(traces: pa.RecordBatch) -> pa.RecordBatch:
+    """Return group, msgId and time of the first consumptions in the bodies of messages of RMQ_SYS_TRACE_TOPIC."""
+    # A line "SubBefore" is written before a message is passed to the listener. Field 1 is the time, 3 the group, 5 the
+    # msgId, 6 the number of retries (only first deliveries count).
+    lines = (line for body in traces["body"].to_pylist() for line in body.decode("utf-8", "replace").split("\x02"))
+    fields = [
+        line
+        for line in (line.split("\x01") for line in lines)
+        if len(line) > 6 and line[0] == "SubBefore" and line[6] == "0" and line[1].isdecimal()
+    ]
+    groups, ids = (strings([each[at].encode() for each in fields]) for at in (3, 5))
+    times = arrow(np.array([int(each[1]) for each in fields], np.int64))
+    return pa.RecordBatch.from_arrays([groups, ids, times], schema=_schema(_TRACES))
 
 
-def _step(name: str, step_ms: int) -> Column:
-    return F.timestamp_millis(F.expr(f"(storedMs DIV {step_ms}) * {step_ms}")).alias(name)
+@dataclass(frozen=True)
+class _Table:
+    """A query, in double quotes the names that are keywords, and the columns of its result."""
+
+    columns: str
+    order: str
+    sql: str
+
+    @property
+    def query(self) -> str:
+        order = ", ".join(f'"{name}" NULLS FIRST' for name in self.order.split(", "))
+        return f"SELECT * FROM ({self.sql}) ORDER BY {order}"
 
 
-def _step_ms(topics: pa.Table) -> int:
-    if not len(topics):
-        return TimeAxis(0, 0).step_ms
-    # As integers: Arrow loads pandas to convert a timestamp with a time zone to Python.
-    first, last = pc.min(topics["first"]), pc.max(topics["last"])
-    begin_ms, end_ms = (each.cast(pa.timestamp("ms", "UTC"), safe=False).value for each in (first, last))
-    return TimeAxis(begin_ms, end_ms).step_ms
+_PERCENTILES: Final = ", ".join(
+    f"percentile_disc({share}) WITHIN GROUP (ORDER BY latency) AS {name}"
+    for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99}.items()
+)
+_LATENCY: Final = f"{_PERCENTILES}, max(latency) AS most"
+_LATENCY_COLUMNS: Final = "p50 bigint, p95 bigint, p99 bigint, most bigint"
 
 
-def _born_to_store() -> Column:
-    """Return the latency in milliseconds; negative if the producer's clock is ahead of the broker's."""
-    return F.col("storedMs") - F.col("bornMs")
+def _repeats(column: str) -> str:
+    return f"""(
+        SELECT topic, sum(n - 1) AS more
+        FROM (SELECT topic, count(*) AS n FROM {{facts}} WHERE kind = 'message' GROUP BY topic, {column})
+        GROUP BY topic
+    )"""
 
 
-def _percentiles(value: Column) -> list[Column]:
-    """Return the columns of `PERCENTILES`, accurate to a ten-thousandth of the rank, and `most`, the maximum."""
-    found = [F.percentile_approx(value, share).alias(name) for name, share in PERCENTILES.items()]
-    return [*found, F.max(value).alias("most")]
-
-
-def _repeats(facts: DataFrame, column: str, name: str) -> DataFrame:
-    counts = facts.groupBy("topic", column).agg((F.count("*") - 1).alias("more"))
-    return counts.groupBy("topic").agg(F.sum("more").alias(name))
+def _by_step(name: str, step: str) -> str:
+    return f"""
+        SELECT a.*, messages / 3600 AS "perSecond", "peakPerSecond"
+        FROM (
+            SELECT topic, storedMs - storedMs % {step} AS "{name}", min(kind) AS kind, min(consumer) AS "group",
+                count(*) AS messages, sum(size) AS bytes, {_LATENCY}
+            FROM {{facts}} GROUP BY topic, storedMs - storedMs % {step}
+        ) AS a JOIN (
+            SELECT topic, second - second % {step} AS "{name}", max(n) AS "peakPerSecond"
+            FROM (
+                SELECT topic, storedMs - storedMs % 1000 AS second, count(*) AS n
+                FROM {{facts}} GROUP BY topic, storedMs - storedMs % 1000
+            ) GROUP BY topic, second - second % {step}
+        ) AS b ON a.topic = b.topic AND a."{name}" = b."{name}"
+    """
 
 
 TABLES: Final = {
-    "topics": ("topic",),
-    "hours": ("hour", "topic"),
-    "timeline": ("begin", "topic"),
-    "failures": ("hour", "group", "kind", "originTopic"),
-    "sizes": ("topic", "upto"),
-    "hot_keys": ("topic", "rank"),
-    "consumption": ("group", "topic", "known"),
-    "lags": ("group", "topic", "brokerName", "queueId"),
+    "topics": _Table(
+        "topic string, kind string, queues bigint, messages bigint, bytes bigint, averageSize double, largestSize int, "
+        f"first timestamp, last timestamp, {_LATENCY_COLUMNS}, repeatedIds bigint, repeatedBodies bigint",
+        "topic",
+        f"""
+        SELECT a.*, coalesce(i.more, 0) AS "repeatedIds", coalesce(b.more, 0) AS "repeatedBodies"
+        FROM (
+            SELECT topic, min(kind) AS kind, count(DISTINCT (brokerName, queueId)) AS queues, count(*) AS messages,
+                sum(size) AS bytes, avg(size) AS "averageSize", max(size) AS "largestSize",
+                min(storedMs) AS "first", max(storedMs) AS "last", {_LATENCY}
+            FROM {{facts}} GROUP BY topic
+        ) AS a
+        LEFT JOIN {_repeats("msgId")} AS i ON a.topic = i.topic
+        LEFT JOIN {_repeats("bodyHash")} AS b ON a.topic = b.topic
+        """,
+    ),
+    "hours": _Table(
+        f"topic string, hour timestamp, messages bigint, bytes bigint, perSecond double, {_LATENCY_COLUMNS}, "
+        "peakPerSecond bigint",
+        "hour, topic",
+        _by_step("hour", str(HOUR_MS)),
+    ),
+    "timeline": _Table(
+        f"topic string, begin timestamp, kind string, group string, messages bigint, bytes bigint, {_LATENCY_COLUMNS}, "
+        "peakPerSecond bigint",
+        "begin, topic",
+        _by_step("begin", "{step_ms}"),
+    ),
+    "failures": _Table(
+        "group string, kind string, originTopic string, hour timestamp, messages bigint, mostTries int",
+        "hour, group, kind, originTopic",
+        f"""
+        SELECT consumer AS "group", kind, originTopic, storedMs - storedMs % {HOUR_MS} AS "hour",
+            count(*) AS messages, max(reconsumeTimes) AS "mostTries"
+        FROM {{facts}} WHERE kind <> 'message'
+        GROUP BY consumer, kind, originTopic, storedMs - storedMs % {HOUR_MS}
+        """,
+    ),
+    "sizes": _Table(
+        "topic string, upto bigint, messages bigint, bytes bigint",
+        "topic, upto",
+        """
+        SELECT topic, pow(2, ceil(log2(size))) AS upto, count(*) AS messages, sum(size) AS bytes
+        FROM {facts} GROUP BY topic, pow(2, ceil(log2(size)))
+        """,
+    ),
+    "hot_keys": _Table(
+        "topic string, key string, messages bigint, rank int",
+        "topic, rank",
+        """
+        SELECT * FROM (
+            SELECT topic, "key", count(*) AS messages,
+                row_number() OVER (PARTITION BY topic ORDER BY count(*) DESC, "key") AS "rank"
+            FROM (SELECT topic, unnest(keys) AS "key" FROM {facts})
+            GROUP BY topic, "key" HAVING count(*) > 1
+        ) WHERE "rank" <= {hottest}
+        """,
+    ),
+    "consumption": _Table(
+        f"group string, topic string, known string, messages bigint, {_LATENCY_COLUMNS}",
+        "group, topic, known",
+        # The first retry was stored when its delay had passed. A retry keeps the offsetMsgId of the original message.
+        f"""
+        SELECT consumer AS "group", topic, known, count(*) AS messages, {_LATENCY}
+        FROM (
+            SELECT r.consumer, m.topic, 'retried' AS known,
+                greatest(r.storedMs - r.delayMs - m.storedMs, 0) AS latency
+            FROM {{facts}} AS m JOIN {{facts}} AS r ON m.offsetMsgId = r.originId
+            WHERE m.kind = 'message' AND r.kind = 'retry' AND r.reconsumeTimes = 1
+            UNION ALL
+            SELECT t.consumer, m.topic, 'trace' AS known, greatest(t.at - m.storedMs, 0) AS latency
+            FROM {{facts}} AS m JOIN {{traces}} AS t ON m.msgId = t.msgId
+            WHERE m.kind = 'message'
+        ) GROUP BY consumer, topic, known
+        """,
+    ),
+    "lags": _Table(
+        "group string, brokerName string, topic string, queueId int, committed bigint, end bigint, messages bigint, "
+        "bytes bigint, waitingMs bigint",
+        "group, topic, brokerName, queueId",
+        # The left join keeps groups whose queue has no message left; their backlog is 0, their end the commit.
+        """
+        SELECT c.consumer AS "group", c.brokerName, c.topic, c.queueId, c.committed,
+            coalesce(max(m.queueOffset) + 1, c.committed) AS "end",
+            count(CASE WHEN m.queueOffset >= c.committed THEN 1 END) AS messages,
+            coalesce(sum(CASE WHEN m.queueOffset >= c.committed THEN m.size END), 0) AS bytes,
+            coalesce(max(l.last) - min(CASE WHEN m.queueOffset >= c.committed THEN m.storedMs END), 0) AS "waitingMs"
+        FROM {commits} AS c
+        LEFT JOIN {facts} AS m ON c.brokerName = m.brokerName AND c.topic = m.topic AND c.queueId = m.queueId
+        CROSS JOIN (SELECT max(storedMs) AS last FROM {facts}) AS l
+        GROUP BY c.consumer, c.brokerName, c.topic, c.queueId, c.committed
+        """,
+    ),
 }
-"""The tables of an audit, each with its sort columns."""
+"""The tables of an audit."""
 
 
 @dataclass(frozen=True)
@@ -293,92 +313,119 @@ def run(
     if not sources:
         raise ConfigError("an audit needs a source: name a store directory or a lake")
     chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
+    delays = parse_delay_levels(delay_levels or DEFAULT_DELAY_LEVELS)
     directories, target = [local_path(source).absolute() for source in sources], out and local_path(out)
     found = [SelectedMessages(directory, chosen, options) for directory in directories]
-    traces = [each for directory in directories if (each := _traces(directory, options))]
+    inputs = {
+        "facts": _Input(_FACTS, _COLUMNS, partial(facts, delays_ms=delays), found),
+        "traces": _Input(_TRACES, ("body",), consumed, [e for d in directories if (e := _traces(d, options))]),
+    }
     commits = [row for directory in directories for row in _committed_offsets(directory, chosen)]
-    levels = delay_levels or DEFAULT_DELAY_LEVELS
-    if runs_in_spark(spark, lambda: sum(each.size() for each in found)):
-        tables = _in_spark(resolve_session(spark), found, traces, commits, hottest, levels)
-    else:
-        tables = _in_this_process(found, traces, commits, hottest, levels)
+    is_large = runs_in_spark(spark, lambda: sum(each.size() for each in found))
+    with _spark_queries(resolve_session(spark), inputs, commits) if is_large else _queries(inputs, commits) as query:
+        tables = {"topics": query("topics")}
+        step_ms = _step_ms(tables["topics"])
+        tables |= {name: query(name, step_ms=step_ms, hottest=hottest) for name in TABLES if name != "topics"}
     audit = AuditResult(tuple(map(str, sources)), tables)
     if target:
         audit.write(target)
     return audit
 
 
-def _in_spark(
-    session: SparkSession,
-    messages: Sequence[SelectedMessages],
-    traces: Sequence[SelectedMessages],
-    commits: Sequence[tuple[Any, ...]],
-    hottest: int,
-    delay_levels: str,
-) -> dict[str, pa.Table]:
-    bodies = [each.frame(session, ["body"]).select("body") for each in traces]
+@dataclass(frozen=True)
+class _Input:
+    """A table that is computed batch by batch from the columns `names` of messages."""
+
+    ddl: str
+    names: tuple[str, ...]
+    reduce: Callable[[pa.RecordBatch], pa.RecordBatch]
+    messages: Sequence[SelectedMessages]
+
+    def map(self, batches: Batches) -> Batches:
+        return map(self.reduce, batches)
+
+
+Query: TypeAlias = Callable[..., pa.Table]
+"""Computes one of `TABLES`, given its parameters."""
+
+
+@contextmanager
+def _queries(inputs: Mapping[str, _Input], commits: Sequence[tuple[Any, ...]]) -> Iterator[Query]:
+    """Yield queries of this process. What does not fit into memory is in temporary files."""
+    with (
+        _duckdb_errors(),
+        tempfile.TemporaryDirectory(prefix="rucola-audit-") as directory,
+        duckdb.connect(config={"temp_directory": directory, "autoload_known_extensions": False}) as connection,
+    ):
+        for name, each in inputs.items():
+            schema = _schema(each.ddl)
+            nothing = pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+            connection.from_arrow(nothing).create(name)
+            for messages in each.messages:
+                for batch in each.map(messages.batches(each.names)):
+                    connection.from_arrow(pa.Table.from_batches([batch])).insert_into(name)
+        connection.execute(f"CREATE TABLE commits ({_COMMITS})")
+        if commits:
+            connection.executemany("INSERT INTO commits VALUES (?, ?, ?, ?, ?)", commits)
+
+        def query(name: str, **parameters: Any) -> pa.Table:
+            sql = TABLES[name].query.format(facts="facts", traces="traces", commits="commits", **parameters)
+            return _table(name, connection.sql(sql).to_arrow_table())
+
+        yield query
+
+
+@contextmanager
+def _duckdb_errors() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:  # neither memory nor the directory of temporary files suffices
+        raise StoreError(f"the audit needs more memory or space in {tempfile.gettempdir()}: {error}") from None
+
+
+@contextmanager
+def _spark_queries(
+    session: SparkSession, inputs: Mapping[str, _Input], commits: Sequence[tuple[Any, ...]]
+) -> Iterator[Query]:
     with translate_spark_errors():
-        counted = union_all([facts(each.frame(session, audit_tables.COLUMNS)) for each in messages])
-        counted = counted.persist(StorageLevel.MEMORY_AND_DISK)
+        frames: dict[str, Any] = {"commits": session.createDataFrame(commits, _COMMITS)}
+        for name, each in inputs.items():
+            frames[name] = session.createDataFrame([], each.ddl)
+            for messages in each.messages:
+                frames[name] = frames[name].unionByName(messages.map(session, each.names, each.map, each.ddl))
+        frames["facts"] = frames["facts"].persist(StorageLevel.MEMORY_AND_DISK)
+
+        def query(name: str, **parameters: Any) -> pa.Table:
+            sql = TABLES[name].query.replace('"', "`").replace("unnest(", "explode(")
+            return _table(name, session.sql(sql, **frames, **parameters).toArrow())
+
         try:
-            by_topic = topics(counted).orderBy(*TABLES["topics"]).toArrow()
-            frames = {
-                "hours": hours(counted),
-                "timeline": timeline(counted, _step_ms(by_topic)),
-                "failures": failures(counted),
-                "sizes": sizes(counted),
-                "hot_keys": hot_keys(counted, hottest),
-                "consumption": consumption(
-                    counted, union_all([session.createDataFrame([], "body binary"), *bodies]), delay_levels
-                ),
-                "lags": lags(counted, session.createDataFrame(commits, _COMMITS)),
-            }
-            found = {name: frame.orderBy(*TABLES[name]).toArrow() for name, frame in frames.items()}
-            return {"topics": by_topic, **found}
+            yield query
         finally:
-            counted.unpersist()
+            frames["facts"].unpersist()
 
 
-def _in_this_process(
-    messages: Sequence[SelectedMessages],
-    traces: Sequence[SelectedMessages],
-    commits: Sequence[tuple[Any, ...]],
-    hottest: int,
-    delay_levels: str,
-) -> dict[str, pa.Table]:
-    # An empty batch gives the tables their schema even if there is no message.
-    schema = schema_of(audit_tables.COLUMNS)
-    nothing = pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
-    batches = chain([nothing], *(each.batches(audit_tables.COLUMNS) for each in messages))
-    counted = pa.concat_tables(map(audit_tables.facts, batches)).combine_chunks()
-    bodies = (body for each in traces for batch in each.batches(["body"]) for body in batch["body"].to_pylist())
-    by_topic = audit_tables.topics(counted)
-    found = {
-        "topics": by_topic,
-        "hours": audit_tables.hours(counted),
-        "timeline": audit_tables.timeline(counted, _step_ms(by_topic)),
-        "failures": audit_tables.failures(counted),
-        "sizes": audit_tables.sizes(counted),
-        "hot_keys": audit_tables.hot_keys(counted, hottest),
-        "consumption": audit_tables.consumption(counted, bodies, delay_levels),
-        "lags": audit_tables.lags(counted, commits),
-    }
-    return {name: _ordered(found[name], order) for name, order in TABLES.items()}
+def _table(name: str, found: pa.Table) -> pa.Table:
+    """Return the columns of a table, whose times are milliseconds before."""
+    schema = _schema(TABLES[name].columns)
+    arrays = [
+        arrow(ints(found[field.name]) * 1000).view(field.type)
+        if field.type == TIMESTAMP
+        else found[field.name].cast(field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Sort a table with nulls first, as Spark does; Arrow sorts them last by default."""
-    keys = {
-        f"{column} {name}": made
-        for name in names
-        for column, made in (("is", table[name].is_valid()), ("as", table[name]))
-    }
-    return table.take(pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys]))
+def _schema(ddl: str) -> pa.Schema:
+    return pa.schema([(name, _TYPES[kind]) for name, kind in (column.split(" ") for column in ddl.split(", "))])
 
 
-def union_all(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of all frames."""
-    return reduce(DataFrame.unionByName, frames)
+def _step_ms(topics: pa.Table) -> int:
+    if not len(topics):
+        return TimeAxis(0, 0).step_ms
+    first, last = (milliseconds(topics[name]) for name in ("first", "last"))
+    return TimeAxis(int(first.min()), int(last.max())).step_ms
 
 
 def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None:

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +37,6 @@ from rucola.reliable.operations import SeenStub
 from rucola.reliable.schema import SENT
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs import reconcile_report, reconciled_tables, table_export
-from rucola.spark.jobs.audit import union_all
 from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.jobs.reconciled_log import ENDS, LogSources
 from rucola.spark.jobs.reconciled_tables import ABSENT, BEYOND, RESEND, SEND, Evidence
@@ -175,10 +175,10 @@ def _write_lists(
         ]
         due = checked.where("isDue").groupBy("decision").agg(F.count("*").alias("messages"))
         frames = {
-            "counts": union_all(counts).orderBy("list", "topic", "group", "status", "day"),
+            "counts": reduce(DataFrame.unionByName, counts).orderBy("list", "topic", "group", "status", "day"),
             "stubs": reconciled_tables.stub_counts(evidence),
             "decisions": due.orderBy("decision"),
-            "unknown": union_all(unknown).orderBy("list", "reason"),
+            "unknown": reduce(DataFrame.unionByName, unknown).orderBy("list", "reason"),
         }
         tables = {name: frame.toArrow() for name, frame in frames.items()}
         oldest = {name: rows.orderBy(F.desc("ageMs"), "messageId").limit(EXAMPLES) for name, rows in written.items()}

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,11 +22,12 @@ from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.reliable.group_offsets import committed_offsets
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import store_offsets
-from rucola.spark.jobs.selected_messages import check_source, partitions_frame
+from rucola.spark.jobs.selected_messages import check_source, map_partitions
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.source.batch_reader import source_of
+from rucola.spark.source import batch_reader
 from rucola.spark.source.options import ReadOptions, parse_read_options
 from rucola.spark.source.pull_partitions import consumer_of
+from rucola.spark.source.schema import ddl
 from rucola.spark.source.source_offsets import BrokerQueue
 
 _COLUMNS: Final = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp", "msgId")
@@ -106,7 +107,7 @@ class LogSources:
         brokers, missing = {*self.stores}, []
         for options in self._read_options():
             parsed = parse_read_options(options)
-            source = source_of(parsed)
+            source = batch_reader.source_of(parsed)
             bounds = source.bounds()
             for queue, (_, end) in bounds.ranges.items():
                 assert isinstance(queue, BrokerQueue)
@@ -114,7 +115,8 @@ class LogSources:
             if parsed.name_server is not None:
                 brokers |= asyncio.run(_masters(parsed)) - bounds.missing.keys()
                 missing += bounds.describe_missing()
-            frame = partitions_frame(session, source.plan(bounds.ranges), parsed, _COLUMNS)
+            read = partial(batch_reader.read, options=parsed, names=_COLUMNS)
+            frame = map_partitions(session, source.plan(bounds.ranges), read, ddl(_COLUMNS))
             frames.append(_facts(frame, len(frames)))
         pattern = re.compile(self._pattern)
         for lake in self.lakes:

@@ -6,11 +6,12 @@ Jobs do not read a store through the registered data source, for which Spark wou
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +32,9 @@ from rucola.spark.source.store_source import StoreSource
 from rucola.store.directory_reader import StoreReader
 
 _PARTITION: Final = "number int, partition binary"
+
+Batches: TypeAlias = Iterator[pa.RecordBatch]
+ReadPartition: TypeAlias = Callable[[InputPartition], Batches]
 
 
 def check_source(source: str | Path, selection: Selection) -> None:
@@ -96,27 +100,42 @@ class SelectedMessages:
         _, partitions = self._store
         return sum(_size_of(partition) for partition in partitions)
 
-    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, names: Sequence[str]) -> Batches:
         """Read the columns `names` in this process, without Spark. Messages of a store come in log order."""
         if self._scan is not None:
             rows = self._scan.batches(dict.fromkeys((*names, *self.selection.columns)))
-            yield from (_filter_batch(batch, self.selection, names) for batch in rows)
-            return
-        options, partitions = self._store
-        # The reader has already applied every condition except an SQL92 expression that is combined with tags: the
-        # data source takes one subExpression, and tags have precedence (see Selection.read_options).
-        rest = Selection(expression=self.selection.expression) if self.selection.tags is not None else Selection()
-        columns = tuple(dict.fromkeys((*names, *rest.columns)))
-        for partition in partitions:
-            yield from (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
+            return (_filter_batch(batch, self.selection, names) for batch in rows)
+        return chain.from_iterable(map(self._read_partition(names), self._store[1]))
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
-        """Return a DataFrame with the columns `names`, and possibly columns that the selection needs."""
+        """Return a DataFrame with the columns `names`."""
         if self._scan is not None:
-            return self.selection.filter(self._scan.rows(session))
-        options, partitions = self._store
-        columns = tuple(dict.fromkeys((*names, "topic", *self.selection.columns)))
-        return self.selection.filter(partitions_frame(session, partitions, options, columns))
+            return self.selection.filter(self._scan.rows(session)).select(*names)
+        return map_partitions(session, self._store[1], self._read_partition(names), ddl(names))
+
+    def map(
+        self, session: SparkSession, names: Sequence[str], function: Callable[[Batches], Batches], columns: str
+    ) -> DataFrame:
+        """Return what a function makes of the messages of each task; `columns` is its schema."""
+        if self._scan is not None:
+            return self.frame(session, names).mapInArrow(function, columns)
+        read = partial(_mapped, function, self._read_partition(names))
+        return map_partitions(session, self._store[1], read, columns)
+
+    def _read_partition(self, names: Sequence[str]) -> ReadPartition:
+        # The reader applies every condition except an SQL92 expression that is combined with tags: the data source
+        # takes one subExpression, and tags have precedence (see Selection.read_options).
+        rest = Selection(expression=self.selection.expression) if self.selection.tags is not None else Selection()
+        return partial(_read_partition, self._store[0], rest, tuple(names))
+
+
+def _read_partition(options: ReadOptions, rest: Selection, names: Sequence[str], partition: InputPartition) -> Batches:
+    columns = tuple(dict.fromkeys((*names, *rest.columns)))
+    return (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
+
+
+def _mapped(function: Callable[[Batches], Batches], read: ReadPartition, partition: InputPartition) -> Batches:
+    return function(read(partition))
 
 
 def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -> pa.RecordBatch:
@@ -124,12 +143,11 @@ def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[s
     return (batch if found.all() else batch.filter(mask(found))).select(list(names))
 
 
-def partitions_frame(
-    session: SparkSession, partitions: Sequence[InputPartition], options: ReadOptions, names: Sequence[str]
+def map_partitions(
+    session: SparkSession, partitions: Sequence[InputPartition], read: ReadPartition, columns: str
 ) -> DataFrame:
-    """Return the messages of these partitions as a DataFrame with one task per partition."""
-    tasks = partition_tasks(session, partitions)
-    return tasks.mapInArrow(partial(read_partitions, options, tuple(names)), ddl(names))
+    """Return what `read` makes of these partitions as a DataFrame with one task per partition."""
+    return partition_tasks(session, partitions).mapInArrow(partial(read_partitions, read), columns)
 
 
 def partition_tasks(session: SparkSession, partitions: Sequence[InputPartition]) -> DataFrame:
@@ -139,13 +157,11 @@ def partition_tasks(session: SparkSession, partitions: Sequence[InputPartition])
     return session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
 
 
-def read_partitions(
-    options: ReadOptions, names: Sequence[str], tasks: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a task's partitions as record batches of the columns `names`."""
+def read_partitions(read: ReadPartition, tasks: Batches) -> Batches:
+    """Yield what `read` makes of a task's partitions."""
     for batch in tasks:
         for pickled in batch["partition"].to_pylist():
-            yield from batch_reader.read(pickle.loads(pickled), options, names)  # noqa: S301 - the driver's
+            yield from read(pickle.loads(pickled))  # noqa: S301 - the driver's
 
 
 def _size_of(partition: InputPartition) -> int:

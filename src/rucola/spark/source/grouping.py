@@ -1,4 +1,4 @@
-"""Group-by and inner join in numpy: an import of `pyarrow.acero` loads pandas, which needs longer than a small job."""
+"""Group-by in numpy: an import of `pyarrow.acero` loads pandas, which needs longer than a small job."""
 
 from __future__ import annotations
 
@@ -54,40 +54,3 @@ class Groups:
     def max(self, values: Array) -> Array:
         """Return the largest of `values` in each group."""
         return np.maximum.reduceat(values[self._order], self.edges[:-1])
-
-    def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the value of each group's first row in the order of the table."""
-        return values.take(arrow(self._order[self.edges[:-1]]))
-
-    def count_distinct(self, rows: pa.Table, names: Sequence[str]) -> Array:
-        """Count the distinct combinations of the columns `names` of `rows`, which is aligned with the grouped table."""
-        inner = Groups(rows, names).codes
-        both = np.unique(self.codes * (len(rows) + 1) + inner)
-        return np.bincount(both // (len(rows) + 1), minlength=len(self.keys))
-
-    def quantile(self, values: Array, share: float) -> Array:
-        """Return the smallest value that at least `share` (0 to 1) of a group's rows do not exceed."""
-        ordered = values[np.lexsort((values, self.codes))]
-        return ordered[self.edges[:-1] + np.ceil(share * self.count()).astype(np.int64) - 1]
-
-
-def join(left: pa.Table, right: pa.Table, by: str) -> pa.Table:
-    """Return the inner join of two tables on the column `by`; null matches nothing.
-
-    Both columns get one dictionary, and the right rows are sorted by code: each left row matches a range of them.
-    `left_rows` repeats each left row once per match, and `within` counts the matches: with counts [2, 0, 1] they are
-    [0, 0, 2] and [0, 1, 0].
-    """
-    right = right.filter(right[by].is_valid())
-    codes = combined(pa.chunked_array([*left[by].chunks, *right[by].chunks], left[by].type)).dictionary_encode("encode")
-    left_codes, right_codes = np.split(ints(codes.indices), [len(left)])
-    order = np.argsort(right_codes, kind="stable")
-    begin, end = (np.searchsorted(right_codes[order], left_codes, side) for side in ("left", "right"))
-    counts = end - begin
-    left_rows = np.repeat(np.arange(len(left)), counts)
-    within = np.arange(len(left_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = left.take(arrow(left_rows))
-    others = right.drop_columns([by]).take(arrow(order[begin[left_rows] + within]))
-    for name in others.column_names:
-        found = found.append_column(name, others[name])
-    return found
