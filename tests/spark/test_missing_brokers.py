@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -170,37 +169,6 @@ async def test_a_started_batch_waits_for_its_broker(tmp_path: Path, monkeypatch:
         with raises(RemotingError, subject="broker-b"):
             await asyncio.to_thread(query.start)
         await pair.start_b()
-        await asyncio.to_thread(query.start)
-        await asyncio.to_thread(query.run)
-        assert query.ids == sorted(pair.sent)
-
-
-@pytest.mark.parametrize("killed", ["", "in the batch after"])
-async def test_a_checkpoint_without_some_queues_is_recovered(tmp_path: Path, killed: str) -> None:
-    """Versions up to 0.1.0 logged an end without the queues of a missing broker, and failed."""
-
-    async with broker_pair(tmp_path) as pair:
-        await pair.send(20)
-        query = pair.query()
-        await asyncio.to_thread(query.start)
-        await asyncio.to_thread(query.run)
-        query.logged.append({"T": {"broker-a": dict(query.logged[-1]["T"]["broker-a"])}})
-        await pair.stop_b()
-        with raises(RemotingError, subject="broker-b"):
-            await asyncio.to_thread(query.start)
-        await pair.start_b()
-        await pair.send(7)
-        await asyncio.to_thread(query.start)
-        if killed:
-            end = await asyncio.to_thread(
-                lambda: query.reader.latestOffset(query.logged[-1], query.reader.getDefaultReadLimit())
-            )  # type: ignore[union-attr]
-            query.logged.append(json.loads(json.dumps(end)))
-            await asyncio.to_thread(query.start)
-        await asyncio.to_thread(query.run)
-        assert query.ids == sorted(pair.sent)
-        assert query.logged[-1]["T"]["broker-b"] == {"0": [5, 7], "1": [5, 7], "2": [5, 7], "3": [5, 6]}
-        await pair.send(3)
         await asyncio.to_thread(query.start)
         await asyncio.to_thread(query.run)
         assert query.ids == sorted(pair.sent)

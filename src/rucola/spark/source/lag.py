@@ -32,11 +32,9 @@ def lag_of(progress: Mapping[str, Any]) -> list[Lag]:
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the offsets in nested maps with their paths. A list is a range [begin, offset]."""
+    """Yield the offsets in nested maps with their paths."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*path, name))
-    elif isinstance(value, list):
-        yield path, value[-1]
     elif isinstance(value, int):
         yield path, value

@@ -294,9 +294,7 @@ def logged_ranges(
     origin of the batch is unavailable: its end is logged, so leaving it out now would lose its messages.
     """
     # 1. Every origin with messages in the batch must be available.
-    # For example, start {a: 5, b: 7} and end {a: 5, c: 2}: c has messages, b lacks its end, and a has nothing to read.
     needed = frozenset(origin for origin, upto in end.items() if start.get(origin, 0) < upto)
-    needed |= start.keys() - end.keys()
     if unavailable := needed & bounds.unavailable:
         names = {origin.broker_name for origin in unavailable}
         concerned = SourceBounds(
@@ -307,10 +305,7 @@ def logged_ranges(
             f"start the query again when they can be read",
             subject=", ".join(sorted(names)),
         )
-    # 2. An origin of the start that the end lacks was unavailable then; report it if it was deleted since.
-    for origin in start.keys() - end.keys() - bounds.ranges.keys():
-        _report_deleted(options, origin, start[origin])
-    # 3. Cut the ranges at the bounds, and report what is lost.
+    # 2. Cut the ranges at the bounds, and report what is lost.
     ranges = {}
     for origin, upto in sorted(end.items()):
         begin = start.get(origin, 0)
@@ -369,43 +364,24 @@ def limit_ranges(ranges: OffsetRanges, count: int) -> dict[Origin, tuple[int, in
     return cut
 
 
-def to_json(offsets: Offsets, begins: Offsets | None = None) -> dict[str, Any]:
-    """Return offsets as a stream logs them: {"broker":n} for logs, {"topic":{"broker":{"0":n}}} for queues.
-
-    An origin in `begins` is [begin, offset]: the batch's start offset lacks it, but it is read from there.
-    """
-    begins = begins or {}
+def to_json(offsets: Offsets) -> dict[str, Any]:
+    """Return offsets as a stream logs them: {"broker":n} for logs, {"topic":{"broker":{"0":n}}} for queues."""
     found: dict[str, Any] = {}
     for origin, offset in sorted(offsets.items()):
-        value = [begins[origin], offset] if origin in begins else offset
         if isinstance(origin, BrokerLog):
-            found[origin.broker_name] = value
+            found[origin.broker_name] = offset
         else:
-            found.setdefault(origin.topic, {}).setdefault(origin.broker_name, {})[str(origin.queue_id)] = value
+            found.setdefault(origin.topic, {}).setdefault(origin.broker_name, {})[str(origin.queue_id)] = offset
     return found
 
 
 def from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, int]:
     """Return the offsets given to `to_json`; ConfigError if a stream was restarted with other options."""
-    return {origin: offset for origin, (_, offset) in _pairs_from_json(value, by_queue).items()}
-
-
-def begins_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, int]:
-    """Return `begins` given to `to_json`. Raises ConfigError as `from_json` does."""
-    return {origin: begin for origin, (begin, _) in _pairs_from_json(value, by_queue).items() if begin is not None}
-
-
-def _pairs_from_json(value: Mapping[str, Any], by_queue: bool) -> dict[Origin, tuple[int | None, int]]:
-    def pair(value: Any) -> tuple[int | None, int]:
-        # 7 is an offset; [3, 7] is the offset 7 of an origin that the batch reads from 3 on.
-        begin, offset = value if isinstance(value, list) else (None, value)
-        return None if begin is None else int(begin), int(offset)
-
     try:
         if not by_queue:
-            return {BrokerLog(broker): pair(offset) for broker, offset in value.items()}
+            return {BrokerLog(broker): int(offset) for broker, offset in value.items()}
         return {
-            BrokerQueue(topic, broker, int(queue_id)): pair(offset)
+            BrokerQueue(topic, broker, int(queue_id)): int(offset)
             for topic, brokers in value.items()
             for broker, queues in brokers.items()
             for queue_id, offset in queues.items()

@@ -16,9 +16,6 @@ begun. Spark's calls:
 succeeds. Therefore latestOffset detects lost messages and missing brokers before the end is logged. The end has every
 origin of the start: an unavailable origin keeps its offset, because without one it would later be read from its start.
 
-Checkpoints of earlier versions lack such origins. A batch whose end lacks them is repeated as soon as they can be read,
-and the end of the next batch carries their offsets from the start of that one (see `source_offsets.to_json`).
-
 Nothing depends on `commit` or `stop`: Spark calls neither for the last batch of an AvailableNow query. The start offset
 passed to latestOffset is the end of a finished batch, so that call commits to the commitGroup.
 """
@@ -53,7 +50,6 @@ from rucola.spark.source.source_offsets import (
     Origin,
     SourceBounds,
     available_ranges,
-    begins_from_json,
     from_json,
     initial_offsets,
     logged_ranges,
@@ -96,8 +92,6 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source = batch_reader.source_of(options)
         self._target: OffsetRanges | None = None
         """With Trigger.AvailableNow, the bounds when the query was started."""
-        self._recovered: dict[Origin, int] = {}
-        """Offsets of origins that the start of a repeated batch has and its end does not (see the module docstring)."""
         self._latest: dict[str, Any] | None = None
         """The end of every origin at the last `latestOffset`, as JSON."""
         self._last_batch_s: float | None = None
@@ -130,15 +124,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         # 1. Determine what can be read after the start. Lost messages and missing brokers raise before Spark logs.
-        logged = from_json(start, self._options.by_queue)
-        recovered = {origin: offset for origin, offset in self._recovered.items() if origin not in logged}
-        known = {**logged, **recovered}
+        known = from_json(start, self._options.by_queue)
         bounds = self._source.bounds(known)
         self._refuse_missing(bounds)
         ranges: OffsetRanges = available_ranges(self._options, known, bounds)
         # 2. `start` is the end of a finished batch: publish the lag, and commit to the group.
         self._latest = to_json({origin: end for origin, (_, end) in ranges.items()})
-        self._commit_to_group(logged, bounds)
+        self._commit_to_group(known, bounds)
         # 3. Cut the ranges by trigger, backlog and batch limit.
         if self._target is not None:
             ranges = self._up_to_target(ranges, self._target, known, bounds)
@@ -148,24 +140,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows) and waiting:
             ranges = {**ranges, **self._source.limit(waiting, limit.max_rows)}
         latest = {origin: end for origin, (_, end) in ranges.items()}
-        if latest == logged:
-            return dict(start)  # exactly as it was logged, since Spark compares the JSON texts
-        return to_json(latest, {origin: offset for origin, offset in recovered.items() if origin in latest})
+        # If nothing is new, exactly what was logged, since Spark compares the JSON texts.
+        return dict(start) if latest == known else to_json(latest)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        # The start offset decides, except for origins that it lacks: the end carries their begins.
-        by_queue = self._options.by_queue
-        begins = {**begins_from_json(end, by_queue), **from_json(start, by_queue)}
-        upto = from_json(end, by_queue)
-        bounds = self._source.bounds({**upto, **begins})
-        ranges = logged_ranges(self._options, begins, upto, bounds)
-        # Remember begins that the end lacks; the next `latestOffset` continues there.
-        self._recovered |= {
-            origin: at for origin, at in begins.items() if origin not in upto and origin in bounds.ranges
-        }
+        begins, upto = (from_json(offsets, self._options.by_queue) for offsets in (start, end))
+        ranges = logged_ranges(self._options, begins, upto, self._source.bounds({**upto, **begins}))
         return list(self._source.plan(ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
