@@ -158,6 +158,7 @@ class Dispatcher:
             while left:
                 await self._deliver(left.popleft(), outcome_of(outcomes.popleft()), task)
         finally:
+            messages.clear()  # a cancelled worker has no use for further calls
             for delivery in left:
                 self._in_flight.end(delivery, None)
         return min(2 * len(run), MAX_RUN) if is_fast else 1
