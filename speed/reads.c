@@ -78,6 +78,91 @@ done:
     return result ? result : decline();
 }
 
+/* A text that most records share with the one before: a topic or a host. */
+typedef struct {
+    Span bytes;
+    PyObject *text;
+} Text;
+
+/* The text of bytes, a new reference; NULL for an invalid port, with or without an exception. */
+static PyObject *text_of(Text *last, const uint8_t *at, Py_ssize_t size, int is_host) {
+    if (!last->text || last->bytes.size != size || memcmp(last->bytes.at, at, (size_t)size) != 0) {
+        Py_CLEAR(last->text);
+        last->bytes = (Span){at, size};
+        if (!is_host)
+            last->text = PyUnicode_FromStringAndSize((const char *)at, size);
+        else if (get_u32(at + 4) <= 0xFFFF)
+            last->text = PyUnicode_FromFormat("%u.%u.%u.%u:%u", (unsigned)at[0], (unsigned)at[1], (unsigned)at[2],
+                                              (unsigned)at[3], (unsigned)get_u32(at + 4));
+    }
+    Py_XINCREF(last->text);
+    return last->text;
+}
+
+/* The fields of a record whose sizes agree, in the order of MessageExt; NULL with or without an exception. */
+static PyObject *fields_of(const uint8_t *at, int64_t size, Text texts[3]) {
+    int32_t body_size = get_i32(at + 84);
+    const uint8_t *topic = at + 88 + body_size, *properties = topic + 1 + topic[0] + 2;
+    PyObject *row = PyTuple_New(18);
+    PyObject *fields[18] = {
+        text_of(&texts[0], topic + 1, topic[0], 0),
+        PyLong_FromLong(get_i32(at + 12)),
+        PyLong_FromLongLong(get_i64(at + 20)),
+        PyLong_FromLongLong(get_i64(at + 28)),
+        PyLong_FromLongLong(size),
+        PyBytes_FromStringAndSize((const char *)at + 88, body_size),
+        PyBytes_FromStringAndSize((const char *)properties, (Py_ssize_t)(at + size - properties)),
+        PyLong_FromLong(get_i32(at + 16)),
+        PyLong_FromLong(get_i32(at + 36)),
+        PyLong_FromLong(get_i32(at + 8)),
+        PyLong_FromLong(body_size),
+        PyLong_FromLongLong(get_i64(at + 40)),
+        text_of(&texts[1], at + 48, 8, 1),
+        PyLong_FromLongLong(get_i64(at + 56)),
+        text_of(&texts[2], at + 64, 8, 1),
+        PyLong_FromLong(get_i32(at + 72)),
+        PyLong_FromLongLong(get_i64(at + 76)),
+        PyBytes_FromStringAndSize((const char *)at + 64, 8),
+    };
+    for (int number = 0; number < 18; number++)
+        if (!row)
+            Py_XDECREF(fields[number]);
+        else if (!fields[number] || PyTuple_SetItem(row, number, fields[number]) < 0)
+            Py_CLEAR(row);
+    return row;
+}
+
+/* Counterpart: decode_many of rucola.message.record, without decompression.
+
+(records, max count) -> fields of each record, with its encoded properties | None if one is damaged or has IPv6 hosts */
+PyObject *decode_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Span data;
+    int64_t max_count, size;
+    Text texts[3] = {{{NULL, 0}, NULL}, {{NULL, 0}, NULL}, {{NULL, 0}, NULL}};
+    PyObject *rows, *row;
+    (void)module;
+    if (count != 2 || !take_bytes(args[0], &data) || !take_i64(args[1], &max_count) || !(rows = PyList_New(0)))
+        return decline();
+    for (Py_ssize_t position = 0; position < data.size && PyList_Size(rows) < max_count; position += (Py_ssize_t)size) {
+        const uint8_t *at = data.at + position;
+        int is_added = 0;
+        size = data.size - position < MIN_RECORD_SIZE ? 0 : record_size(at, data.size - position, get_i64(at + 28));
+        if (size && !(get_u32(at + 36) & HOSTS_V6) &&
+            (int32_t)(crc32_of(at + 88, (size_t)get_i32(at + 84)) & 0x7FFFFFFF) == get_i32(at + 8) &&
+            (row = fields_of(at, size, texts))) {
+            is_added = PyList_Append(rows, row) == 0;
+            Py_DECREF(row);
+        }
+        if (!is_added) {
+            Py_CLEAR(rows);
+            break;
+        }
+    }
+    for (int number = 0; number < 3; number++)
+        Py_XDECREF(texts[number].text);
+    return rows ? rows : decline();
+}
+
 /* Whether a filter accepts a tags code; -1 if it raises. */
 static int is_accepted(PyObject *accepts, int64_t tags_code) {
     PyObject *code, *answer = NULL;

@@ -102,6 +102,7 @@ FUNCTION(put_entries); /* index.c */
 FUNCTION(select_entries);
 FUNCTION(read_records); /* reads.c */
 FUNCTION(read_units);
+FUNCTION(decode_records);
 FUNCTION(crc32_of_ranges); /* columns.c */
 FUNCTION(parse_properties);
 

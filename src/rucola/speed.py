@@ -149,6 +149,9 @@ read_units: Callable[[bytes, int, mmap, int, int, int, int, _Accepts], tuple[byt
 read_units = _function("read_units")
 """(units, first queue offset, map, its start offset, bytes written, max count, max bytes, accepts) -> `read_batch`."""
 
+decode_records: Callable[[bytes, int], list[tuple[Any, ...]] | None] | None = _function("decode_records")
+"""(records, max count) -> the arguments of MessageExt of `record.decode_many`, without decompression."""
+
 crc32_of_ranges: Callable[[Buffer, Buffer, Buffer], bytes | None] | None = _function("crc32_of_ranges")
 """(data, start positions, end positions) -> the bytes of `record.body_crcs`."""
 

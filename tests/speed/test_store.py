@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rucola import slices, speed
-from rucola.message import MessageInner, sysflag
-from rucola.message.record import encode
+from rucola.message import MessageExt, MessageInner, sysflag
+from rucola.message.record import decode, decode_many, encode
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store.commit_log import CommitLog
 from rucola.store.consume_queue import first_unit, pack_unit
@@ -258,3 +258,30 @@ def test_a_filter_that_raises_is_not_hidden(logs: Callable[[bytes], CommitLog]) 
     log = logs(record)
     get = lambda: _read(log, pack_unit(0, len(record), 9), 0, 1, 1, accepts, logging.info)  # noqa: E731
     assert assert_same(get) == (ValueError, "no 9")
+
+
+@given(
+    RECORDS, DAMAGE, st.integers(0, 9), st.sampled_from([bytes(8), bytes(20), b"\x01\x02\xfe\xff" + b"\0\0\xff\xff"])
+)
+def test_both_decode_the_same_messages(
+    records: list[Any], damage: list[tuple[int, int]], max_count: int, store_host: bytes
+) -> None:
+    data = bytearray()
+    for body, host, string in records:
+        message = MessageInner("T\u00e4", 3, body, string, -1, 0, 1, host, 2, 4)
+        data += encode(message, 2**40, len(data), 2**62, store_host)
+    for position, byte in damage if data else []:
+        data[position % len(data)] = byte
+    assert_same(lambda: decode_many(bytes(data), decompress=False, max_count=max_count))
+
+
+def test_the_usual_messages_are_decoded_in_c() -> None:
+    if speed.decode_records is not None:
+        records = [
+            encode(MessageInner("T", 0, b"a", b"k\x01v", 0, 0, 1, bytes(8)), i, 0, 2, bytes(8)) for i in range(3)
+        ]
+        rows = speed.decode_records(b"".join(records), 2)
+        assert rows is not None
+        assert [MessageExt(*row) for row in rows] == [decode(record) for record in records[:2]]
+        assert speed.decode_records(b"".join(records)[:-1], 3) is None
+        assert speed.decode_records(b"", 3) == []

@@ -156,6 +156,7 @@ def _accelerated_log(data: bytes) -> None:
     ends = np.maximum(begins, ends)
     source = np.frombuffer(b"#" + data + b"##", np.uint8)
     assert_same(lambda: body_crcs(source, begins, ends).tolist())  # type: ignore[arg-type]
+    assert_same(lambda: decode_many(data, decompress=False, max_count=3))
     if speed.read_records is not None:
         for at in range(0, len(data), 97):
             found = speed.read_records(data, 0, len(data), [at], len(data))  # type: ignore[arg-type]

@@ -314,16 +314,11 @@ def _check_next_offset(status: PullStatus, next_offset: int, queue: MessageQueue
 
 def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[MessageExt], bool]:
     """Return a pull's messages as stored, and whether these are all of its records. RemoteProtocolError if damaged."""
-    messages: list[MessageExt] = []
-    position = 0
-    while position < len(records) and len(messages) < max_count:
-        try:
-            message = record.decode(records, position, decompress=False)
-        except InvalidMessage as error:
-            raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
-        messages.append(message)
-        position += message.store_size
-    return messages, position >= len(records)
+    try:
+        messages = record.decode_many(records, decompress=False, max_count=max_count)
+    except InvalidMessage as error:
+        raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
+    return messages, sum([message.store_size for message in messages]) == len(records)
 
 
 async def _decompress_in_thread(messages: list[MessageExt], queue: MessageQueue, deadline: Deadline) -> int:

@@ -19,7 +19,7 @@ from rucola.message import MessageExt
 
 
 class ReadyQueue:
-    """Waiting messages. Belongs to one event loop. In order, if `can_deliver` is False, it calls `unblock` later."""
+    """The waiting messages. Belongs to one event loop. If `can_deliver` is False, it calls `unblock` later."""
 
     def __init__(self, *, in_order: bool, can_deliver: Callable[[AssignedQueue], bool]) -> None:
         self._in_order = in_order
