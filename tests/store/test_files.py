@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from rucola import slices
 from rucola.errors import StoreCorrupt
+from rucola.message.hashing import index_hash
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.config_files import ConfigFile, config_path, read_config, write_config
 from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, queue_directories
-from rucola.store.index import Index, IndexFile, index_file_name, index_paths
+from rucola.store.index import Index, IndexFile, index_file_name, index_key, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.tools.check import check
 from support.errors import raises
@@ -353,3 +354,15 @@ def test_checkpoint_round_trips(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").stat().st_size == CHECKPOINT_SIZE
     (tmp_path / "checkpoint").write_bytes(b"short")
     assert Checkpoint(tmp_path / "checkpoint").logics_timestamp == 0
+
+
+def test_a_query_for_what_comes_after_an_offset_leaves_earlier_index_files_out(tmp_path: Path) -> None:
+    index, key_hash = Index(tmp_path, 10, 40, []), index_hash(index_key("T", "key"))
+    for number in range(200):
+        index.put([key_hash], 100 * number, 1000 + number)
+    assert len(index.files) == 6
+    for after in (-1, 0, 5000, 19_899, 19_900):
+        found = slices.run(index.query_steps("T", "key", 500, after_physical_offset=after))
+        assert [at for at in found if at > after] == list(range(max(after // 100 + 1, 0) * 100, 20_000, 100))
+        assert all(at > after - 39 * 100 for at in found)
+    index.close()

@@ -405,15 +405,19 @@ class Index:
         begin_ms: int = 0,
         end_ms: int = MAX_LONG,
         before_physical_offset: int = MAX_LONG,
+        after_physical_offset: int = -1,
     ) -> Generator[None, None, list[int]]:
         """Find the latest `max_count` physical offsets for the hash of this key, ascending, in small steps.
 
-        The first one is the bound that continues the query. Skips files that retention deletes in the meantime.
+        The first one is the bound that continues the query. Skips files that retention deletes in the meantime, and
+        those that end by `after_physical_offset`.
         """
         key_hash = index_hash(index_key(topic, key))
         found: list[int] = []
         # A copy of the list: retention may remove files between two steps.
         for file in self.files[::-1]:
+            if file.end_physical_offset <= after_physical_offset:
+                break
             is_wanted = file.begin_physical_offset < before_physical_offset and file.overlaps(begin_ms, end_ms)
             if is_wanted and file.file.hold():
                 try:

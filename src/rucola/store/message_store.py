@@ -542,22 +542,30 @@ class MessageStore:
         return self._log.next_record(physical_offset)
 
     def query(
-        self, topic: str, key: str, max_count: int, begin_ms: int = 0, end_ms: int = MAX_LONG, before: int = MAX_LONG
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int = 0,
+        end_ms: int = MAX_LONG,
+        before: int = MAX_LONG,
+        after: int = -1,
     ) -> QueryResult:
         """Return the latest records with the hash of `key`, up to maxMsgsNumBatch and 8 MiB, below `before`.
 
-        The caller compares the keys. Times are compared in whole seconds. The first offset continues the query.
+        The caller compares the keys. Times are compared in whole seconds. The first offset continues the query. Index
+        files with no physical offset above `after` are left out.
         """
-        return slices.run(self.query_steps(topic, key, max_count, begin_ms, end_ms, before))
+        return slices.run(self.query_steps(topic, key, max_count, begin_ms, end_ms, before, after))
 
     def query_steps(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, before: int
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, before: int, after: int = -1
     ) -> Generator[None, None, QueryResult]:
         self._reput_unless_stalled()
         index, max_count = self._dispatcher.index, min(max_count, self.config.max_msgs_num_batch)
         if index is None:
             return QueryResult([], [], 0, 0, None)
-        return (yield from query_steps(index, self._log, topic, key, max_count, begin_ms, end_ms, before))
+        return (yield from query_steps(index, self._log, topic, key, max_count, begin_ms, end_ms, before, after))
 
     @property
     def mapping_pool(self) -> MappingPool:

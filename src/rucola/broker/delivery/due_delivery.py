@@ -108,7 +108,7 @@ def indexed(store: MessageStore, topic: str, unique_key: str | None, since: int)
     """Yield what the index has of a topic for a unique key after a physical offset, other keys of its hash included."""
     if unique_key is None:
         return
-    for record in store.query(topic, unique_key, DELIVERY_BATCH).records:
+    for record in store.query(topic, unique_key, DELIVERY_BATCH, after=since).records:
         try:
             found = decode(record, decompress=False, check_crc=False)
         except InvalidMessage:  # a damaged record of another message must not block this one
