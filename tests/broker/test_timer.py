@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rucola.broker.delivery import timer
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH
 from rucola.broker.delivery.timer import MAX_DELAY_MS, TimerCheckpoint, redirect_delayed
 from rucola.errors import InvalidMessage, StoreCorrupt
@@ -149,6 +150,21 @@ def test_timer_messages_are_delivered_in_due_order_beyond_the_heap_capacity(tmp_
         assert sorted(map(int, here.bodies())) == list(range(600))
 
 
+def test_each_waiting_message_is_scanned_a_few_times_however_many_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer, "SCANS", 4)
+    order, segments, calls = random.Random(7).sample(range(1024), 1024), 1024 // 8, 0
+    with timer_store(tmp_path, near_capacity=4, segment_units=8, mapped_file_size_commit_log=1 << 20) as here:
+        for number in order:
+            here.send(T0, T0 + 1000 + number, b"%d" % number)
+        here.store.reput()
+        while here.timed.deliver(T0 + 5000) is not None:
+            calls += 1
+        assert [int(body) for body in here.bodies()] == list(range(1024))
+    assert calls < 4 * 8 * segments, f"{1024 // 4 * segments} if the heap had always 4"
+
+
 def test_many_due_messages_are_delivered_in_batches(tmp_path: Path) -> None:
     with timer_store(tmp_path, near_capacity=1000, mapped_file_size_commit_log=1 << 20) as here:
         for number in range(DELIVERY_BATCH + 10):
@@ -283,7 +299,8 @@ steps = st.one_of(
 @settings(max_examples=examples(25))
 @given(st.lists(steps, max_size=10))
 async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]]) -> None:
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timer, "SCANS", 2)
         sizes = {"near_capacity": 3, "segment_units": 5}
         here, count, now_ms, due = TimerStore(Path(directory) / "0", sizes), 0, T0, {}
         for number, (step, value) in enumerate([*script, ("wait", 100)], 1):

@@ -18,7 +18,15 @@ MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
 
 
 def query_steps(
-    index: Index, log: CommitLog, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, before: int, after: int
+    index: Index,
+    log: CommitLog,
+    topic: str,
+    key: str,
+    max_count: int,
+    begin_ms: int,
+    end_ms: int,
+    before: int,
+    after: int,
 ) -> Generator[None, None, QueryResult]:
     indexed = index.begin_timestamp, index.end_timestamp
     offsets = yield from index.query_steps(topic, key, max_count, begin_ms, end_ms, before, after)

@@ -6,18 +6,19 @@ tagsCode of its unit. A time in the past means immediate delivery; a delay level
 
 The queue is ordered by arrival. Therefore the nearest messages are kept in memory:
 
-    due times    |  delivered  |  near: a heap of NEAR_CAPACITY to twice that  |  far: only on disk
+    due times    |  delivered  |  near: a heap of a capacity to twice that  |  far: only on disk
                                ^ now                                           ^ horizon
 
 Invariant: every waiting message with a key (due time, queue offset) below the horizon is in the heap. The algorithm:
 
 1. A new message goes into the heap if it is below the horizon (or if there is none), else it is far.
-2. If the heap exceeds twice its capacity, the horizon moves back to the key at NEAR_CAPACITY; the rest becomes far.
+2. The capacity is NEAR_CAPACITY, or a SCANS-th of the far messages. If the heap exceeds it twice, the horizon moves
+   back to the key at the capacity; the rest becomes far.
 3. `deliver` pops due messages, DELIVERY_BATCH per call.
 4. When the heap is half empty and far messages exist, a scan of the queue finds the next nearest ones, one segment of
    SEGMENT_UNITS units per call, so that requests continue in between.
-5. At the end of the scan the NEAR_CAPACITY nearest enter the heap, and the horizon moves after the last of them. If all
-   far messages fit, there is no horizon.
+5. At the end of the scan the nearest, as many as the capacity, enter the heap, and the horizon moves after the last of
+   them. If all far messages fit, there is no horizon.
 
 Of far messages, memory holds the least and greatest due time per segment. A scan skips segments whose messages are all
 delivered, and those later than the nearest messages found so far.
@@ -71,7 +72,9 @@ TIMER_FILE = "timer.json"
 MAX_DELAY_MS = 100 * 366 * 24 * 3_600_000
 """A time beyond a hundred years is a mistake, such as microseconds."""
 NEAR_CAPACITY = 1 << 13
-"""Messages in the heap; twice as many for a short time."""
+"""Messages in the heap at least; twice as many for a short time."""
+SCANS = 64
+"""The heap has at least one of this number of far messages, so that each is scanned a few times, however many wait."""
 SEGMENT_UNITS = 1 << 14
 
 _QUEUE = (TIMER_TOPIC, 0)
@@ -139,6 +142,7 @@ class _Scan:
     segments: list[int]
     """Remaining segments, the next one last."""
     end: int
+    capacity: int
     found: list[npt.NDArray[np.int64]] = field(default_factory=list)
     """Due times and queue offsets, each of shape (n, 2)."""
     arrived: list[_Key] = field(default_factory=list)
@@ -147,14 +151,14 @@ class _Scan:
     limit_ms: int | None = None
     """Due time of the last message that fits, once more were found. Later messages stay far."""
 
-    def keep_nearest(self, count: int) -> npt.NDArray[np.int64]:
-        """Drop all but the `count` nearest messages found, and return those in order of delivery."""
+    def keep_nearest(self) -> npt.NDArray[np.int64]:
+        """Drop all but the `capacity` nearest messages found, and return those in order of delivery."""
         keys = np.concatenate([*self.found, np.array(self.arrived, np.int64).reshape(-1, 2)])
         # By due time, then by queue offset: the last key of lexsort is the first to compare.
         order = np.lexsort((keys[:, 1], keys[:, 0]))
-        if len(order) > count:
-            self.limit_ms = int(keys[order[count - 1], 0])
-        nearest: npt.NDArray[np.int64] = keys[order[:count]]
+        if len(order) > self.capacity:
+            self.limit_ms = int(keys[order[self.capacity - 1], 0])
+        nearest: npt.NDArray[np.int64] = keys[order[: self.capacity]]
         self.found, self.arrived, self.count = [nearest], [], len(nearest)
         return nearest
 
@@ -222,7 +226,7 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
             else:
                 self._put_far(key)
         self._end = end
-        if len(self._near) > 2 * self._near_capacity:
+        if len(self._near) > 2 * self._capacity:
             self._shrink_heap()
 
     def progress(self) -> TimerCheckpoint:
@@ -242,7 +246,7 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
             else:
                 retry_ms = self._backoff.failed(now_ms)
         # Step 4. Refill at half the capacity, so that the scan ends before the heap is empty.
-        if self._horizon is not None and len(self._near) <= self._near_capacity // 2:
+        if self._horizon is not None and len(self._near) <= self._capacity // 2:
             self._scan_segment()
             return now_ms
         if not self._near:
@@ -309,6 +313,10 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
     def _first(self) -> _Key | None:
         return self._near[0] if self._near else self._horizon
 
+    @property
+    def _capacity(self) -> int:
+        return max(self._near_capacity, len(self._far) * self._segment_units // SCANS)
+
     def _put_far(self, key: _Key) -> None:
         due_ms, queue_offset = key
         far = self._far.setdefault(queue_offset // self._segment_units, _FarSegment(due_ms, due_ms))
@@ -318,11 +326,12 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
 
     def _shrink_heap(self) -> None:
         self._scan = None  # it searches after the previous horizon, and would miss the messages between the two
+        capacity = self._capacity
         # For example, capacity 2 and due times 10 20 30 40 50: 10 and 20 stay, and the horizon is at 30.
         self._near.sort()
-        self._horizon = self._near[self._near_capacity]
-        beyond = self._near[self._near_capacity :]
-        del self._near[self._near_capacity :]
+        self._horizon = self._near[capacity]
+        beyond = self._near[capacity:]
+        del self._near[capacity:]
         for key in beyond:
             self._put_far(key)
 
@@ -331,15 +340,15 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         self._store.max_offset(*_QUEUE)  # dispatches pending records now, so that none arrive within this step
         scan = self._scan
         if scan is None:
-            scan = self._scan = _Scan(sorted(self._far, reverse=True), self._end)
+            scan = self._scan = _Scan(sorted(self._far, reverse=True), self._end, self._capacity)
         if scan.segments:
             self._collect(scan, scan.segments.pop())
-            if scan.count > 2 * self._near_capacity:  # bounds the memory of the scan
-                scan.keep_nearest(self._near_capacity)
+            if scan.count > 2 * scan.capacity:  # bounds the memory of the scan
+                scan.keep_nearest()
             return
         self._scan = None
         # Step 5. If messages were left out, the horizon is right after the last that fits.
-        nearest = [(due_ms, queue_offset) for due_ms, queue_offset in scan.keep_nearest(self._near_capacity).tolist()]
+        nearest = [(due_ms, queue_offset) for due_ms, queue_offset in scan.keep_nearest().tolist()]
         if scan.limit_ms is not None:
             self._horizon = (nearest[-1][0], nearest[-1][1] + 1)
         else:
