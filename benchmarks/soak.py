@@ -1,6 +1,7 @@
 """Clients that join, leave and crash: every acknowledged message must reach every group.
 
-    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1] [--chaos-minutes 5]
+    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1] [--churn-minutes 5]
+                              [--chaos-minutes 5]
 
 `rucola standalone` runs in a process of its own. A client process has four producers and two consumers of each of three
 groups, one of which consumes in order. A client runs for some seconds, closes and is replaced by a new one; every few
@@ -17,7 +18,8 @@ backlog. Then, of the messages by their names,
     delivered to one group and not to another      none
     delivered more often than once                 counted: in flight when its consumer crashed
 
-A second part follows, in which the network fails rather than the clients: `tests/support/chaos/run.py`.
+In the second part topics and groups come and go on a broker whose log expires at once: its descriptors, mappings,
+directories and memory must stay level. A third part follows, in which the network fails: `tests/support/chaos/run.py`.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from rucola.admin import AdminClient
-from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer
+from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PullConsumer, PushConsumer
 from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
 from rucola.store.tools.check import check
@@ -56,6 +59,16 @@ LIFE_S = (3.0, 30.0)
 KILL_INTERVAL_S = 5.0
 FAILS_EACH = 500
 """One of this number of messages fails at its first delivery."""
+CHURN_TOPICS = 8
+CHURN_QUEUES = 8
+CHURN_BODY = os.urandom(16 * 1024)
+CHURN_CONF = """
+mappedFileSizeCommitLog = 1048576
+fileReservedTime = 0
+deleteWhen = 00;01;02;03;04;05;06;07;08;09;10;11;12;13;14;15;16;17;18;19;20;21;22;23
+cleanResourceInterval = 1000
+deleteCommitLogFilesInterval = 10
+"""
 DRAIN_S = 180.0
 READY_S = 60.0
 
@@ -291,8 +304,70 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
         return found
 
 
+class Usage(NamedTuple):
+    """What a server with its store takes."""
+
+    descriptors: float
+    mappings: float
+    directories: float
+    megabytes: float
+
+
+USAGE_SLACK = Usage(descriptors=32, mappings=64, directories=CHURN_TOPICS * CHURN_QUEUES, megabytes=8)
+"""By how much the usage may be greater in the last third of the rounds than in the second."""
+
+
+def usage(server: Server, store: Path) -> Usage:
+    process = Path(f"/proc/{server.pid}")
+    return Usage(
+        len(list((process / "fd").iterdir())),
+        len((process / "maps").read_text().splitlines()),
+        len(list((store / "consumequeue").glob("*/*"))),
+        server.memory()["anonymous"],
+    )
+
+
+async def churn_round(server: Server, number: int) -> None:
+    """Create topics and groups, send to each queue, consume some of it, and delete them."""
+    address = f"127.0.0.1:{server.port}"
+    names = [f"Churn-{number}-{topic}" for topic in range(CHURN_TOPICS)]
+    async with AdminClient(server.namesrv) as admin, Producer("churn", server.namesrv) as producer:
+        for name in names:
+            config = TopicConfig(topic_name=name, read_queue_nums=CHURN_QUEUES, write_queue_nums=CHURN_QUEUES)
+            await admin.topics.create_or_update(address, config)
+            queues = await admin.topics.queues(name)
+            await asyncio.gather(*(producer.send(Message(name, CHURN_BODY, keys=name), queue) for queue in queues))
+            async with PullConsumer(f"{name}-group", server.namesrv) as consumer:
+                await consumer.pull(queues[0], 0)
+                await consumer.commit(queues[0], 1)
+        for name in names:
+            await admin.topics.delete_on_broker(address, name)
+            await admin.topics.delete_on_name_servers(name)
+            await admin.groups.delete(address, f"{name}-group", remove_offset=True)
+
+
+def churn(minutes: float) -> list[str]:
+    """Run the second part; return what grew."""
+    with tempfile.TemporaryDirectory(prefix="rucola-churn-") as root:
+        store = Path(root) / "store"
+        with standalone(store, conf=CHURN_CONF) as server:
+            end, rounds = time.monotonic() + minutes * 60, list[Usage]()
+            while time.monotonic() < end or len(rounds) < 9:
+                asyncio.run(churn_round(server, len(rounds)))
+                rounds.append(usage(server, store))
+        third = len(rounds) // 3
+        before, after = Usage(*map(max, *rounds[third:-third])), Usage(*map(max, *rounds[-third:]))
+        print(f"{len(rounds)} rounds of topics and groups: {before}, then {after}", flush=True)
+        found = [
+            f"{name} grew from {was:.0f} to {now:.0f}"
+            for name, was, now, slack in zip(Usage._fields, before, after, USAGE_SLACK, strict=True)
+            if now > was + slack
+        ]
+        return found + [str(problem) for problem in check(store)]
+
+
 def chaos(minutes: float, seed: int) -> bool:
-    """Run the second part in a process of its own, as it has modules of the same names; return its success."""
+    """Run the third part in a process of its own, as it has modules of the same names; return its success."""
     tests = Path(__file__).resolve().parents[1] / "tests"
     command = [sys.executable, "-m", "support.chaos.run", "--minutes", str(minutes), "--seed", str(seed)]
     return subprocess.run(command, cwd=tests, env={**os.environ, "PYTHONPATH": str(tests)}).returncode == 0
@@ -312,13 +387,18 @@ def main() -> None:
         help="no group that keeps the order: its locks outlive a crash by a minute",
     )
     parser.add_argument("--seed", type=int, default=1, help="which processes are killed (default: %(default)s)")
-    parser.add_argument(
-        "--chaos-minutes", type=float, default=5, help="length of the second part, 0 for none (default: %(default)s)"
-    )
+    for part in ("churn", "chaos"):
+        parser.add_argument(
+            f"--{part}-minutes", type=float, default=5, help="length of that part, 0 for none (default: %(default)s)"
+        )
     arguments = parser.parse_args()
     chosen = WITHOUT_ORDER if arguments.without_order else list(GROUPS)
     found = soak(arguments.minutes, arguments.clients, chosen, arguments.seed)
     print("\n".join(found) or "the ledger balances", flush=True)
+    if arguments.churn_minutes:
+        grown = churn(arguments.churn_minutes)
+        print("\n".join(grown) or "the server takes what it took", flush=True)
+        found += grown
     is_well = not found
     if arguments.chaos_minutes:
         is_well &= chaos(arguments.chaos_minutes, arguments.seed)
