@@ -109,7 +109,7 @@ def test_files_of_a_failed_attempt_are_not_published(
     read = parse_read_options(options)
     with open_lake(tmp_path / "lake") as lake:
         batches = [batch for each in plan(read) for batch in read_partition(each, read, tuple(COLUMNS))]
-        write_rows(batches, lake.staged_rows / "00000-failed")
+        write_rows(batches, lake.staged_rows / "00000-failed", lake.staged_entries / "00000-failed")
         writer, tasks = ArchiveWriter(lake), partition_tasks(spark, plan(read))
         staged = writer.append_in_spark(
             tasks, partial(read_partitions, partial(read_partition, options=read, names=tuple(COLUMNS)))

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
-from rucola.spark.lake.key_index import read_keys
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
+from support.lake_entries import lake_entries
 from support.processes import wait_for
 from support.small_store import SmallStore
 from support.waiting import DEADLINE_S
@@ -92,8 +92,7 @@ main(prog_name="rucola")
 def assert_all_once(spark: SparkSession, lake: Path, places: list[int]) -> None:
     rows = read_lake(spark, lake).select("commitLogOffset", "keys", "msgId").collect()
     assert sorted(row.commitLogOffset for row in rows) == places
-    entries = read_keys(spark, lake, read_snapshot(lake).keys).select("commitLogOffset").collect()
-    assert sorted(row.commitLogOffset for row in entries) == sorted(places * 2)
+    assert sorted(entry["commitLogOffset"] for entry in lake_entries(lake)) == sorted(places * 2)
 
 
 def put(store: SmallStore, count: int) -> list[int]:

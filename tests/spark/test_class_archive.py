@@ -12,7 +12,6 @@ import pytest
 
 from rucola.spark import class_archive
 from rucola.spark.session import java_home
-from rucola.spark.worker_daemon import directories_first
 from support.waiting import wait_until
 
 # Prints which archives the runtime has mapped, how a worker imports PySpark, and the process of the runtime.
@@ -137,8 +136,3 @@ def test_an_archive_in_a_read_only_cache_is_used(runtime: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "utime", refuse)
     assert named(class_archive.java_options(runtime)) == ("-XX:SharedArchiveFile", archive)
-
-
-def test_zip_files_come_last_on_the_path_of_workers() -> None:
-    path = ["", "/spark/pyspark.zip", "/spark/py4j-src.zip", "/spark/core.jar", "/site-packages"]
-    assert directories_first(path) == ["", "/spark/core.jar", "/site-packages", *path[1:3]]

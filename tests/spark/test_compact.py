@@ -12,18 +12,18 @@ from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.compaction import CompactionResult
-from rucola.spark.lake.key_index import key_hash, read_keys, runs_to_merge
+from rucola.spark.lake.key_index import key_hash, runs_to_merge
 from rucola.spark.lake.snapshot import KeyFile, read_snapshot
 from support.errors import raises
+from support.lake_entries import lake_entries
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
 
-def indexed(spark: SparkSession, lake: Path) -> list[tuple[int, str, int]]:
+def indexed(lake: Path) -> list[tuple[int, str, int]]:
     """Every entry of the key index: hash, topic, physical offset."""
-    entries = read_keys(spark, lake, read_snapshot(lake).keys)
-    return sorted((row.hash, row.topic, row.commitLogOffset) for row in entries.collect())
+    return [(entry["hash"], entry["topic"], entry["commitLogOffset"]) for entry in lake_entries(lake)]
 
 
 @pytest.mark.spark
@@ -38,22 +38,22 @@ def test_small_files_become_one_and_nothing_else_changes(
             wanted += [(key_hash(key), topic, offset) for key in (f"é{n}", "both", f"{topic}-{n}")]
         archive.run(spark, small_store.path, lake)
     wanted.sort()
-    assert indexed(spark, lake) == wanted
+    assert indexed(lake) == wanted
     before = read_lake(spark, lake).orderBy("commitLogOffset")
     rows = before.collect()
     assert len(rows) == 9
-    assert Archive(lake).compact(spark) == CompactionResult(str(lake))  # there is too little of everything
-    summary = Archive(lake).compact(spark, min_files=2)
+    assert Archive(lake).compact() == CompactionResult(str(lake))  # there is too little of everything
+    summary = Archive(lake).compact(min_files=2)
     assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
     assert (summary.replaced_key_files, summary.key_files) == (3, 1)
     snapshot = read_snapshot(lake)
     assert len({(file.topic, file.date) for file in snapshot.rows}) == len(snapshot.rows) == 3
     assert read_lake(spark, lake).orderBy("commitLogOffset").collect() == rows
-    assert indexed(spark, lake) == wanted
+    assert indexed(lake) == wanted
     assert snapshot.progress[str(small_store.path)].physical_offset == small_store.end
     # Whoever began before still reads the old files, until these have had their time.
     assert before.collect() == rows
-    Archive(lake).compact(spark, keep_replaced_ms=0)
+    Archive(lake).compact(keep_replaced_ms=0)
     assert {str(path.relative_to(lake)) for path in lake.rglob("*.parquet")} == {
         *(file.path for file in snapshot.rows),
         *(file.path for file in snapshot.keys),
@@ -63,7 +63,7 @@ def test_small_files_become_one_and_nothing_else_changes(
 def test_a_directory_without_a_lake_is_left_unchanged(tmp_path: Path) -> None:
     """Before Spark has anything to do: there is no session here."""
     with raises(StoreError, subject=str(tmp_path)):
-        Archive(tmp_path).compact(None)  # type: ignore[arg-type]
+        Archive(tmp_path).compact()  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -131,4 +131,3 @@ def test_a_terminal_shows_the_phases_of_a_job_and_no_noise(audited: tuple[str, .
     assert -1 not in places
     assert places == sorted(places)
     assert "WARN" not in shown
-    assert "incubator" not in shown

@@ -7,27 +7,24 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
-from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
+from rucola.errors import MQError, StoreCorrupt, StoreError
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, search
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import read_lake, writer
+from rucola.spark.lake import writer
 from rucola.spark.lake.repair import LakeRepairResult
 from rucola.spark.lake.snapshot import read_snapshot
 from rucola.spark.lake.writer import open_lake
-from rucola.spark.session import LazySession, local_session
-from support.broker_thread import broker_thread
+from rucola.spark.session import LazySession
 from support.errors import raises
 from support.killing import Deadly, Killed
 from support.small_store import SmallStore
@@ -36,6 +33,7 @@ pytestmark = pytest.mark.slow
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 BROKER = "broker-a"
+HERE = LazySession("tests", use_spark=False)
 
 
 @dataclass
@@ -55,14 +53,13 @@ def put(store: SmallStore, count: int) -> list[int]:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Filled:
     """Two commits, which were compacted by a third, and one after that. Replaced files are still there."""
-    spark = local_session("tests", cores=2, is_short=True)
     path = tmp_path_factory.mktemp("repair")
     filled = Filled(path / "lake", SmallStore(path / "store"))
     for step in range(3):
         filled.archived += put(filled.store, 10)
-        archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
+        archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER)
         if step == 1:
-            Archive(filled.path).compact(spark, min_files=2)
+            Archive(filled.path).compact(min_files=2)
     filled.later = put(filled.store, 3)
     return filled
 
@@ -73,8 +70,9 @@ def filled(original: Filled, tmp_path: Path) -> Filled:
     return Filled(tmp_path / "lake", original.store, original.archived, original.later)
 
 
-def messages(spark: SparkSession, lake: Path) -> list[int]:
-    return sorted(row[0] for row in read_lake(spark, lake).select("commitLogOffset").collect())
+def messages(lake: Path) -> list[int]:
+    batches = Archive(lake).scan().batches(["commitLogOffset"])
+    return sorted(offset for batch in batches for offset in batch[0].to_pylist())
 
 
 def indexed(lake: Path, offsets: list[int]) -> list[int]:
@@ -119,10 +117,9 @@ def test_the_test_lake_has_every_kind_of_file(original: Filled) -> None:
     assert read_snapshot(original.path).number == 4
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: Filled, name: str, damage: str) -> None:
+def test_damage_of_each_file_of_a_lake_is_repaired(filled: Filled, name: str, damage: str) -> None:
     path = (filled.path / "_rucola" / name).resolve()
     is_replaced = path.suffix == ".parquet" and path.name.startswith(("0000000001", "0000000002"))
     is_message = path.suffix == ".parquet" and not is_replaced and "keys" not in path.parts
@@ -131,35 +128,25 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
 
     # Readers: everything, or a sentence that names the file and says what to do.
     def correct_or_refused(read: Callable[[], list[int]], *, is_concerned: bool) -> None:
-        refusal: Exception | None = None
+        refusal: MQError | None = None
         try:
             assert sorted(read()) == filled.archived
-        except (MQError, PySparkException, Py4JJavaError) as error:
+        except MQError as error:
             refusal = error
         assert (refusal is not None) == is_concerned
-        if isinstance(refusal, MQError):
+        if refusal is not None:
             assert str(path) in str(refusal)
             assert "rucola pipeline repair --lake" in str(refusal)
             assert "\n" not in str(refusal)
-        elif refusal is not None:  # damage that only shows when Spark reads the file; it names it, too
-            assert is_message
-            assert damage == "overwritten"
-            assert path.name in str(refusal)
 
     is_snapshot = name == "snapshot.json"
-    correct_or_refused(lambda: messages(spark, filled.path), is_concerned=is_snapshot or is_message)
+    correct_or_refused(lambda: messages(filled.path), is_concerned=is_snapshot or is_message)
     keys = is_snapshot or is_key or is_message
     correct_or_refused(lambda: indexed(filled.path, filled.archived), is_concerned=keys)
 
-    if is_message and damage == "overwritten":
-        with pytest.raises(StoreError) as raised:
-            search.run(spark, filled.path, Selection())
-        assert str(raised.value).startswith(f"{path} cannot be read: the file is damaged; restore it from a backup")
-        assert "\n" not in str(raised.value)
-
     # A dry run changes nothing, and tells.
     before = content(filled.path)
-    dry = Archive(filled.path).repair(spark, dry_run=True)
+    dry = Archive(filled.path).repair(dry_run=True)
     assert content(filled.path) == before
     is_harmless = name == "lock" or (damage == "removed" and (is_replaced or name.endswith(".bak")))
     assert dry.is_sound == is_harmless
@@ -171,33 +158,40 @@ def test_damage_of_each_file_of_a_lake_is_repaired(spark: SparkSession, filled: 
     # An archive goes on where it was, or refuses.
     if is_snapshot or ((is_message or is_key) and damage != "overwritten"):
         with pytest.raises(StoreCorrupt):
-            archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
+            archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER)
         assert content(filled.path) == before
 
     # The repair restores everything; only what messages were in is gone.
     left = filled.archived
     if is_lost:
         with pytest.raises(StoreError, match=f"lost 5 messages of [TU] on 2023-11-15, which were in .*{path.name}"):
-            Archive(filled.path).repair(spark)
+            Archive(filled.path).repair()
         assert content(filled.path) == before
-        done = Archive(filled.path).repair(spark, allow_loss=True)
-        left = messages(spark, filled.path)
+        done = Archive(filled.path).repair(allow_loss=True)
+        left = messages(filled.path)
         assert 0 < len(left) < len(filled.archived)
     else:
-        done = Archive(filled.path).repair(spark)
+        done = Archive(filled.path).repair()
     assert done.is_sound == dry.is_sound
     assert done.rows == len(left)
-    assert messages(spark, filled.path) == left
+    assert messages(filled.path) == left
     assert sorted(indexed(filled.path, filled.archived)) == left
-    again = Archive(filled.path).repair(spark, dry_run=True)
+    again = Archive(filled.path).repair(dry_run=True)
     assert again.is_sound, again.findings
     kept = {data for name, data in content(filled.path).items() if name.endswith(".parquet")}
     assert {data for name, data in before.items() if name.endswith(".parquet")} <= kept
-    # The last message was in the last file of U: without it the progress is set back, and it is archived again.
-    restored = filled.archived[-1:] if is_lost and path.name == "0000000004-00001.parquet" else []
-    wanted = sorted(left + restored + filled.later)
-    assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == len(wanted) - len(left)
-    assert messages(spark, filled.path) == wanted
+    assert archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER).rows == 3
+    assert messages(filled.path) == left + filled.later
+
+
+@pytest.mark.spark
+def test_a_job_of_spark_names_a_damaged_file(spark: SparkSession, filled: Filled) -> None:
+    path = filled.path / "topic=T" / "date=2023-11-15" / "0000000004-00000.parquet"
+    overwrite(path)
+    with raises(StoreError) as raised:
+        search.run(spark, filled.path, Selection())
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 # -- more than one file ------------------------------------------------------------------------------------------------
@@ -207,125 +201,51 @@ def own(filled: Filled, *names: str) -> list[Path]:
     return [filled.path / "_rucola" / name for name in names]
 
 
-def is_restored(spark: SparkSession, filled: Filled, **more: Any) -> LakeRepairResult:
+def is_restored(filled: Filled, **more: Any) -> LakeRepairResult:
     """Repair, and hold that everything is there once, by scan and by key, and that archiving goes on after it."""
-    done = Archive(filled.path).repair(spark, **more)
+    done = Archive(filled.path).repair(**more)
     assert not done.is_sound
-    assert messages(spark, filled.path) == filled.archived
+    assert messages(filled.path) == filled.archived
     assert sorted(indexed(filled.path, filled.archived)) == filled.archived
-    assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3
-    assert messages(spark, filled.path) == filled.archived + filled.later
-    assert Archive(filled.path).repair(spark, dry_run=True).is_sound
+    assert archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER).rows == 3
+    assert messages(filled.path) == filled.archived + filled.later
+    assert Archive(filled.path).repair(dry_run=True).is_sound
     return done
 
 
-def test_progress_without_rows_is_a_loss_and_set_back(filled: Filled) -> None:
-    """As an archive run whose tasks wrote elsewhere has left it. What the store still has is archived then."""
-    here = LazySession("tests", use_spark=False)
-    with open_lake(filled.path) as lake:
-        progress = lake.progress()[BROKER]
-        queues = {topic: {queue: end + 5 for queue, end in ends.items()} for topic, ends in progress.queues.items()}
-        lake.publish({BROKER: replace(progress, physical_offset=filled.store.end, queues=queues)})
-    before = content(filled.path)
-    found = Archive(filled.path).repair(here, dry_run=True)
-    assert len(found.losses) == sum(map(len, queues.values()))
-    with pytest.raises(StoreError):
-        Archive(filled.path).repair(here)
-    assert content(filled.path) == before
-    Archive(filled.path).repair(here, allow_loss=True)
-    assert Archive(filled.path).repair(here).is_sound
-    assert archive.run(here, filled.store.path, filled.path, broker_name=BROKER).rows == len(filled.later)
-
-
-@pytest.mark.spark
-def test_a_lake_without_metadata_is_restored(spark: SparkSession, filled: Filled) -> None:
-    """Only messages are left; how they were archived has to be said, since brokers delete files by that."""
-    shutil.rmtree(filled.path / "_rucola")
-    with pytest.raises(StoreCorrupt):
-        archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
-    with pytest.raises(ConfigError):
-        Archive(filled.path).repair(spark)
-    done = is_restored(spark, filled, stores=[BROKER])
-    # Files that a compaction had replaced are no part of it, and no file is lost.
-    assert sorted(Path(path).name[:10] for path in done.asides) == ["0000000001"] * 2 + ["0000000002"] * 2
-    assert all((filled.path / "_rucola" / "aside" / "0000000005" / path).exists() for path in done.asides)
-
-
-@pytest.mark.spark
-def test_lost_progress_is_derived_from_the_rows(spark: SparkSession, filled: Filled) -> None:
-    wanted = Archive(filled.path).progress()
-    for path in own(filled, "snapshot.json", "snapshot.json.bak", "progress.json", "progress.json.bak"):
-        path.unlink()
-    Archive(filled.path).repair(spark, stores=[BROKER])
-    assert Archive(filled.path).progress() == wanted
-    published = json.loads((filled.path / "_rucola" / "progress.json").read_bytes())
-    assert published[BROKER]["physical_offset"] == wanted[BROKER].physical_offset
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("number", [3, 4])
-def test_the_key_index_reveals_lost_messages(spark: SparkSession, filled: Filled, number: int) -> None:
-    """Without a snapshot no list says which files there were; progress and keys do."""
+def test_a_lake_without_both_copies_of_its_snapshot_is_refused(filled: Filled) -> None:
     for path in own(filled, "snapshot.json", "snapshot.json.bak"):
         path.unlink()
-    for path in filled.path.glob("topic=T/*/*.parquet"):
-        if int(path.name[:10]) <= 3 if number == 3 else int(path.name[:10]) == 4:
-            path.unlink()
-    said = {3: "10 messages of T on 2023-11-15 from broker-a", 4: "5 messages of T on 2023-11-15 from broker-a"}[number]
-    with pytest.raises(StoreError, match=f"has lost {said}, at physical offsets"):
-        Archive(filled.path).repair(spark)
-    left = Archive(filled.path).repair(spark, allow_loss=True).rows
-    assert left == len(messages(spark, filled.path)) == 30 - int(said[:2])
+    before = content(filled.path)
+    with raises(StoreError, subject=str(filled.path)):
+        Archive(filled.path).repair(allow_loss=True)
+    assert content(filled.path) == before
 
 
-@pytest.mark.spark
-def test_an_old_snapshot_gets_later_commits(spark: SparkSession, filled: Filled) -> None:
+@pytest.mark.parametrize("topic", ["T", "U"])
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_messages_of_a_lost_commit_are_named(filled: Filled, topic: str, has_keys: bool) -> None:
+    """Without the snapshot, key index and progress say which messages the last commit had."""
+    for path in own(filled, "snapshot.json", *["keys/0000000004-00000.parquet"] * (not has_keys)):
+        path.unlink()
+    (path,) = filled.path.glob(f"topic={topic}/*/0000000004-*.parquet")
+    path.unlink()
+    with pytest.raises(StoreError):
+        Archive(filled.path).repair()
+    done = Archive(filled.path).repair(allow_loss=True)
+    assert len(done.losses) == 1 + has_keys
+    assert messages(filled.path) == sorted({*filled.archived} - {*filled.archived[20 + "TU".index(topic) :: 2]})
+
+
+def test_an_old_snapshot_gets_later_commits(filled: Filled) -> None:
     """A copy of the snapshot was put back, as from a backup. A commit would give its files the places of others."""
     (snapshot,) = own(filled, "snapshot.json")
     shutil.copy(f"{snapshot}.bak", snapshot)
     before = content(filled.path)
     with pytest.raises(StoreCorrupt):
-        archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
+        archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER)
     assert content(filled.path) == before
-    is_restored(spark, filled)
-
-
-@pytest.mark.spark
-def test_messages_archived_again_into_an_empty_lake_are_kept_once(
-    spark: SparkSession, filled: Filled, tmp_path: Path
-) -> None:
-    """What versions before this one left of a lake whose snapshot was lost: commit 1 anew, over that of before."""
-    archive.run(spark, filled.store.path, tmp_path / "new", broker_name=BROKER)
-    shutil.copytree(tmp_path / "new", filled.path, dirs_exist_ok=True)
-    for path in own(filled, "snapshot.json.bak", "progress.json.bak"):
-        path.unlink()
-    Archive(filled.path).repair(spark)
-    assert messages(spark, filled.path) == filled.archived + filled.later
-    assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 0
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("is_said", [False, True])
-def test_a_lake_of_live_brokers_is_restored(spark: SparkSession, tmp_path: Path, is_said: bool) -> None:
-    """Its progress is that of queues; nothing of a broker's log may be deleted for it."""
-    lake = tmp_path / "lake"
-    own = lake / "_rucola"
-    with broker_thread(tmp_path / "broker", "T") as namesrv:
-        for number in range(2):
-            rows = spark.range(0, 40).selectExpr(f"concat({number}, '-', id) AS body")
-            rows.write.format("rocketmq").options(nameServer=namesrv, topic="T").mode("append").save()
-            assert archive.run_live(spark, namesrv, lake).rows == 40
-        wanted = Archive(lake).progress()
-        (own / "snapshot.json").unlink()
-        if is_said:
-            for name in ("snapshot.json.bak", "progress.json", "progress.json.bak"):
-                (own / name).unlink()
-            with pytest.raises(ConfigError):
-                Archive(lake).repair(spark)
-        done = Archive(lake).repair(spark, live=["broker-a"] if is_said else [])
-        assert (done.rows, done.losses, done.asides) == (80, (), ())
-        assert Archive(lake).progress() == wanted
-        assert archive.run_live(spark, namesrv, lake).rows == 0
+    is_restored(filled)
 
 
 @contextmanager
@@ -347,29 +267,28 @@ def killed_behind(name: str) -> Iterator[None]:
     assert replaced[-1] == name
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("lost", ["snapshot.json", "pending.json", "progress.json", "a staged file"])
-def test_an_interrupted_commit_is_completed_or_dropped(spark: SparkSession, filled: Filled, lost: str) -> None:
+def test_an_interrupted_commit_is_completed_or_dropped(filled: Filled, lost: str) -> None:
     """Killed after the commit was decided. It is completed, or archived again: the store still has its messages."""
     with killed_behind("pending.json"):
-        archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
+        archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER)
     if lost == "a staged file":
         sorted(filled.path.glob("_rucola/staging/*/rows/*/*/*.parquet"))[0].unlink()
         with pytest.raises(StoreCorrupt):
-            archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
+            archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER)
     elif lost == "pending.json":
         truncate(filled.path / "_rucola" / lost)
         with pytest.raises(StoreCorrupt):
-            archive.run(spark, filled.store.path, filled.path, broker_name=BROKER)
+            archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER)
     else:
         (filled.path / "_rucola" / lost).unlink()
-    done = Archive(filled.path).repair(spark)
-    is_completed = lost in ("snapshot.json", "progress.json")
+    done = Archive(filled.path).repair()
+    is_completed = lost == "progress.json"
     assert done.rows == len(filled.archived) + 3 * is_completed
-    assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3 * (not is_completed)
-    assert messages(spark, filled.path) == filled.archived + filled.later
+    assert archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER).rows == 3 * (not is_completed)
+    assert messages(filled.path) == filled.archived + filled.later
     assert sorted(indexed(filled.path, filled.later)) == filled.later
-    assert Archive(filled.path).repair(spark, dry_run=True).is_sound
+    assert Archive(filled.path).repair(dry_run=True).is_sound
 
 
 # -- a repair that is killed -------------------------------------------------------------------------------------------
@@ -402,11 +321,11 @@ def test_a_repair_killed_at_any_step_can_be_repeated(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, deadly)
             with suppress(Killed):
-                Archive(lake).repair(None, allow_loss=True)  # type: ignore[arg-type]
-        summary = Archive(lake).repair(None, allow_loss=True)  # type: ignore[arg-type]
+                Archive(lake).repair(allow_loss=True)
+        summary = Archive(lake).repair(allow_loss=True)
         assert sum(file.rows for file in read_snapshot(lake).rows) == summary.rows == 25
         assert sorted(indexed(lake, original.archived)) == sorted({*original.archived} - {*original.archived[20::2]})
-        assert Archive(lake).repair(None, dry_run=True).is_sound  # type: ignore[arg-type]
+        assert Archive(lake).repair(dry_run=True).is_sound
         kept = {data for name, data in content(lake).items() if name.endswith(".parquet")}
         assert {data for name, data in before.items() if name.endswith(".parquet")} <= kept
         if deadly.calls > 0:
@@ -415,31 +334,28 @@ def test_a_repair_killed_at_any_step_can_be_repeated(
     assert deadly.calls > 0
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("last", ["pending.json", "snapshot.json", "progress.json"])
-def test_a_killed_rebuild_of_the_index_can_be_repeated(spark: SparkSession, filled: Filled, last: str) -> None:
+def test_a_killed_rebuild_of_the_index_can_be_repeated(filled: Filled, last: str) -> None:
     """Behind the decision, the snapshot and the progress. Until there is a snapshot readers are refused."""
-    for path in own(filled, "snapshot.json", "snapshot.json.bak"):
-        path.unlink()
+    own(filled, "snapshot.json")[0].unlink()
     with killed_behind(last):
-        Archive(filled.path).repair(spark)
+        Archive(filled.path).repair()
     if last == "pending.json":
         with pytest.raises(StoreCorrupt):
             read_snapshot(filled.path)
     else:
-        assert messages(spark, filled.path) == filled.archived
+        assert messages(filled.path) == filled.archived
     # The next run completes it, whichever that is.
-    assert archive.run(spark, filled.store.path, filled.path, broker_name=BROKER).rows == 3
-    assert messages(spark, filled.path) == filled.archived + filled.later
+    assert archive.run(HERE, filled.store.path, filled.path, broker_name=BROKER).rows == 3
+    assert messages(filled.path) == filled.archived + filled.later
     assert sorted(indexed(filled.path, filled.archived)) == filled.archived
-    assert Archive(filled.path).repair(spark, dry_run=True).is_sound
+    assert Archive(filled.path).repair(dry_run=True).is_sound
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spark
-def test_the_command_prints_its_plan_and_executes_it(spark: SparkSession, filled: Filled) -> None:
+def test_the_command_prints_its_plan_and_executes_it(filled: Filled) -> None:
     command = ["pipeline", "repair", "--lake", str(filled.path)]
     result = CliRunner().invoke(main, [*command, "--dry-run"])
     assert (result.exit_code, result.stdout) == (0, f"{filled.path} is sound, with 30 messages in 4 files\n")
@@ -463,7 +379,7 @@ def test_the_command_prints_its_plan_and_executes_it(spark: SparkSession, filled
 def test_a_new_lake_is_sound_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     with open_lake(tmp_path / "lake"):
         pass
-    assert Archive(tmp_path / "lake").repair(None).is_sound  # type: ignore[arg-type]
+    assert Archive(tmp_path / "lake").repair().is_sound
     with raises(StoreError, subject=str(tmp_path)):
-        Archive(tmp_path).repair(None)  # type: ignore[arg-type]
+        Archive(tmp_path).repair()
     assert not (tmp_path / "_rucola").exists()

@@ -33,9 +33,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 WRITERS: dict[str, Callable[[Path], object]] = {
     "open": opened,
     "archive": lambda lake: archive.run(SESSION, lake.parent / "store", lake),
-    "compact": lambda lake: Archive(lake).compact(SESSION, min_files=1),
-    "repair": lambda lake: Archive(lake).repair(SESSION),
-    "dry repair": lambda lake: Archive(lake).repair(SESSION, dry_run=True),
+    "compact": lambda lake: Archive(lake).compact(min_files=1),
+    "repair": lambda lake: Archive(lake).repair(),
+    "dry repair": lambda lake: Archive(lake).repair(dry_run=True),
 }
 ENTRIES = [
     "_rucola", "_rucola/snapshot.json", "_rucola/progress.json", "_rucola/pending.json", "_rucola/lock",

@@ -52,7 +52,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
         for store in stores:
             archive.run(spark, store.path, path / "lake", broker_name=store.path.name)
         if round_number == 0:
-            Archive(path / "lake").compact(spark, min_files=2)
+            Archive(path / "lake").compact(min_files=2)
     messages = []
     for store in stores:
         with StoreReader(store.path) as reader:

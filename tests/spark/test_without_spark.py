@@ -26,11 +26,11 @@ from rucola.spark.jobs import archive, audit, replay, search
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import parquet_files, read_lake
-from rucola.spark.lake.key_index import read_keys
 from rucola.spark.lake.lookup import messages_of
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
 from rucola.spark.session import SMALL_SIZE, AnySession, LazySession
 from rucola.spark.source.schema import COLUMNS, LAST_TIME_MS
+from support.lake_entries import lake_entries
 from support.small_store import SmallStore
 
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
@@ -67,10 +67,6 @@ def rows_of(spark: SparkSession, lake: Path) -> list[Any]:
     return sorted(read_lake(spark, lake).collect(), key=lambda row: row.commitLogOffset)
 
 
-def index_entries_of(spark: SparkSession, lake: Path) -> list[Any]:
-    return sorted(read_keys(spark, lake, read_snapshot(lake).keys).collect())
-
-
 def places_of(snapshot: Snapshot) -> set[tuple[str, str, int, int]]:
     """Where rows are, by topic and day, whatever files they are in."""
     places = {(file.topic, file.date) for file in snapshot.rows}
@@ -98,22 +94,22 @@ def test_archive_and_compaction_equal_those_of_spark(
     in_spark, here = (lake for _, lake in both)
     rows = rows_of(spark, in_spark)
     assert rows_of(spark, here) == rows
-    entries = index_entries_of(spark, in_spark)
-    assert index_entries_of(spark, here) == entries
+    entries = lake_entries(in_spark)
+    assert lake_entries(here) == entries
     snapshots = [read_snapshot(lake) for _, lake in both]
     assert places_of(snapshots[0]) == places_of(snapshots[1])
     assert snapshots[0].progress == snapshots[1].progress
     assert {(file.entries, file.least, file.most) for file in snapshots[0].keys} == {
         (file.entries, file.least, file.most) for file in snapshots[1].keys
     }
-    # Each way compacts what the other one has written; a store time that is none is alone on its day.
-    for jobs, lake in ((HERE, in_spark), (spark, here)):
+    # A store time that is none is alone on its day.
+    for lake in (in_spark, here):
         files = Counter((file.topic, file.date) for file in read_snapshot(lake).rows)
         several = sum(file.rows for file in read_snapshot(lake).rows if files[file.topic, file.date] > 1)
-        summary = Archive(lake).compact(jobs, min_files=2)
+        summary = Archive(lake).compact(min_files=2)
         assert (summary.rows, summary.replaced_key_files, summary.key_files) == (several, 3, 1)
         assert rows_of(spark, lake) == rows
-        assert index_entries_of(spark, lake) == entries
+        assert lake_entries(lake) == entries
         assert all(file.path.startswith(f"topic={file.path[6:].split('/')[0]}") for file in read_snapshot(lake).rows)
     compacted = [{(file.topic, file.date): file.rows for file in read_snapshot(lake).rows} for lake in (in_spark, here)]
     assert compacted[0] == compacted[1]

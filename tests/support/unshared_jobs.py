@@ -57,7 +57,7 @@ def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
     yield "search a private lake", lambda: found(session, private / "lake")
     yield "search", lambda: found(session, lake)
     yield "replay a private lake", lambda: replayed(session, private / "lake", namesrv, shared / "ledger-3")
-    yield "compact a private lake", lambda: Archive(private / "lake").compact(session, min_files=1).rows
+    yield "compact a private lake", lambda: Archive(private / "lake").compact(min_files=1).rows
     yield "compact", lambda: compacted(session, lake)
     yield "repair a private lake", lambda: repaired(session, private / "lake")
     yield "repair", lambda: repaired(session, lake)
@@ -96,14 +96,14 @@ def found(session: SparkSession, lake: Path) -> int:
 
 
 def compacted(session: SparkSession, lake: Path) -> tuple[int, int]:
-    result = Archive(lake).compact(session, min_files=1)
+    result = Archive(lake).compact(min_files=1)
     return result.rows, sum(file.entries for file in read_snapshot(lake).keys)
 
 
 def repaired(session: SparkSession, lake: Path) -> tuple[int, int]:
     for name in ("snapshot.json", "snapshot.json.bak"):
         (lake / "_rucola" / name).unlink(missing_ok=True)
-    result = Archive(lake).repair(session)
+    result = Archive(lake).repair()
     return result.rows, sum(file.entries for file in read_snapshot(lake).keys)
 
 

@@ -8,7 +8,6 @@
     shared_files       checks that driver and tasks see the same directories
     error_translation  Rucola's errors, through Spark's processes to the user
     class_archive      cached classes, for a faster start of the Java runtime
-    java_output        its standard error, without noise
     interruption       Ctrl-C during a job
     worker_daemon      the process that forks Spark's Python workers
 
@@ -19,7 +18,7 @@ A read passes through these modules of source/, from options to rows:
         store_source        of store directories: log_boundaries, log_splits
         live_source         of live brokers: pull_partitions
         pushdown            filters of the query that the source evaluates
-    log_reader or pull_partitions                                  on the workers
+    log_reader or pull_partitions, record_decoder                  on the workers
         record_layout       records located and validated
         columns             their fields as Arrow columns: byte_ranges, property_columns, array_conversions
 

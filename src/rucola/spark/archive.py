@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from rucola.spark.lake.compaction import CompactionResult
     from rucola.spark.lake.repair import LakeRepairResult
-    from rucola.spark.session import AnySession
 
 __all__ = [
     "ALL_DAYS",
@@ -143,17 +142,17 @@ class Archive:
         with open_lake(self.path) as lake:
             yield ArchiveWriter(lake)
 
-    def compact(self, spark: AnySession, **options: Any) -> CompactionResult:
+    def compact(self, **options: Any) -> CompactionResult:
         """Merge small files (see `rucola.spark.lake.compaction.run`)."""
         from rucola.spark.lake import compaction
 
-        return compaction.run(spark, self.path, **options)
+        return compaction.run(self.path, **options)
 
-    def repair(self, spark: AnySession, **options: Any) -> LakeRepairResult:
+    def repair(self, **options: Any) -> LakeRepairResult:
         """Restore missing or damaged files (see `rucola.spark.lake.repair.run`)."""
         from rucola.spark.lake import repair
 
-        return repair.run(spark, self.path, **options)
+        return repair.run(self.path, **options)
 
 
 @dataclass(frozen=True)

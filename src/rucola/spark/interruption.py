@@ -33,14 +33,3 @@ def exiting_on_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def keeping_interrupt_handler() -> Iterator[None]:
-    """Restore the handler of SIGINT after the block: a new SparkContext installs its own."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)

@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from rucola.errors import ConfigError
-from rucola.spark import class_archive, java_output
-from rucola.spark.interruption import keeping_interrupt_handler
+from rucola.spark import class_archive
 
 MIN_JAVA: Final = 17
 SMALL_SIZE: Final = 128 * 1024 * 1024
@@ -48,7 +48,6 @@ def local_session(
     *,
     master: str | None = None,
     is_short: bool = False,
-    keep_interrupt_handler: bool = False,
 ) -> SparkSession:
     """Return the session of this process, created if there is none.
 
@@ -56,9 +55,9 @@ def local_session(
     listens beyond the loopback address unless the master is remote. Remote workers run the interpreter at the path of
     this one, or PYSPARK_PYTHON. `configuration`, in Spark's names, overrides all of this.
 
-    With `is_short` the runtime starts faster, but is slower in the long run. `keep_interrupt_handler` leaves Ctrl-C to
-    the program; otherwise Spark raises KeyboardInterrupt. Raises ConfigError if there is no suitable Java runtime, or
-    if the master is invalid or unreachable.
+    With `is_short` the runtime starts faster, but is slower in the long run. Ctrl-C is left to a program that handles
+    it; otherwise Spark cancels its jobs and raises KeyboardInterrupt. Raises ConfigError if there is no suitable Java
+    runtime, or if the master is invalid or unreachable.
     """
     if master is not None and _MASTER.fullmatch(master) is None:
         raise ConfigError(
@@ -75,36 +74,26 @@ def local_session(
     if not is_submitted and SparkSession.getActiveSession() is None:
         home = java_home()
         _set_environment(home, is_local=is_local)
-        # A runtime that is already running has its archive, and an archive is for one class path.
-        if SparkContext._gateway is None and "spark.driver.extraClassPath" not in (configuration or {}):
+        # An archive is for one class path.
+        if "spark.driver.extraClassPath" not in (configuration or {}):
             runtime_options += class_archive.java_options(home)
 
-    given = configuration or {}
-    settings = _settings(runtime_options, is_local=is_local)
+    settings: dict[str, Any] = _settings(runtime_options, is_local=is_local)
     if is_submitted:
         settings = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
     else:
         settings["spark.master"] = master
-    settings |= {"spark.app.name": app_name, **given}
-    builder = SparkSession.builder
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    settings |= {"spark.app.name": app_name, **(configuration or {})}
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
-        # Spark would set its own handler of Ctrl-C here, seconds before the session exists.
-        with keeping_interrupt_handler() if keep_interrupt_handler else nullcontext():
-            if not is_submitted and SparkContext._gateway is None:
-                conf = _spark_configuration(settings)
-                SparkContext(conf=conf, gateway=java_output.launch(conf))
-            else:
-                SparkContext.getOrCreate(_spark_configuration(settings))
-        return builder.getOrCreate()
+        # A new context sets its own handler of Ctrl-C, seconds before the session exists.
+        SparkContext.getOrCreate(SparkConf().setAll(list(settings.items())))
+        if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)
+        return SparkSession.builder.config(map=settings).getOrCreate()
     except Py4JJavaError as error:
         why = str(error.java_exception.getMessage()).splitlines()[0]
         raise ConfigError(f"Spark could not start on {master}: {why}") from error
-
-
-def _spark_configuration(settings: Mapping[str, str]) -> SparkConf:
-    return SparkConf().setAll(list(settings.items()))
 
 
 def _settings(runtime_options: Sequence[str], *, is_local: bool) -> dict[str, str]:
@@ -188,9 +177,7 @@ class LazySession:
         if self.session is None:
             self.is_starting = True
             try:
-                self.session = local_session(
-                    self._app_name, master=self._master, configuration=self._configuration, keep_interrupt_handler=True
-                )
+                self.session = local_session(self._app_name, master=self._master, configuration=self._configuration)
             finally:
                 self.is_starting = False
         return self.session

@@ -124,7 +124,7 @@ def archive(
         corrupt = "skip" if skip_corrupt else "fail"
         for store, name in zip_longest(stores, names):
             yield _archive_store(session, store, out, broker_name=name, corrupt_records=corrupt, **common)
-        _compact_after(session, out)
+        _compact_after(out)
 
     _run_rounds(archive_once, f"the archive in {out}", interval_s, as_json)
 
@@ -143,12 +143,12 @@ def _archive_store(session: LazySession, store: Path, out: Path, **options: Any)
         return run(session, store, out, **options)
 
 
-def _compact_after(session: LazySession, lake: Path) -> None:
+def _compact_after(lake: Path) -> None:
     """Compact the lake after an archive run; a run that has locked it in the meantime will compact it."""
     from rucola.spark.archive import Archive, LakeInUse
 
-    with suppress(LakeInUse), show_tasks(session, "compact"):
-        Archive(lake).compact(session)
+    with suppress(LakeInUse):
+        Archive(lake).compact()
 
 
 def _run_rounds(
@@ -224,11 +224,9 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
     show_default=True,
     help="Merge only if a topic and day has this many small files.",
 )
-@master_option
-@spark_option
 @json_option
 @wide_option
-def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | None, as_json: bool) -> None:
+def compact(lake: Path, min_files: int, as_json: bool) -> None:
     """Merge a lake's small files, by topic and day, and the small files of its key index.
 
     Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still
@@ -241,10 +239,7 @@ def compact(lake: Path, min_files: int, master: str | None, use_spark: bool | No
     """
     with require_spark():
         from rucola.spark.archive import Archive
-        from rucola.spark.session import LazySession
-    session = LazySession("rucola pipeline compact", master, use_spark=use_spark)
-    with show_tasks(session, "compact"):
-        result = Archive(lake).compact(session, min_files=min_files)
+    result = Archive(lake).compact(min_files=min_files)
     if as_json:
         print_json(result.to_json())
         return

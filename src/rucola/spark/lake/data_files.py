@@ -22,7 +22,6 @@ PARTITION_COLUMNS: Final = ("topic", "date")
 
 ROW_GROUP_SIZE: Final = 4 << 20
 """Approximate bytes. Small, because a search by key reads one row group per message that it finds."""
-ROW_OPTIONS: Final = {"parquet.block.size": str(ROW_GROUP_SIZE)}
 FAIL_ON_MISSING_FILES: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Options with which Spark reads data files; they override the session's settings."""
 

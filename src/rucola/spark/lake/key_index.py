@@ -18,32 +18,45 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from rucola.files import local_path
-from rucola.spark.lake.data_files import FAIL_ON_MISSING_FILES
-from rucola.spark.lake.snapshot import KeyFile, check_files
-from rucola.spark.shared_files import write_parquet
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from rucola.spark.lake.data_files import row_group_bounds
+from rucola.spark.lake.snapshot import KeyFile
+from rucola.spark.source.array_conversions import arrow, ints, mask, repeated
 
 ENTRIES_PER_FILE: Final = 4_000_000
-HASH_BITS: Final = 32
-KEY_OPTIONS: Final = {
-    "parquet.block.size": str(1 << 20),
-    "parquet.writer.version": "v2",  # with delta encoding, for the sorted hashes
-}
-"""Options with which Spark writes the index. Row groups are small, because a search reads one of each run."""
 
-_DDL: Final = "hash bigint, topic string, date date, brokerName string, commitLogOffset bigint"
+ENTRY: Final = pa.schema(
+    [
+        ("hash", pa.int64()),
+        ("topic", pa.string()),
+        ("date", pa.date32()),
+        ("brokerName", pa.string()),
+        ("commitLogOffset", pa.int64()),
+    ]
+)
+ENTRY_COLUMNS: Final = ("brokerName", "commitLogOffset", "msgId", "keys")
+"""The columns of rows that `entries_of` needs."""
 
+_ENTRIES_PER_ROW_GROUP: Final = 128 * 1024
+"""About 1 MiB of a file. Row groups are small, because a search reads one of each run."""
+_HASHES: Final = 1 << 32
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 _LEAST_TIER: Final = 100_000
 """Maximum entries of a run in the first tier."""
 TIER: Final = 8
 """The growth factor between tiers, and the number of runs of a tier that are merged."""
+
+OpenFile = Callable[[], AbstractContextManager[pq.ParquetFile]]
 
 
 def key_hash(key: str) -> int:
@@ -51,34 +64,68 @@ def key_hash(key: str) -> int:
     return zlib.crc32(key.encode())
 
 
-def write_keys(entries: DataFrame, count: int, directory: Path) -> int:
-    """Write about `count` entries as one run, sorted and cut by hash into files, and return their exact number."""
-    from pyspark.sql import functions as F  # noqa: N812 - imported here, because lookups need no Spark
+def entries_of(rows: pa.RecordBatch, topic: str, day: str) -> pa.Table:
+    """Return the entries of messages of one topic and date, unsorted; `rows` have the columns `ENTRY_COLUMNS`."""
+    # 1. Number the distinct words, and hash only these.
+    keys = rows["keys"]
+    words = pa.concat_arrays([rows["msgId"], keys.flatten()]).dictionary_encode()
+    hashes = np.array([key_hash(word) for word in words.dictionary.to_pylist()], np.int64)
+    # 2. Pair each row with its msgId and its keys. A pair is one integer, so that `unique` removes repeated keys.
+    row = np.concatenate([np.arange(len(rows)), ints(pc.list_parent_indices(keys))])
+    row, word = np.divmod(np.unique(row * len(hashes) + ints(words.indices)), max(len(hashes), 1))
+    # 3. Make the entries.
+    count, taken = len(row), arrow(row)
+    arrays = [
+        arrow(hashes[word]),
+        repeated(topic, count),
+        arrow(np.full(count, date.fromisoformat(day).toordinal() - _EPOCH, np.int32)).view(pa.date32()),
+        rows["brokerName"].take(taken),
+        rows["commitLogOffset"].take(taken),
+    ]
+    return pa.Table.from_arrays(arrays, schema=ENTRY)
 
-    # The file of an entry: equal ranges of hashes, (hash * files) / 2^32.
-    files = max(1, -(-count // ENTRIES_PER_FILE))
-    number = F.shiftright(F.col("hash") * files, HASH_BITS).cast("int")
-    ordered = entries.repartitionById(files, number).sortWithinPartitions("hash", "date", "commitLogOffset")
-    return write_parquet(ordered, directory, **KEY_OPTIONS)
 
-
-def read_keys(spark: SparkSession, root: str | Path, files: Iterable[KeyFile]) -> DataFrame:
-    """Return the entries of at least one key file. Raises StoreCorrupt if a file is missing or truncated."""
-    root, chosen = local_path(root).absolute(), list(files)
-    check_files(root, chosen)
-    reader = spark.read.schema(_DDL).options(**FAIL_ON_MISSING_FILES)
-    return reader.parquet(*(str(root / file.path) for file in chosen))
-
-
-def key_entries(rows: DataFrame) -> DataFrame:
-    """Return the index entries of lake rows: one for each key and for the msgId."""
-    from pyspark.sql import functions as F  # noqa: N812 - as above
-
-    keys = F.array_distinct(F.concat(F.array("msgId"), F.coalesce("keys", F.array().cast("array<string>"))))
-    address = "topic", "date", "brokerName", "commitLogOffset"
-    return rows.select(F.explode(keys).alias("key"), *address).select(
-        F.crc32(F.encode("key", "utf-8")).alias("hash"), *address
+def write_entries(entries: pa.Table, path: Path) -> None:
+    """Write entries as one file, sorted by hash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    order = pc.sort_indices(entries, [(name, "ascending") for name in ("hash", "date", "commitLogOffset")])
+    pq.write_table(
+        entries.take(order),
+        path,
+        row_group_size=_ENTRIES_PER_ROW_GROUP,
+        compression="snappy",
+        data_page_version="2.0",
+        use_dictionary=["topic", "date", "brokerName"],
+        column_encoding={"hash": "DELTA_BINARY_PACKED", "commitLogOffset": "DELTA_BINARY_PACKED"},
+        write_page_index=True,
     )
+
+
+def merge(files: Sequence[OpenFile], directory: Path) -> int:
+    """Merge files of sorted entries into one run in a directory, and return the number of entries.
+
+    Reads one range of hashes after the other, so that some `ENTRIES_PER_FILE` entries are in memory.
+    """
+    count, bounds = 0, []
+    for open_file in files:
+        with open_file() as opened:
+            count += opened.metadata.num_rows
+            bounds.append(row_group_bounds(opened.metadata, "hash"))
+    parts = -(-count // ENTRIES_PER_FILE)
+    for number in range(parts):
+        begin, end = _HASHES * number // parts, _HASHES * (number + 1) // parts
+        found = [ENTRY.empty_table()]
+        for open_file, of_file in zip(files, bounds, strict=True):
+            groups = [group for group, (least, most) in enumerate(of_file) if least < end and begin <= most]
+            if groups:
+                with open_file() as opened:
+                    entries = opened.read_row_groups(groups).select(ENTRY.names).cast(ENTRY)
+                hashes = ints(entries["hash"])
+                found.append(entries.filter(mask((begin <= hashes) & (hashes < end))))
+        entries = pa.concat_tables(found)
+        if len(entries):
+            write_entries(entries, directory / f"part-{number:05d}.parquet")
+    return count
 
 
 def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[int]:

@@ -1,16 +1,13 @@
-"""Parquet files of a lake, read and written by Arrow in-process or in Spark tasks.
+"""Parquet files of a lake, read and written by Arrow, in this process or in Spark's tasks.
 
-The output equals files of Spark's own writer. Timestamps are INT64 microseconds here, and INT96 in files that Spark has
-compacted; readers accept both. `write_rows` buffers up to `_MAX_BUFFERED` bytes of rows; entries of the key index are
-sorted in memory, at some 200 bytes per message.
+Timestamps are INT64 microseconds, and INT96 in files that Spark has written for earlier versions. `write_rows` buffers
+up to `_MAX_BUFFERED` bytes of rows.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -20,33 +17,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.message.record import MIN_RECORD_SIZE
-from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet, topic_and_date
-from rucola.spark.lake.key_index import ENTRIES_PER_FILE, HASH_BITS
-from rucola.spark.lake.snapshot import KeyFile, RowFile
+from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet
+from rucola.spark.lake.key_index import entries_of, write_entries
+from rucola.spark.lake.snapshot import RowFile
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
-from rucola.spark.source.array_conversions import arrow, ints, mask, milliseconds, repeated
+from rucola.spark.source.array_conversions import ints, mask, milliseconds, repeated
 
 _MILLISECONDS_PER_DAY: Final = 86_400_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024
+_MERGED_SIZE: Final = 256 * 1024 * 1024
+"""Maximum bytes of a merged file before compression, which are in memory."""
 _MAX_OPENED_FILES: Final = 1000
 """Files that are opened to measure their contents. More files count as large."""
 
 _ROW_COLUMNS: Final = tuple(name for name in columns.SCHEMA.names if name not in PARTITION_COLUMNS)
 _UNIQUE: Final = ("body", "msgId", "offsetMsgId", "queueOffset", "commitLogOffset")
 """Columns without repeated values, for which a dictionary would be useless."""
-
-_ENTRY: Final = pa.schema(
-    [
-        ("hash", pa.int64()),
-        ("topic", pa.string()),
-        ("date", pa.date32()),
-        ("brokerName", pa.string()),
-        ("commitLogOffset", pa.int64()),
-    ]
-)
-_ENTRIES_PER_ROW_GROUP: Final = 128 * 1024
-"""About 1 MiB of a key file, as in `key_index.KEY_OPTIONS`."""
 
 
 def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -60,12 +47,6 @@ def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.Re
     """Yield the columns `names` of one lake file, one batch per row group; StoreCorrupt if it is damaged."""
     with open_parquet(root, file) as opened:
         yield from _row_groups(opened, file.topic, names)
-
-
-def read_staged_rows(path: Path, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `names` of one staged file, with the topic from its path."""
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:
-        yield from _row_groups(opened, topic_and_date(path)[0], names)
 
 
 def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -102,25 +83,33 @@ def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
     return max(stored, plain)
 
 
-def write_rows(batches: Iterable[pa.RecordBatch], directory: Path) -> None:
-    """Write messages to `topic=.../date=...` below a directory; the date without storeTimestamp is 1970-01-01."""
-    buffered: dict[tuple[str, date], list[pa.RecordBatch]] = {}
-    size = number = 0
+def write_rows(batches: Iterable[pa.RecordBatch], rows_directory: Path, keys_directory: Path) -> int:
+    """Write messages to `topic=.../date=...` and their entries of the key index; return the number of entries.
 
-    def flush() -> None:
+    The date without storeTimestamp is 1970-01-01. Each file of entries is sorted by hash.
+    """
+    buffered: dict[tuple[str, str], list[pa.RecordBatch]] = {}
+    size = number = count = 0
+
+    def flush() -> int:
+        entries = []
         for (topic, day), parts in buffered.items():
-            target = directory / f"topic={_escaped(topic)}" / f"date={day.isoformat()}"
+            target = rows_directory / f"topic={_escaped(topic)}" / f"date={day}"
             write_row_file(pa.Table.from_batches(parts), target / f"part-{number:05d}.parquet")
+            entries += [entries_of(part, topic, day) for part in parts]
         buffered.clear()
+        if entries:
+            write_entries(pa.concat_tables(entries), keys_directory / f"part-{number:05d}.parquet")
+        return sum(map(len, entries))
 
     for batch in batches:
         for topic, day, rows in _by_partition(batch):
             buffered.setdefault((topic, day), []).append(rows)
             size += rows.nbytes
         if size >= _MAX_BUFFERED:
-            flush()
+            count += flush()
             size, number = 0, number + 1
-    flush()
+    return count + flush()
 
 
 def write_row_file(rows: pa.Table, path: Path) -> None:
@@ -145,7 +134,7 @@ def _leaves(names: Iterable[str]) -> list[str]:
     return [leaf for name in names for leaf in nested.get(name, [name])]
 
 
-def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordBatch]]:
+def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
     days = milliseconds(batch["storeTimestamp"]) // _MILLISECONDS_PER_DAY
@@ -153,7 +142,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, date, pa.RecordB
     partitions = days * len(names) + ints(topics.indices)
     rows = batch.select(list(_ROW_COLUMNS))
     for partition in np.unique(partitions).tolist():
-        day = date.fromordinal(_EPOCH + partition // len(names))
+        day = date.fromordinal(_EPOCH + partition // len(names)).isoformat()
         yield names[partition % len(names)], day, rows.filter(mask(partitions == partition))
 
 
@@ -168,73 +157,28 @@ def _escaped(topic: str) -> str:
     return topic.translate(_ESCAPED)
 
 
-def merge_rows(root: Path, files: Iterable[RowFile], directory: Path) -> None:
-    """Merge row files into one file per topic and date below `directory`, ordered by broker and physical offset."""
-    partitions: dict[Path, list[RowFile]] = {}
-    for file in files:
-        partitions.setdefault(Path(file.path).parent, []).append(file)
-    for partition, group in partitions.items():
-        rows = pa.Table.from_batches(list(read_rows(root, group, _ROW_COLUMNS)))
-        order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
-        write_row_file(rows.take(order), directory / partition / "part-00000.parquet")
-
-
-def staged_key_entries(paths: Iterable[Path]) -> pa.Table:
-    """Return key index entries for the rows in staged files, unsorted."""
-    names = ("brokerName", "commitLogOffset", "msgId", "keys")
-    found = [_entries_of(batch, *topic_and_date(path)) for path in paths for batch in read_staged_rows(path, names)]
-    return pa.concat_tables([pa.Table.from_batches([], _ENTRY), *found])
-
-
-def _entries_of(batch: pa.RecordBatch, topic: str, day: str) -> pa.Table:
-    # 1. Number the distinct words, and hash only these.
-    keys = batch["keys"]
-    words = pa.concat_arrays([batch["msgId"], keys.flatten()]).dictionary_encode()
-    hashes = np.array([zlib.crc32(word.encode()) for word in words.dictionary.to_pylist()], np.int64)
-    # 2. Pair each row with its msgId and its keys. A pair is one integer, so that `unique` removes repeated keys.
-    row = np.concatenate([np.arange(len(batch)), ints(pc.list_parent_indices(keys))])
-    row, word = np.divmod(np.unique(row * len(hashes) + ints(words.indices)), max(len(hashes), 1))
-    # 3. Make the entries.
-    count, taken = len(row), arrow(row)
-    arrays = [
-        arrow(hashes[word]),
-        repeated(topic, count),
-        arrow(np.full(count, date.fromisoformat(day).toordinal() - _EPOCH, np.int32)).view(pa.date32()),
-        batch["brokerName"].take(taken),
-        batch["commitLogOffset"].take(taken),
-    ]
-    return pa.Table.from_arrays(arrays, schema=_ENTRY)
-
-
-def read_key_entries(root: Path, files: Iterable[KeyFile]) -> pa.Table:
-    """Return the entries of key files. Raises StoreCorrupt if one is damaged."""
-    found = [pa.Table.from_batches([], _ENTRY)]
-    for file in files:
+def merged_files(root: Path, files: Iterable[RowFile]) -> Iterator[list[RowFile]]:
+    """Yield the groups of files, of one topic and date each, that are merged into one file of limited size."""
+    group: list[RowFile] = []
+    size = 0
+    for file in sorted(files, key=lambda file: (file.topic, file.date, file.least)):
         with open_parquet(root, file) as opened:
-            found.append(opened.read().select(_ENTRY.names).cast(_ENTRY))
-    return pa.concat_tables(found)
+            own = _plain_size(opened.metadata)
+        if group and ((file.topic, file.date) != (group[0].topic, group[0].date) or size + own > _MERGED_SIZE):
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += own
+    if group:
+        yield group
 
 
-def write_key_entries(found: pa.Table, directory: Path) -> None:
-    """Write entries as one sorted run, cut by hash into files of about `ENTRIES_PER_FILE`."""
-    if not len(found):
-        return
-    directory.mkdir(parents=True)
-    order = pc.sort_indices(found, [(name, "ascending") for name in ("hash", "date", "commitLogOffset")])
-    found = found.take(order)
-    hashes = ints(found["hash"])
-    # File k gets the hashes whose product with the number of files has k in its upper bits: equal ranges of hashes.
-    files = -(-len(found) // ENTRIES_PER_FILE)
-    edges = np.searchsorted((hashes * files) >> HASH_BITS, np.arange(files + 1)).tolist()
-    for number, (begin, end) in enumerate(pairwise(edges)):
-        if begin < end:
-            pq.write_table(
-                found.slice(begin, end - begin),
-                directory / f"part-{number:05d}.parquet",
-                row_group_size=_ENTRIES_PER_ROW_GROUP,
-                compression="snappy",
-                data_page_version="2.0",
-                use_dictionary=["topic", "date", "brokerName"],
-                column_encoding={"hash": "DELTA_BINARY_PACKED", "commitLogOffset": "DELTA_BINARY_PACKED"},
-                write_page_index=True,
-            )
+def merge_rows(root: Path, files: Sequence[RowFile], directory: Path, number: int) -> None:
+    """Merge row files of one topic and date into one below `directory`, ordered by broker and physical offset."""
+    rows = pa.Table.from_batches(list(read_rows(root, files, _ROW_COLUMNS)))
+    order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
+    write_row_file(rows.take(order), directory / Path(files[0].path).parent / f"part-{number:05d}.parquet")
+
+
+def _plain_size(footer: pq.FileMetaData) -> int:
+    return sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))

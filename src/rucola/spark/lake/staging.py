@@ -1,17 +1,18 @@
 """Staging: messages and their keys become files that a commit of the lake can publish.
 
-Rows are written by Arrow, in this process or in Spark's tasks, because Spark's own writer needs twice as long:
+They are written in this process or in Spark's tasks:
 
     tasks   check that they see the driver's directory (`shared_files`), read a partition, write its rows to
-            `<staged rows>/<attempt>/topic=.../date=.../`, and count them by queue
-    driver  moves the files of the attempts that it has counts of to `<staged rows>/`, and no others
-    Spark   reads the keys of all staged rows, sorts them, and writes them
+            `<staged rows>/<attempt>/topic=.../date=.../` and sorted entries of the key index to
+            `<staged entries>/<attempt>/`, and count the rows by queue
+    driver  moves the row files of the attempts that it has counts of to `<staged rows>/`, and no others, and merges
+            their entries into one run
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from rucola.spark.lake import parquet_files
-from rucola.spark.lake.key_index import key_entries, write_keys
-from rucola.spark.lake.reader import read_rows
+from rucola.spark.lake.key_index import merge
 from rucola.spark.lake.writer import LakeWriter
-from rucola.spark.shared_files import SharedPiece
-from rucola.spark.source.array_conversions import Array, ints, repeated
+from rucola.spark.shared_files import SharedPiece, not_shared
+from rucola.spark.source.array_conversions import Array, arrow, ints, repeated
 from rucola.spark.source.grouping import Groups
 
 if TYPE_CHECKING:
@@ -36,10 +36,9 @@ ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBat
 """From the rows of a task to messages, as record batches with all columns. Pickled for the workers."""
 
 _QUEUE: Final = ("brokerName", "topic", "queueId")
-_NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset", "keys")
-"""Counts by queue: messages, bytes of records, the half-open range of queue offsets, the largest physical offset, and
-index entries, or a few more."""
-_REPORT: Final = "attempt string, brokerName string, topic string, queueId int, " + ", ".join(
+_NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset")
+"""Counts by queue: messages, bytes of records, the half-open range of queue offsets, the largest physical offset."""
+_REPORT: Final = "attempt string, entries bigint, brokerName string, topic string, queueId int, " + ", ".join(
     f"{name} bigint" for name in _NUMBERS
 )
 _NO_COUNTS: Final = pa.Table.from_batches(
@@ -81,28 +80,26 @@ class StagedMessages:
 def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
     """Write messages, as record batches with all columns, and their keys to staging without Spark."""
     counted = _CountedMessages()
-    parquet_files.write_rows(counted.passing(batches), lake.staged_rows)
-    paths = sorted(lake.staged_rows.glob("*/*/*.parquet"))
-    entries = parquet_files.staged_key_entries(paths)
-    parquet_files.write_key_entries(entries, lake.staged_keys)
-    return _staged(counted.counts(), len(entries))
+    entries = parquet_files.write_rows(counted.passing(batches), lake.staged_rows, lake.staged_entries)
+    return _staged(lake, counted.counts(), sorted(lake.staged_entries.glob("*.parquet")), entries)
 
 
 def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
     """Write messages and their keys to staging with Spark; `read` makes the messages of a task from its rows."""
     with lake.sharing() as token:
-        counts = tasks.mapInArrow(partial(_stage_task, token, read, lake.staged_rows), _REPORT).toArrow()
-    if not len(counts):
-        return StagedMessages()
-    for attempt in sorted(set(counts["attempt"].to_pylist())):
+        stage = partial(_stage_task, token, read, lake.staged_rows, lake.staged_entries)
+        counts = tasks.mapInArrow(stage, _REPORT).toArrow()
+    paths: list[Path] = []
+    entries = 0
+    for attempt, count in sorted(set(zip(*(counts[name].to_pylist() for name in ("attempt", "entries")), strict=True))):
         _adopt(lake.staged_rows, attempt)
-    session, paths = tasks.sparkSession, map(str, sorted(lake.staged_rows.glob("topic=*/*/*.parquet")))
-    entries = key_entries(read_rows(session, lake.staged_rows, [*paths]))
-    return _staged(counts, write_keys(entries, pc.sum(counts["keys"]).as_py(), lake.staged_keys))
+        paths += sorted((lake.staged_entries / attempt).glob("*.parquet"))
+        entries += count
+    return _staged(lake, counts, paths, entries)
 
 
 def _stage_task(
-    token: SharedPiece, read: ReadTask, staged_rows: Path, rows: Iterator[pa.RecordBatch]
+    token: SharedPiece, read: ReadTask, staged_rows: Path, staged_entries: Path, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     from pyspark.taskcontext import TaskContext
 
@@ -111,10 +108,10 @@ def _stage_task(
     # In the order of the tasks, which is the order of the log.
     attempt = f"{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
     counted = _CountedMessages()
-    parquet_files.write_rows(counted.passing(read(rows)), staged_rows / attempt)
+    entries = parquet_files.write_rows(counted.passing(read(rows)), staged_rows / attempt, staged_entries / attempt)
     for batch in counted.counts().to_batches():
-        columns = [repeated(attempt, len(batch)), *batch.columns]
-        yield pa.RecordBatch.from_arrays(columns, ["attempt", *batch.schema.names])
+        columns = [repeated(attempt, len(batch)), arrow(np.full(len(batch), entries)), *batch.columns]
+        yield pa.RecordBatch.from_arrays(columns, ["attempt", "entries", *batch.schema.names])
 
 
 def _adopt(staged_rows: Path, attempt: str) -> None:
@@ -140,7 +137,6 @@ class _CountedMessages:
                 "begin": offsets,
                 "end": offsets + 1,
                 "physicalOffset": ints(batch["commitLogOffset"]),
-                "keys": np.bincount(ints(pc.list_parent_indices(batch["keys"])), minlength=len(batch)) + 1,
             }
             queues = pa.Table.from_arrays([batch[name] for name in _QUEUE], _QUEUE)
             self._counts.append(_by_queue(queues, numbers))
@@ -157,9 +153,12 @@ def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
     return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})
 
 
-def _staged(counts: pa.Table, entries: int) -> StagedMessages:
+def _staged(lake: LakeWriter, counts: pa.Table, paths: Sequence[Path], entries: int) -> StagedMessages:
+    """Make one run of the staged entries, and return what was staged; DirectoryNotShared if entries are missing."""
     if not len(counts):
         return StagedMessages()
+    if merge([partial(pq.ParquetFile, path) for path in paths], lake.staged_keys) != entries:
+        raise not_shared(lake.root)
     found = _by_queue(counts, {name: ints(counts[name]) for name in _NUMBERS})
     queues = [
         ArchivedQueue(

@@ -103,6 +103,8 @@ class LakeWriter:
         self._run = run = self._staging / uuid.uuid4().hex
         self.staged_rows = run / "rows"
         """Directory for this run's row files, partitioned by `PARTITION_COLUMNS`."""
+        self.staged_entries = run / "entries"
+        """Directory for entries of the key index that are not yet in the run of the commit, in files sorted by hash."""
         self.staged_keys = run / "keys"
 
     @contextmanager
