@@ -19,7 +19,7 @@ from rucola.reliable.idempotent import idempotent
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import DatabaseServer, OutboxDatabase
-from support.outbox import FAST_POLICY, add, delivery, relay, statuses, stubs, until
+from support.outbox import FAST_POLICY, add, delivery, relay, statuses, stubs, transact, until
 
 GROUP = "billing"
 
@@ -94,8 +94,7 @@ async def test_message_that_is_sent_again_is_the_same(sqlite_db: OutboxDatabase,
         message_id = Outbox([group], tables=sqlite_db.tables).add(session, message, shard_key="key")
     async with relay(sqlite_db, shared_rocketmq) as running:
         await until(lambda: statuses(sqlite_db) == {"SENT": 1})
-        with sqlite_db.engine().begin() as connection:
-            assert operations.resend(connection, sqlite_db.tables, [message_id]) == 1
+        assert transact(sqlite_db, operations.resend, [message_id]) == 1
         running.wake()
         await until(lambda: statuses(sqlite_db) == {"SENT": 1})
     first, second = shared_rocketmq.messages(topic)

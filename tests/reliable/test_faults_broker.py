@@ -16,8 +16,7 @@ import pytest
 from sqlalchemy import Column, MetaData, String, Table, insert, select
 from sqlalchemy.orm import Session
 
-from rucola.client import MessageExt, PushConsumer
-from rucola.client.consumer.options import ConsumeFromWhere
+from rucola.client import MessageExt
 from rucola.reliable.alerts import BROKER_AWAY, Alerts
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Policy
@@ -25,7 +24,7 @@ from rucola.reliable.relay import AWAY_ALERT_S, Relay
 from rucola.testing.rocketmq import AdvanceableLoop, RocketMQ
 from support.cluster import cluster
 from support.databases import OutboxDatabase
-from support.outbox import RecordingSink, add, change, relay, statuses, stubs, until
+from support.outbox import RecordingSink, add, change, consumer_of, relay, statuses, stubs, until
 from support.processes import Machines
 
 pytestmark = pytest.mark.slow
@@ -54,9 +53,7 @@ class Business:
         def bill(message: MessageExt, session: Session) -> None:
             session.execute(insert(self.invoices).values(text=message.body.decode()))
 
-        consumer = PushConsumer(GROUP, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
-        consumer.subscribe(topic)
-        consumer.listen(bill)
+        consumer = consumer_of(namesrv, GROUP, topic, bill)
         async with consumer:
             yield
 

@@ -39,7 +39,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from rucola.client import ConsumeFromWhere, Message, MessageExt, PushConsumer, ReconsumeLater
+from rucola.client import Message, MessageExt, ReconsumeLater
 from rucola.message import properties
 from rucola.reliable import Tables, migration, operations
 from rucola.reliable.database import Database
@@ -49,7 +49,7 @@ from rucola.reliable.policy import Policy
 from rucola.reliable.relay import FIRST_PAUSE_S, Relay
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase, server_user, serving, start_postgresql
-from support.outbox import add, count, delivery, relay, statuses, stubs, until
+from support.outbox import add, consumer_of, count, delivery, relay, statuses, stubs, transact, until
 from support.ports import HOST
 from support.proxy import Proxy
 
@@ -489,8 +489,7 @@ def own_db() -> Iterator[OutboxDatabase]:
     """A PostgreSQL that this test may kill."""
     with serving("postgresql", server_user("postgres"), start_postgresql) as own:
         db = OutboxDatabase(own.url, Tables(), own)
-        with db.engine().begin() as connection:
-            migration.init(connection, db.tables)
+        transact(db, migration.init)
         yield db
         db.close()
 
@@ -513,10 +512,7 @@ async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabas
 
     crashed: list[bool] = []
 
-    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    consumer = PushConsumer("billing", rocketmq.namesrv, consume_from=first)
-    consumer.subscribe("T")
-    consumer.listen(bill)
+    consumer = consumer_of(rocketmq.namesrv, "billing", "T", bill)
     policy = Policy(lease_ms=1000, poll_ms=50)
     async with relay(db, rocketmq, policy=policy), consumer:
         add(db, "T", [b"%d" % number for number in range(10)], groups=["billing"])

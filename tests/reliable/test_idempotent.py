@@ -25,7 +25,7 @@ from rucola.reliable.receipts import confirm
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.schema import Tables
 from support.databases import DatabaseServer, OutboxDatabase
-from support.outbox import add, change, count, delivery, stubs, until
+from support.outbox import add, change, count, delivery, stubs, transact, until
 
 GROUP = "billing"
 
@@ -214,8 +214,7 @@ def test_void_message_is_dropped_even_during_its_listener(ledger: Ledger) -> Non
     first, second = add(ledger.db, "T", [b"1", b"2"], groups=[GROUP])
 
     def void(message_id: str) -> None:
-        with ledger.engine.begin() as connection:
-            connection.execute(update(stub).where(stub.c.message_id == message_id).values(status="VOID"))
+        change(ledger.db, stub.c.message_id == message_id, status="VOID")
 
     def handler(message: MessageExt, session: Session) -> None:
         void(second)
@@ -268,9 +267,8 @@ def test_each_group_has_its_own_effect_and_the_last_one_settles_the_stub(ledger:
     ledger.listener()(delivery(message_id))
     assert stubs(ledger.db)[0].awaiting == ",bill_ng,", "a _ in a group's name is no wildcard"
     assert status(ledger) == ["NEW"]
-    with ledger.engine.begin() as connection:
-        assert not confirm(connection, ledger.db.tables, message_id, "billing")
-        assert confirm(connection, ledger.db.tables, message_id, "bill_ng")
+    assert not transact(ledger.db, confirm, message_id, "billing")
+    assert transact(ledger.db, confirm, message_id, "bill_ng")
     assert status(ledger) == ["CONFIRMED"]
     assert ledger.effects() == ["x", "x"]
 
@@ -280,8 +278,7 @@ def senders(ledger: Ledger, make_sqlite: Callable[[str], OutboxDatabase]) -> Out
     """A database with the stubs, other than that of the effects."""
     made = make_sqlite("sender.db")
     made.tables = ledger.db.tables
-    with made.engine().begin() as connection:
-        migration.init(connection, made.tables)
+    transact(made, migration.init)
     return made
 
 
@@ -304,8 +301,7 @@ def test_confirmation_by_a_duplicate_in_between_is_no_reason_for_a_warning(
     (message_id,) = add(senders, "T", [b"x"], groups=[GROUP])
 
     def confirmed_meanwhile(message: MessageExt, session: Session) -> None:
-        with senders.engine().begin() as connection:
-            confirm(connection, senders.tables, message_id, GROUP)
+        transact(senders, confirm, message_id, GROUP)
 
     listener = ledger.listener(confirmed_meanwhile, ledger=senders.engine())
     listener(delivery(message_id))
@@ -366,13 +362,11 @@ def test_redis_spares_duplicates_every_query(postgresql_ledger: Ledger, redis_se
 def test_redis_does_not_remember_void_and_failed_messages(sqlite_ledger: Ledger, redis_server: DatabaseServer) -> None:
     client = redis.Redis.from_url(redis_server.url, decode_responses=True)
     (message_id,) = add(sqlite_ledger.db, "T", [b"x"], groups=[GROUP])
-    with sqlite_ledger.engine.begin() as connection:
-        operations.void(connection, sqlite_ledger.db.tables, [message_id])
+    transact(sqlite_ledger.db, operations.void, [message_id])
     listener = sqlite_ledger.listener(redis=RedisClaims(client, backoff_s=0))
     listener(delivery(message_id))
     assert client.keys() == []
-    with sqlite_ledger.engine.begin() as connection:
-        operations.resend(connection, sqlite_ledger.db.tables, [message_id])
+    transact(sqlite_ledger.db, operations.resend, [message_id])
     listener(delivery(message_id))
     listener(delivery(message_id))
     assert sqlite_ledger.effects() == ["x"]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from sqlalchemy import delete
 
 from rucola.cli.main import main
-from rucola.client import ConsumeFromWhere, MessageExt, PushConsumer
+from rucola.client import MessageExt
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.joined_view import Brokers, StoredCopy, join
 from rucola.reliable.operations import MessageView, ReceiptView, StubView
@@ -20,7 +20,7 @@ from rucola.spark.jobs import archive
 from rucola.spark.session import LazySession
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
-from support.outbox import add, relay, statuses, until
+from support.outbox import add, consumer_of, relay, statuses, until
 
 STUB = StubView("M", "T", "SENT", ("g",), None, 1, "b", 0, 7, 1000, 60_000, 1, None, None, None)
 HELD, RECEIVED = ReceiptView("g", 0, 7, 5000, 20_000), ReceiptView("g", 0, 7, 5000, None)
@@ -118,10 +118,7 @@ async def test_show_follows_a_message_to_the_dead_letters_and_into_the_archive(
     shown = await asyncio.to_thread(show, sqlite_db, wanted, *brokers)
     assert "now        stored by a broker; billing: " in shown.stdout
 
-    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    consumer = PushConsumer(group, rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
-    consumer.subscribe(topic)
-    consumer.listen(listener)
+    consumer = consumer_of(rocketmq.namesrv, group, topic, listener, max_reconsume_times=0)
     async with consumer:
         await asyncio.to_thread(rocketmq.wait_for_dead_letters, group)
         await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1, "SENT": 1})

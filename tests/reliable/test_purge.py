@@ -14,7 +14,7 @@ from rucola.reliable.idempotent import idempotent
 from rucola.reliable.operations import PURGE_AFTER_MS
 from rucola.reliable.schema import now_ms
 from support.databases import OutboxDatabase
-from support.outbox import add, delivery
+from support.outbox import add, change, delivery, transact
 
 GROUP = "billing"
 OLD_MS = PURGE_AFTER_MS + 60_000
@@ -82,8 +82,7 @@ def test_effects_of_a_ledger_are_remembered_as_long_as_its_stubs(
     business, ledger, other = db, make_sqlite("ledger.db"), make_sqlite("other.db")
     for each in (ledger, other):
         each.tables = business.tables
-        with each.engine().begin() as connection:
-            migration.init(connection, each.tables)
+        transact(each, migration.init)
     ids = add(ledger, "T", [b"x"] * 1500, groups=[GROUP, "stock"])
 
     @idempotent(business.engine(), GROUP, tables=business.tables, ledger=ledger.engine())
@@ -102,8 +101,7 @@ def test_effects_of_a_ledger_are_remembered_as_long_as_its_stubs(
         assert len(done_of(business)) == 1502
         assert purge_all(business, wrong, connection) == 2
     assert done_of(business) == set(ids)
-    with ledger.engine().begin() as connection:
-        connection.execute(update(stub).where(stub.c.message_id != ids[7]).values(status="CONFIRMED", confirmed_at=1))
+    change(ledger, stub.c.message_id != ids[7], status="CONFIRMED", confirmed_at=1)
     assert purge_all(ledger) == 1499
     with ledger.engine().connect() as connection:
         assert purge_all(business, connection) == 1499

@@ -13,11 +13,10 @@ import pytest
 from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
-from rucola.client import ConsumeFromWhere, Message, MessageExt, MessageQueue, PushConsumer
+from rucola.client import Message, MessageExt, MessageQueue
 from rucola.errors import MQError
 from rucola.message import properties
 from rucola.reliable import lane_leases, operations, stub_claims
-from rucola.reliable.database import Database
 from rucola.reliable.errors import SchemaError
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.outbox import Outbox
@@ -29,7 +28,7 @@ from rucola.testing.rocketmq import RocketMQ
 from support.cancelling import CancelledAt
 from support.cluster import cluster
 from support.databases import OutboxDatabase
-from support.outbox import add, change, relay, statuses, stubs, until
+from support.outbox import add, change, consumer_of, relay, statuses, stubs, transact, until
 
 PATIENT = Policy(poll_ms=3_600_000)
 ALL = frozenset(range(LANES))
@@ -43,14 +42,13 @@ def topic(shared_rocketmq: RocketMQ) -> str:
 
 
 def claim_batch(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **options: Any) -> stub_claims.Batch:
-    database = Database(db.engine())
-    database.run_sync(lane_leases.renew, db.tables, owner, 60_000)
+    transact(db, lane_leases.renew, owner, 60_000)
     settings = {"limit": 100, "lease_ms": 60_000, "max_sends": 3} | options
-    return database.run_sync(stub_claims.claim_batch, db.tables, owner, held, **settings)
+    return transact(db, stub_claims.claim_batch, owner, held, **settings)
 
 
 def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
-    return Database(db.engine()).run_sync(stub_claims.record, db.tables, owner, outcomes)
+    return transact(db, stub_claims.record, owner, outcomes)
 
 
 async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(
@@ -253,23 +251,17 @@ def test_claim_is_counted_before_the_send_and_excludes_others(db: OutboxDatabase
 
 def test_stubs_of_lanes_that_another_relay_holds_are_left_alone(db: OutboxDatabase) -> None:
     add(db, "T", [b"%d" % number for number in range(200)])
-    with db.engine().begin() as connection:
-        own = lane_leases.renew(connection, db.tables, "a", 60_000)
+    own = transact(db, lane_leases.renew, "a", 60_000)
     assert own == ALL
     assert claim_batch(db, "b").to_send == [], "a claim checks the lease of the lane"
-    with db.engine().begin() as connection:
-        own = lane_leases.renew(connection, db.tables, "a", 60_000)
-        other = lane_leases.renew(connection, db.tables, "b", 60_000)
+    own, other = (transact(db, lane_leases.renew, owner, 60_000) for owner in "ab")
     assert len(own) == len(other) == LANES // 2
     assert not own & other
-    taken = [
-        row.seq
-        for row in claim_batch(db, "a", own, limit=1000).to_send + claim_batch(db, "b", other, limit=1000).to_send
-    ]
+    batches = claim_batch(db, "a", own, limit=1000), claim_batch(db, "b", other, limit=1000)
+    taken = [row.seq for batch in batches for row in batch.to_send]
     assert len(taken) == len(set(taken)) == 200
-    with db.engine().begin() as connection:
-        lane_leases.leave(connection, db.tables, "a")
-        assert lane_leases.renew(connection, db.tables, "b", 60_000) == ALL
+    transact(db, lane_leases.leave, "a")
+    assert transact(db, lane_leases.renew, "b", 60_000) == ALL
 
 
 def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: OutboxDatabase) -> None:
@@ -282,18 +274,15 @@ def test_relay_that_was_paused_past_its_lease_claims_and_records_nothing(db: Out
     (again,) = claim_batch(db, "other").to_send
     assert (again.message_id, again.sends) == (message_id, 2)
     assert record(db, "paused", Outcome(row.seq, NEW, SENT, "late", 0, 7, wait_ms=5)) == 0
-    with db.engine().begin() as connection:
-        assert stub_claims.claim_batch(
-            connection, db.tables, "paused", ALL, limit=9, lease_ms=60_000, max_sends=3
-        ).to_send == []  # fmt: skip
+    late = transact(db, stub_claims.claim_batch, "paused", ALL, limit=9, lease_ms=60_000, max_sends=3)
+    assert late.to_send == []
     assert record(db, "other", Outcome(row.seq, NEW, SENT, "b", 1, 2, wait_ms=1000)) == 1
     (stub,) = stubs(db)
     assert (stub.status, stub.broker, stub.queue_id, stub.queue_offset, stub.owner) == ("SENT", "b", 1, 2, None)
 
 
 def test_relay_whose_lease_ends_during_a_renewal_is_its_own_only_competitor(sqlite_db: OutboxDatabase) -> None:
-    with sqlite_db.engine().begin() as connection:
-        assert len(lane_leases.renew(connection, sqlite_db.tables, "paused", lease_ms=-1)) == LANES
+    assert len(transact(sqlite_db, lane_leases.renew, "paused", lease_ms=-1)) == LANES
 
 
 def test_confirmation_before_the_send_was_recorded_is_kept(db: OutboxDatabase) -> None:
@@ -313,7 +302,7 @@ def test_key_waits_for_its_oldest_message(db: OutboxDatabase) -> None:
     assert first.body == b"1"
     assert [row.body for row in claim_batch(db, "a").to_send] == [b"4"], "1 is in flight"
     record(db, "a", Outcome(first.seq, NEW, NEW, wait_ms=60_000, error="away"))
-    change_due(db)
+    change(db, db.tables.stub.c.error.is_(None), due_at=1)
     assert claim_batch(db, "a").to_send == [], "1 waits for its next try"
     change(db, due_at=1, lease_until=0)
     assert [row.body for row in claim_batch(db, "a").to_send] == [b"1", b"2", b"3", b"4"]
@@ -330,24 +319,15 @@ def test_key_does_not_wait_for_its_messages_in_flight(db: OutboxDatabase) -> Non
     assert [row.body for row in claim_batch(db, "a", in_flight=[second.seq]).to_send] == [b"2", b"3"]
 
 
-def change_due(db: OutboxDatabase) -> None:
-    """Let everything come due but the stub that failed."""
-    stub = db.tables.stub
-    with db.engine().begin() as connection:
-        connection.execute(update(stub).where(stub.c.error.is_(None)).values(due_at=1))
-
-
 def test_key_waits_for_a_manual_message_that_was_never_answered(db: OutboxDatabase) -> None:
     add(db, "T", [b"1", b"2"], shard_key="k")
     stub = db.tables.stub
     first = stubs(db)[0].seq
-    with db.engine().begin() as connection:
-        connection.execute(update(stub).where(stub.c.seq == first).values(status="MANUAL", due_at=None))
+    change(db, stub.c.seq == first, status="MANUAL", due_at=None)
     assert claim_batch(db, "a").to_send == []
     assert stubs(db)[1].due_at > stubs(db)[1].created_at
-    with db.engine().begin() as connection:
-        connection.execute(update(stub).where(stub.c.seq == first).values(status="VOID"))
-    change_due(db)
+    change(db, stub.c.seq == first, status="VOID")
+    change(db, stub.c.seq != first, due_at=1)
     assert [row.body for row in claim_batch(db, "a").to_send] == [b"2"]
 
 
@@ -386,10 +366,8 @@ async def test_delayed_messages_are_held_until_they_are_due(
         *held, _, _ = stubs(db)
         assert [stub.due_at for stub in held] == [at_ms, *(stub.created_at + 7_200_000 for stub in held[1:])]
         assert [stub.sends for stub in held] == [0, 0, 0]
-        with db.engine().begin() as connection:
-            stub = db.tables.stub
-            assert operations.resend(connection, db.tables, [held[0].message_id]) == 1
-            connection.execute(update(stub).where(stub.c.delay_ms == 7_200_000).values(created_at=1, due_at=2))
+        assert transact(db, operations.resend, [held[0].message_id]) == 1
+        change(db, db.tables.stub.c.delay_ms == 7_200_000, created_at=1, due_at=2)
         running.wake()
         await until(lambda: statuses(db) == {"NEW": 1, "SENT": 4})
     assert stubs(db)[0].due_at == at_ms, "a resend does not hasten it"
@@ -413,8 +391,7 @@ async def test_relay_sleeps_until_the_next_stub_is_due(
 
 def test_next_due_time_is_that_of_the_relays_own_lanes(db: OutboxDatabase) -> None:
     def next_due_ms(lanes: frozenset[int]) -> int | None:
-        with db.engine().connect() as connection:
-            return stub_claims.next_due_ms(connection, db.tables, lanes)
+        return transact(db, stub_claims.next_due_ms, lanes)
 
     assert next_due_ms(ALL) is None
     add(db, "T", [b"x"])
@@ -443,8 +420,7 @@ def test_queue_of_a_key_is_that_of_its_newest_unconfirmed_message(db: OutboxData
     def place(body: bytes, status: str, queue_id: int | None, topic: str = "T", key: str = "k") -> None:
         (message_id,) = add(db, topic, [body], groups=["g"], shard_key=key)
         values = {"status": status, "due_at": None, "broker": None if queue_id is None else "b", "queue_id": queue_id}
-        with db.engine().begin() as connection:
-            connection.execute(update(stub).where(stub.c.message_id == message_id).values(**values))
+        change(db, stub.c.message_id == message_id, **values)
 
     def queues() -> dict[tuple[str, str], MessageQueue]:
         with db.engine().begin() as connection:
@@ -504,10 +480,7 @@ async def test_key_waits_for_the_broker_that_has_its_unconfirmed_messages(
             brokers["a"] = await running.start_broker("a", port=brokers["a"].config.listen_port)
             await until(lambda: statuses(sqlite_db) == {"SENT": 18})
             assert all((stub.broker, stub.queue_id) == first[stub.shard_key] for stub in stubs(sqlite_db))
-            first_offset = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-            consumer = PushConsumer("g", running.namesrv, consume_from=first_offset, orderly=True)
-            consumer.subscribe("T")
-            consumer.listen(listener)
+            consumer = consumer_of(running.namesrv, "g", "T", listener, orderly=True)
             async with consumer:
                 await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 18})
     for key in keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,21 +11,28 @@ from sqlalchemy import update
 
 from rucola.admin import AdminClient, RedriveResult, RedriveStatus
 from rucola.cli.main import main
-from rucola.client import PushConsumer
-from rucola.client.consumer.options import ConsumeFromWhere
-from rucola.message import MessageExt
 from rucola.message.topics import retry_topic
 from rucola.reliable import lane_leases, operations, stub_claims
 from rucola.reliable.alerts import Alerts
 from rucola.reliable.database import Database
-from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Policy, Position
 from rucola.reliable.reopening import reopening
-from rucola.reliable.schema import DEAD, LANES, SENT, STATUSES
+from rucola.reliable.schema import DEAD, SENT, STATUSES
 from rucola.reliable.stub_claims import Outcome
 from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
-from support.outbox import RecordingSink, add, change, receive, relay, statuses, stubs, until
+from support.outbox import (
+    RecordingSink,
+    RepairableConsumer,
+    add,
+    change,
+    receive,
+    relay,
+    statuses,
+    stubs,
+    transact,
+    until,
+)
 from support.servers import run
 
 HOUR_MS = 3_600_000
@@ -34,8 +40,7 @@ WAIT_MS = 60_000
 
 
 def reopen(db: OutboxDatabase, message_id: str, group: str, position: Position | None = None) -> bool:
-    with db.engine().begin() as connection:
-        return operations.reopen(connection, db.tables, message_id, group, position, WAIT_MS)
+    return transact(db, operations.reopen, message_id, group, position, WAIT_MS)
 
 
 def age(db: OutboxDatabase, hours: int) -> None:
@@ -98,41 +103,17 @@ def test_relay_that_reports_a_dead_stub_leaves_it_reopened(db: OutboxDatabase) -
     """The relay has claimed the stub to raise its alert, and an operator is faster."""
     (message_id,) = add(db, "T", [b"x"], groups=["billing"])
     change(db, status=DEAD, due_at=1)
-    with db.engine().begin() as connection:
-        lanes = lane_leases.renew(connection, db.tables, "relay", 60_000)
-        assert len(lanes) == LANES
-        batch = stub_claims.claim_batch(connection, db.tables, "relay", lanes, limit=10, lease_ms=60_000, max_sends=16)
+    lanes = transact(db, lane_leases.renew, "relay", 60_000)
+    batch = transact(db, stub_claims.claim_batch, "relay", lanes, limit=10, lease_ms=60_000, max_sends=16)
     assert [row.status for row in batch.to_alert] == [DEAD]
     assert reopen(db, message_id, "billing")
     due_at = stubs(db)[0].due_at
-    with db.engine().begin() as connection:
-        stub_claims.record(
-            connection, db.tables, "relay", [Outcome(row.seq, row.status, row.status) for row in batch.rows]
-        )
+    transact(db, stub_claims.record, "relay", [Outcome(row.seq, row.status, row.status) for row in batch.rows])
     (stub,) = stubs(db)
     assert (stub.status, stub.due_at, stub.owner) == (SENT, due_at, None)
 
 
 # Redrive.
-
-
-class Consumer:
-    """A group whose listener fails until it is repaired; the first failure makes a dead letter."""
-
-    def __init__(self, db: OutboxDatabase, rocketmq: RocketMQ, group: str, topic: str) -> None:
-        self.is_repaired = False
-        self.effects: list[str] = []
-
-        @idempotent(db.engine(), group, tables=db.tables)
-        def listener(message: MessageExt, session: Any) -> None:
-            if not self.is_repaired:
-                raise ZeroDivisionError
-            self.effects.append(message.msg_id)
-
-        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        self.client = PushConsumer(group, rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
-        self.client.subscribe(topic)
-        self.client.listen(listener)
 
 
 @pytest.mark.slow
@@ -145,7 +126,7 @@ async def test_redrive_with_the_database_reopens_and_the_copy_confirms(
     redrive = ["admin", "redriveDlq", "-g", group, "-n", shared_rocketmq.namesrv, "--yes"]
     redrive += ["-r"] * only_group
     redrive += ["--database", db.url, "--prefix", db.tables.prefix]
-    consumer = Consumer(db, shared_rocketmq, group, topic)
+    consumer = RepairableConsumer(db, shared_rocketmq, group, topic)
     alerts = Alerts([told], interval_ms=1)
     async with consumer.client, relay(db, shared_rocketmq, policy=Policy(poll_ms=20), alerts=alerts) as running:
 
@@ -179,7 +160,7 @@ async def test_interrupted_redrive_reopens_what_it_has_sent_when_it_is_repeated(
     """The database is away when the copy was sent: the run ends there, and the next one sends nothing twice."""
     group, told = shared_rocketmq.unique("g"), RecordingSink()
     (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
-    consumer = Consumer(sqlite_db, shared_rocketmq, group, topic)
+    consumer = RepairableConsumer(sqlite_db, shared_rocketmq, group, topic)
     async with consumer.client, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
         await until(lambda: bool(told.alerts))
     assert statuses(sqlite_db) == {DEAD: 1}
@@ -246,8 +227,7 @@ async def test_stuck_message_that_is_sent_again_has_its_whole_time_again(
     async with relay(db, shared_rocketmq, alerts=Alerts([told], interval_ms=1)) as running:
         await until(lambda: bool(told.alerts))
         assert state(db, message_id) == "STUCK"
-        with db.engine().begin() as connection:
-            assert operations.resend(connection, db.tables, [message_id]) == 1
+        assert transact(db, operations.resend, [message_id]) == 1
         running.wake()
         await until(lambda: state(db, message_id) == SENT)
         first_due = stubs(db)[0].due_at

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 
-from rucola.client import PullConsumer, PushConsumer, ReconsumeLater
-from rucola.client.consumer.options import ConsumeFromWhere
+from rucola.client import PullConsumer, ReconsumeLater
 from rucola.message import MessageExt
 from rucola.reliable.alerts import SHOWN, Alert, Alerts, email_sink, webhook_sink
-from rucola.reliable.idempotent import idempotent
 from rucola.reliable.policy import Decision, GroupProgress, GroupState, KeyedResend, Policy, Position, SentStub, decide
 from rucola.reliable.relay import Relay
 from rucola.testing.rocketmq import RocketMQ
@@ -28,7 +25,19 @@ from support import waiting
 from support.certificates import Certificates
 from support.cluster import cluster
 from support.databases import OutboxDatabase
-from support.outbox import FAST_POLICY, RecordingSink, add, change, receive, relay, statuses, stubs, until
+from support.outbox import (
+    FAST_POLICY,
+    RecordingSink,
+    RepairableConsumer,
+    add,
+    change,
+    consumer_of,
+    receive,
+    relay,
+    statuses,
+    stubs,
+    until,
+)
 from support.servers import run
 
 HOUR_MS = 3_600_000
@@ -161,10 +170,7 @@ async def test_message_that_a_group_has_returned_without_a_receipt_is_not_lost(
         deliveries.append((message.body, message.reconsume_times))
         raise ReconsumeLater(1 if message.body == b"retried" and not message.reconsume_times else 18)
 
-    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first)
-    consumer.subscribe(topic)
-    consumer.listen(fails)
+    consumer = consumer_of(shared_rocketmq.namesrv, group, topic, fails)
     policy = Policy(confirm_timeout_ms=3_600_000, poll_ms=10)
     async with relay(sqlite_db, shared_rocketmq, policy=policy) as running:
         async with consumer:
@@ -196,9 +202,7 @@ async def test_message_is_not_lost_while_a_broker_does_not_tell_whether_it_has_i
         add(sqlite_db, "T", [b"x"], groups=["g"])
         policy = Policy(confirm_timeout_ms=3_600_000, poll_ms=10)
         async with Relay(sqlite_db.engine(), running.namesrv, tables=sqlite_db.tables, policy=policy) as relaying:
-            consumer = PushConsumer("g", running.namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
-            consumer.subscribe("T")
-            consumer.listen(fails)
+            consumer = consumer_of(running.namesrv, "g", "T", fails)
             async with consumer:
                 await returned.wait()
             change(sqlite_db, due_at=1)
@@ -213,34 +217,23 @@ async def test_dead_letter_is_dead_until_its_message_is_sent_again(
     sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, command: str
 ) -> None:
     """An operator repairs the consumer and runs a command that the alert names. The old letter does not count again."""
-    group, told, works = shared_rocketmq.unique("g"), RecordingSink(), [False]
+    group, told = shared_rocketmq.unique("g"), RecordingSink()
     (message_id,) = add(sqlite_db, topic, [b"x"], groups=[group])
-    effects: list[str] = []
-
-    @idempotent(sqlite_db.engine(), group, tables=sqlite_db.tables)
-    def listener(message: MessageExt, session: Any) -> None:
-        if not works[0]:
-            raise ZeroDivisionError
-        effects.append(message.msg_id)
-
-    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    consumer = PushConsumer(group, shared_rocketmq.namesrv, consume_from=first, max_reconsume_times=0)
-    consumer.subscribe(topic)
-    consumer.listen(listener)
+    consumer = RepairableConsumer(sqlite_db, shared_rocketmq, group, topic)
     options = {
         "reliable resend": ["-d", sqlite_db.url, "--prefix", sqlite_db.tables.prefix, message_id],
         "admin redriveDlq": ["-g", group, "-n", shared_rocketmq.namesrv],
     }
-    async with consumer, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
+    async with consumer.client, relay(sqlite_db, shared_rocketmq, alerts=Alerts([told])):
         await until(lambda: bool(told.alerts))
         assert statuses(sqlite_db) == {"DEAD": 1}
         assert told.alerts[0].kind == "DEAD"
         assert "redriveDlq" in told.alerts[0].text()
-        works[0] = True
+        consumer.is_repaired = True
         done = await asyncio.to_thread(run, *command.split(), *options[command], "--yes")
         assert done.returncode == 0, done.stderr
         await until(lambda: statuses(sqlite_db) == {"CONFIRMED": 1})
-    assert effects == [message_id]
+    assert consumer.effects == [message_id]
     assert stubs(sqlite_db)[0].sends == 1
     assert len(shared_rocketmq.dead_letters(group)) == 1
 
@@ -262,8 +255,7 @@ async def test_message_without_send_ok_stays_unconfirmed(sqlite_db: OutboxDataba
 
 def fail(db: OutboxDatabase, message_id: str, status: str = "DEAD") -> None:
     stub = db.tables.stub
-    with db.engine().begin() as connection:
-        connection.execute(update(stub).where(stub.c.message_id == message_id).values(status=status, due_at=2))
+    change(db, stub.c.message_id == message_id, status=status, due_at=2)
 
 
 async def test_alerts_are_digests_with_one_per_kind_and_interval(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Row, Table, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Table, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from rucola.client import Message
+from rucola.client import ConsumeFromWhere, Message, PushConsumer
 from rucola.message import MessageExt, properties
 from rucola.reliable.alerts import Alert
+from rucola.reliable.database import Database
+from rucola.reliable.idempotent import idempotent
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
@@ -20,6 +22,8 @@ from rucola.reliable.schema import now_ms
 from rucola.testing.rocketmq import RocketMQ
 from support import waiting
 from support.databases import OutboxDatabase
+
+T = TypeVar("T")
 
 FAST_POLICY = Policy(retry_ms=1, max_retry_ms=50, confirm_timeout_ms=1, max_check_ms=20, poll_ms=20, jitter=0)
 """Everything is due at once."""
@@ -65,10 +69,15 @@ def receive(db: OutboxDatabase, message_id: str, group: str) -> None:
         connection.execute(insert(db.tables.receipt).values(**row))
 
 
-def change(db: OutboxDatabase, **values: Any) -> None:
-    """Set columns of all stubs, as time or an operator would."""
+def change(db: OutboxDatabase, *which: ColumnElement[bool], **values: Any) -> None:
+    """Set columns of all such stubs, as time or an operator would."""
     with db.engine().begin() as connection:
-        connection.execute(update(db.tables.stub).values(**values))
+        connection.execute(update(db.tables.stub).where(*which).values(**values))
+
+
+def transact(db: OutboxDatabase, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Run a function of a connection and tables in a transaction."""
+    return Database(db.engine()).run_sync(work, db.tables, *arguments, **options)
 
 
 @asynccontextmanager
@@ -77,6 +86,14 @@ async def relay(db: OutboxDatabase, rocketmq: RocketMQ, **options: Any) -> Async
         db.engine(), rocketmq.namesrv, **{"tables": db.tables, "policy": FAST_POLICY} | options
     ) as running:
         yield running
+
+
+def consumer_of(namesrv: str, group: str, topic: str, listener: Callable[..., Any], **options: Any) -> PushConsumer:
+    """A member of a group that also consumes what was sent before it."""
+    made = PushConsumer(group, namesrv, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, **options)
+    made.subscribe(topic)
+    made.listen(listener)
+    return made
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
@@ -92,3 +109,19 @@ class RecordingSink:
 
     def __call__(self, alert: Alert) -> None:
         self.alerts.append(alert)
+
+
+class RepairableConsumer:
+    """A member of a group whose listener fails until it is repaired; the first failure makes a dead letter."""
+
+    def __init__(self, db: OutboxDatabase, rocketmq: RocketMQ, group: str, topic: str) -> None:
+        self.is_repaired = False
+        self.effects: list[str] = []
+
+        @idempotent(db.engine(), group, tables=db.tables)
+        def listener(message: MessageExt, session: object) -> None:
+            if not self.is_repaired:
+                raise ZeroDivisionError
+            self.effects.append(message.msg_id)
+
+        self.client = consumer_of(rocketmq.namesrv, group, topic, listener, max_reconsume_times=0)

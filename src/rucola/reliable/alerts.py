@@ -79,7 +79,7 @@ def log_sink(alert: Alert) -> None:
     logger.error("%s", alert.text().replace("\n", "; "))
 
 
-def webhook_sink(url: str, timeout_s: float = TIMEOUT_S) -> Sink:
+def webhook_sink(url: str) -> Sink:
     """Return a sink that posts an alert's fields and its `text` as JSON. ReliableError unless it is an HTTP URL."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -89,7 +89,7 @@ def webhook_sink(url: str, timeout_s: float = TIMEOUT_S) -> Sink:
         body = json.dumps(msgspec.to_builtins(alert) | {"text": alert.text()}).encode()
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - the operator's URL
         # Raises for a status other than 2xx.
-        with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310 - the operator's URL
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310 - the operator's URL
             pass
 
     return post
@@ -104,7 +104,6 @@ def email_sink(
     user: str | None = None,
     password: str | None = None,
     starttls: bool = False,
-    timeout_s: float = TIMEOUT_S,
 ) -> Sink:
     """Return a sink that sends the alert by e-mail."""
 
@@ -114,7 +113,7 @@ def email_sink(
         message["From"] = sender
         message["To"] = ", ".join(recipients)
         message.set_content(alert.text())
-        with smtplib.SMTP(host, port, timeout=timeout_s) as server:
+        with smtplib.SMTP(host, port, timeout=TIMEOUT_S) as server:
             if starttls:
                 server.starttls(context=ssl.create_default_context())  # verifies, before the password is sent
             if user is not None:

@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from sqlalchemy import ClauseElement, Compiled, Dialect
+from sqlalchemy import ClauseElement, Dialect
 from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -95,7 +94,6 @@ class DriverConnection:
             kind = type(self._connection)
             raise ReliableError(f"{kind.__module__}.{kind.__qualname__} is not supported: use {SUPPORTED}")
         self.dialect, is_autocommit = _DRIVERS[name]
-        self.driver = name
         if is_autocommit(self._connection):
             raise ReliableError(
                 "the connection is in autocommit mode and outside a transaction, so the message would be committed "
@@ -105,36 +103,28 @@ class DriverConnection:
     def execute(self, statement: ClauseElement) -> DriverResult:
         """Execute a statement; IntegrityError of SQLAlchemy for the driver's, other errors are the driver's own."""
         compiled = statement.compile(dialect=self.dialect)
-        return self.run(compiled, compiled.params)
+        # A statement with positional parameters has their names in order.
+        names: list[str] | None = getattr(compiled, "positiontup", None)
+        parameters: Any = compiled.params if names is None else [compiled.params[name] for name in names]
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(str(compiled), parameters)
+            return DriverResult(list(cursor.fetchall()) if cursor.description else [], cursor.rowcount)
+        except Exception as error:
+            if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
+                raise IntegrityError(str(compiled), None, error) from error
+            raise
+        finally:
+            cursor.close()
 
     def scalar(self, statement: ClauseElement) -> Any:
         rows = self.execute(statement).rows
         return rows[0][0] if rows else None
 
-    def run(self, compiled: Compiled, values: Mapping[str, Any]) -> DriverResult:
-        # A statement with positional parameters has their names in order.
-        names: list[str] | None = getattr(compiled, "positiontup", None)
-        parameters = values if names is None else [values[name] for name in names]
-        with self._cursor(str(compiled)) as cursor:
-            cursor.execute(str(compiled), parameters)
-            return DriverResult(list(cursor.fetchall()) if cursor.description else [], cursor.rowcount)
-
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call back after the commit, if this is Django's connection; drivers do not announce commits."""
         if self._django is not None:
             self._django.on_commit(callback)
-
-    @contextmanager
-    def _cursor(self, statement: str) -> Iterator[Any]:
-        cursor = self._connection.cursor()
-        try:
-            yield cursor
-        except Exception as error:
-            if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
-                raise IntegrityError(statement, None, error) from error
-            raise
-        finally:
-            cursor.close()
 
 
 def _package(kind: type) -> str:

@@ -30,7 +30,7 @@ from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import msgspec
-from sqlalchemy import ColumnElement, Compiled, Connection, Row, Table, case, event, insert
+from sqlalchemy import ColumnElement, Connection, Row, Table, case, event, insert
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, registry, scoped_session
@@ -74,8 +74,6 @@ class Outbox:
         self.groups = awaited(_awaiting(groups))
         self.max_message_size = max_message_size
         self._stub = _mapped(self.tables.stub)
-        # The INSERT of a stub by driver, so that it is compiled once.
-        self._inserts: dict[str, Compiled] = {}
         self._after_commit: list[Callable[[], None]] = []
         # Sessions that already have an after_commit listener; weak, so that the outbox keeps none of them alive.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -135,13 +133,7 @@ class Outbox:
 
     def _add_by_driver(self, transaction: DBAPIConnection, row: dict[str, Any]) -> None:
         connection = DriverConnection(transaction)
-        statement = insert(self.tables.stub).values(row).inline()
-        if isinstance(row["delay_ms"], ColumnElement):
-            connection.execute(statement)
-        else:
-            if connection.driver not in self._inserts:
-                self._inserts[connection.driver] = statement.compile(dialect=connection.dialect)
-            connection.run(self._inserts[connection.driver], row)
+        connection.execute(insert(self.tables.stub).values(row).inline())
         if self._after_commit:
             connection.on_commit(self.committed)
 

@@ -1,6 +1,6 @@
 """Claims in Redis, taken before the database's, so that duplicates need no database query.
 
-    a duplicate of a message that is done     acknowledged, for `done_ms` after it was done
+    a duplicate of a message that is done     acknowledged, for `DONE_MS` after it was done
     a duplicate of one that a worker has      delivered again later
 
 They are an optimization: only the database's claim lets a worker start, and a message is marked as done after its
@@ -67,12 +67,10 @@ class RedisClaims:
         *,
         prefix: str = "rucola:claim:",
         backoff_s: float = BACKOFF_S,
-        done_ms: int = DONE_MS,
     ) -> None:
         self._client: Any = client
         self._prefix = prefix
         self._backoff_s = backoff_s
-        self._done_ms = done_ms
         # Monotonic time until which Redis is not used. Threads race on it without harm: at worst one more call fails.
         self._backoff_until = 0.0
         self._outages = Outages(logger)
@@ -99,7 +97,7 @@ class RedisClaims:
 
     async def finish(self, delivery: GroupDelivery) -> None:
         """Mark the message as done, if the key is still held."""
-        await self._call(_FINISH, delivery, delivery.token, self._done_ms)
+        await self._call(_FINISH, delivery, delivery.token, DONE_MS)
 
     async def release(self, delivery: GroupDelivery) -> None:
         await self._call(_RELEASE, delivery, delivery.token)

@@ -105,6 +105,5 @@ def _walk(connection: Connection, tables: Tables, table: str, range_rows: int) -
 
 
 def _key(tables: Tables, table: str) -> Column[Any]:
-    of: dict[str, Any] = {"stub": tables.stub, "receipt": tables.receipt, "done": tables.done}
-    column: Column[Any] = of[table].c[_KEYS[table]]
+    column: Column[Any] = getattr(tables, table).c[_KEYS[table]]
     return column
