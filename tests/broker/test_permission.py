@@ -9,6 +9,7 @@ import pytest
 from rucola.access import Action, Caller, Reason, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.interceptors import Permission, SlaveRefusal
+from rucola.broker.limits import Limits
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.group import SubscriptionGroupConfig
@@ -22,8 +23,9 @@ ALL = PERM_READ | PERM_WRITE
 def permission(path: Path, broker: int = ALL, topic: int = ALL, consume_enable: bool = True) -> Permission:
     """Permissions with a topic T, a retry topic of the group g with the same permission, and the group g."""
     config = BrokerConfig(broker_permission=broker, broker_ip1="1.2.3.4")
-    topics = TopicConfigTable(path / "topics.json", config, lambda: None)
-    groups = SubscriptionGroupTable(path / "groups.json", config, lambda: None)
+    limits = Limits(config, lambda: 0)
+    topics = TopicConfigTable(path / "topics.json", config, lambda: None, limits)
+    groups = SubscriptionGroupTable(path / "groups.json", config, lambda: None, limits)
     for name in ("T", "%RETRY%g"):
         topics.put(TopicConfig(topic_name=name, perm=topic), 0)
     groups.put(SubscriptionGroupConfig(group_name="g", consume_enable=consume_enable), 0)

@@ -9,6 +9,7 @@ import pytest
 from rucola.broker.background.registration import Registration
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.broker.limits import Limits
 from rucola.broker.tables.settings_table import MAX_CHANGES
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.route import RegisterBrokerBody
@@ -98,7 +99,7 @@ async def test_a_name_server_that_has_the_other_topics_gets_only_those_that_chan
     namesrv, client = RemotingServer(HOST, 0, codes), RemotingClient()
     await namesrv.start()
     config = BrokerConfig(namesrv_addr=f"{HOST}:{namesrv.port}")
-    topics = TopicConfigTable(tmp_path / "topics.json", config, lambda: None)
+    topics = TopicConfigTable(tmp_path / "topics.json", config, lambda: None, Limits(config, lambda: 0))
     topics.load(1)
     system = list(topics)
     registration = Registration(config, topics, client)

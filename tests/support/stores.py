@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rucola.broker.config import BrokerConfig
+from rucola.broker.limits import Limits
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.message import MessageInner, MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
@@ -126,7 +127,12 @@ def golden_config(path: Path, name: str) -> StoreConfig:
 def topic_table(store: MessageStore) -> TopicConfigTable:
     """The topics of a broker on an open store, which writes no changes."""
     config = BrokerConfig(broker_name="b", bind_address="127.0.0.1")
-    table = TopicConfigTable(Path(store.config.store_path_root_dir) / "config" / "topics.json", config, lambda: None)
+    table = TopicConfigTable(
+        Path(store.config.store_path_root_dir) / "config" / "topics.json",
+        config,
+        lambda: None,
+        Limits(config, lambda: 0),
+    )
     table.load(0)
     return table
 

@@ -39,10 +39,9 @@ from rucola.broker.role import LogPosition
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
 from rucola.broker.tables.queue_locks import QueueLockTable
+from rucola.broker.tables.settings_table import SettingsTable
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.domain.group import SubscriptionGroupWrapper
 from rucola.domain.queue import QueueLocks
-from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.errors import MQError, RemoteProtocolError, is_unreachable
 from rucola.outages import Outages
 from rucola.protocol.body import decode_body
@@ -179,17 +178,10 @@ class SlaveSynchronize:
 
     def _copy_topics(self, answer: _Answer) -> None:
         self._has_versions = bool(answer.version)
-        topics = decode_body(TopicConfigSerializeWrapper, answer.body)
-        # Replacing the table writes a file and registers: skip it while the master has changed nothing.
-        if topics.data_version != self._topics.data_version:
-            self._topics.replace(topics)
-            logger.info("topics synchronized with the master, data version %s", topics.data_version)
+        _replace(self._topics, "topics", answer)
 
     def _copy_groups(self, answer: _Answer) -> None:
-        groups = decode_body(SubscriptionGroupWrapper, answer.body)
-        if groups.data_version != self._groups.data_version:
-            self._groups.replace(groups)
-            logger.info("consumer groups synchronized with the master, data version %s", groups.data_version)
+        _replace(self._groups, "consumer groups", answer)
 
     def _copy_offsets(self, answer: _Answer) -> None:
         self._offsets.merge(parse_consumer_offsets("the master's response", fastjson.loads(answer.body)))
@@ -239,3 +231,11 @@ class SlaveSynchronize:
             else:
                 self._outages.succeeded(subject)
                 self._applied[delivery] = covered.table
+
+
+def _replace(table: SettingsTable[Any, Any], name: str, answer: _Answer) -> None:
+    whole = decode_body(table.whole_type, answer.body)
+    # Replacing the table writes a file, and registers topics: skip it while the master has changed nothing.
+    if whole.data_version != table.data_version:
+        table.replace(whole)
+        logger.info("%s synchronized with the master, data version %s", name, whole.data_version)

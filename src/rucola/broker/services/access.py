@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from rucola import refusals
 from rucola.access import Caller, Reason, Refused
@@ -19,8 +20,6 @@ from rucola.acl.principal import Principal
 from rucola.acl.user_store import UserStore
 from rucola.domain.user import AclInfo, UserInfo
 from rucola.errors import ConfigError
-
-T = TypeVar("T")
 
 NO_VERSION: Mapping[str, int] = {"counter": 0, "timestamp": 0}
 
@@ -42,31 +41,29 @@ class AccessService:
 
     async def update_account(self, entry: Mapping[str, Any]) -> None:
         """Create or change an account, see `PlainAclFiles.update_account`."""
-        files = self._plain(Reason.ACCOUNT_NOT_CHANGED)
-        await self._change(lambda: files.update_account(entry), Reason.ACCOUNT_NOT_CHANGED)
+        await self._change_files(Reason.ACCOUNT_NOT_CHANGED, lambda files: files.update_account(entry))
 
     async def delete_account(self, access_key: str) -> None:
-        files = self._plain(Reason.ACCOUNT_NOT_DELETED)
-        await self._change(lambda: files.delete_account(access_key), Reason.ACCOUNT_NOT_DELETED)
+        await self._change_files(Reason.ACCOUNT_NOT_DELETED, lambda files: files.delete_account(access_key))
 
     async def update_white_addresses(self, patterns: list[str], file: str | None) -> None:
         """Replace the global white addresses of a file."""
-        files = self._plain(Reason.WHITE_ADDRESSES_NOT_CHANGED)
-        await self._change(lambda: files.update_white_addresses(patterns, file), Reason.WHITE_ADDRESSES_NOT_CHANGED)
+        reason = Reason.WHITE_ADDRESSES_NOT_CHANGED
+        await self._change_files(reason, lambda files: files.update_white_addresses(patterns, file))
 
     # ACL 2.0.
 
     async def create_user(self, caller: Caller, name: str, user: UserInfo) -> None:
-        store, (by, by_super) = self._users, _changer(caller)
-        await self._change(lambda: store.create_user(name, user, by, by_super=by_super))
+        by, by_super = _changer(caller)
+        await self._change(partial(self._users.create_user, name, user, by, by_super=by_super))
 
     async def update_user(self, caller: Caller, name: str, user: UserInfo) -> None:
-        store, (by, by_super) = self._users, _changer(caller)
-        await self._change(lambda: store.update_user(name, user, by, by_super=by_super))
+        by, by_super = _changer(caller)
+        await self._change(partial(self._users.update_user, name, user, by, by_super=by_super))
 
     async def delete_user(self, caller: Caller, name: str) -> None:
-        store, (by, by_super) = self._users, _changer(caller)
-        await self._change(lambda: store.delete_user(name, by, by_super=by_super))
+        by, by_super = _changer(caller)
+        await self._change(partial(self._users.delete_user, name, by, by_super=by_super))
 
     def user(self, name: str) -> UserInfo | None:
         return self._users.user(name)
@@ -75,13 +72,11 @@ class AccessService:
         return self._users.users(text)
 
     async def set_policies(self, subject: str, acl: AclInfo) -> None:
-        store = self._users
-        await self._change(lambda: store.set_policies(subject, acl))
+        await self._change(partial(self._users.set_policies, subject, acl))
 
     async def delete_policies(self, subject: str, policy_type: str | None, resource: str | None) -> None:
         """Delete an entry, or all policies of a subject."""
-        store = self._users
-        await self._change(lambda: store.delete_policies(subject, policy_type, resource))
+        await self._change(partial(self._users.delete_policies, subject, policy_type, resource))
 
     def policies(self, subject: str) -> AclInfo | None:
         return self._users.policies(subject)
@@ -100,6 +95,9 @@ class AccessService:
         if self._store is None:
             raise Refused(refusals.NO_USERS)
         return self._store
+
+    async def _change_files(self, reason: Reason, change: Callable[[PlainAclFiles], None]) -> None:
+        await self._change(partial(change, self._plain(reason)), reason)
 
     async def _change(self, change: Callable[[], None], reason: Reason = Reason.FAILED) -> None:
         async with self._changing:

@@ -47,7 +47,7 @@ class GroupService:
         await self._state.persistence.wait_persisted()
 
     def all(self) -> SubscriptionGroupWrapper:
-        return self._state.groups.wrapper()
+        return self._state.groups.whole()
 
     def consuming(self, topic: str) -> list[str]:
         """Return the groups that subscribe to a topic now or have offsets on it."""

@@ -70,7 +70,7 @@ class TopicService:
         await self._settled()
 
     def all(self) -> TopicConfigSerializeWrapper:
-        return self._state.topics.wrapper()
+        return self._state.topics.whole()
 
     @sliced
     def queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:

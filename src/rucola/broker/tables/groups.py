@@ -11,44 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rucola import fastjson
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.broker.tables.settings_table import SettingsTable
 from rucola.domain.group import SYSTEM_GROUPS, SubscriptionGroupConfig, SubscriptionGroupWrapper
-from rucola.message.topics import check_group, is_lmq
+from rucola.message.topics import check_group
 
 
-class SubscriptionGroupTable(SettingsTable[SubscriptionGroupConfig]):
+class SubscriptionGroupTable(SettingsTable[SubscriptionGroupConfig, SubscriptionGroupWrapper]):
     def __init__(
         self,
         path: Path,
         config: BrokerConfig,
         on_change: Callable[[], None],
-        limits: Limits | None = None,
+        limits: Limits,
         *,
         enable_lmq: bool = False,
     ) -> None:
-        super().__init__(path, "subscriptionGroupTable", on_change)
+        super().__init__(path, SubscriptionGroupWrapper, on_change, _group if enable_lmq else None)
         self._config = config
         self._limits = limits
-        self.get: Callable[[str], SubscriptionGroupConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
-        """Return the settings of a group, or None. Bound directly to the dictionary: every pull calls it."""
 
     def load(self) -> None:
         """Load the file, and add the system groups. Raises StoreCorrupt if the file cannot be parsed."""
-        value = self._file.read()
-        if value:
-            stored = fastjson.to_struct(SubscriptionGroupWrapper, value)
-            self._add(stored.subscription_group_table)
-            self.data_version = stored.data_version
+        self._read()
         for name, broadcast in SYSTEM_GROUPS.items():
             if name not in self._table:
                 self._add({name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=broadcast)})
-
-    def _get_or_lmq(self, group: str) -> SubscriptionGroupConfig | None:
-        found = self._table.get(group)
-        return SubscriptionGroupConfig(group_name=group) if found is None and is_lmq(group) else found
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
         """Return the group, created if permitted, else None. Raises InvalidMessage for an illegal name, or Refused."""
@@ -56,9 +45,8 @@ class SubscriptionGroupTable(SettingsTable[SubscriptionGroupConfig]):
         config = self.get(group)
         if config is None and self._config.auto_create_subscription_group:
             check_group(group)
-            if self._limits is not None:
-                self._limits.check_new_group(group, len(self._table))
-            config = SubscriptionGroupConfig(group_name=group)
+            self._limits.check_new_group(group, len(self._table))
+            config = _group(group)
             self.put(config, now_ms)
         return config
 
@@ -69,9 +57,6 @@ class SubscriptionGroupTable(SettingsTable[SubscriptionGroupConfig]):
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
         self._put(config.group_name, config, now_ms)
 
-    def replace(self, groups: SubscriptionGroupWrapper) -> None:
-        """Replace everything by the table of a master, including the data version."""
-        self._replace(groups.subscription_group_table, groups.data_version)
 
-    def wrapper(self) -> SubscriptionGroupWrapper:
-        return SubscriptionGroupWrapper(data_version=self.data_version, subscription_group_table=self._table)
+def _group(name: str) -> SubscriptionGroupConfig:
+    return SubscriptionGroupConfig(group_name=name)

@@ -18,21 +18,30 @@ from msgspec import Struct
 
 from rucola import fastjson
 from rucola.domain.topic import DataVersion
+from rucola.message.topics import is_lmq
 from rucola.store.config_files import ConfigFile
 
 C = TypeVar("C", bound=Struct)
+W = TypeVar("W", bound=Struct)
 
 MAX_CHANGES: Final = 4096
 """The last changes that `changes_since` knows by name."""
 
 
-class SettingsTable(Generic[C]):
-    """`member` names the member of the file that has the entries."""
+class SettingsTable(Generic[C, W]):
+    """A table whose file, and response with all entries, is a `whole`: a DataVersion, and the entries by name.
 
-    def __init__(self, path: Path, member: str, on_change: Callable[[], None]) -> None:
+    `lmq` returns the settings of a light message queue, which is not in the table; None without enableLmq.
+    """
+
+    def __init__(
+        self, path: Path, whole: type[W], on_change: Callable[[], None], lmq: Callable[[str], C] | None
+    ) -> None:
         self._file = ConfigFile(path)
-        self._member = member
+        self.whole_type = whole
+        _, self._member = msgspec.structs.fields(whole)
         self._on_change = on_change
+        self._lmq = lmq
         self.data_version = DataVersion()
         self._table: Final[dict[str, C]] = {}
         self._encoded: Final[dict[str, str]] = {}
@@ -41,9 +50,22 @@ class SettingsTable(Generic[C]):
         """The names that the last data versions changed, one each."""
         self.unwritten: Final[set[str]] = set()
         """Names that were added and are not in the file yet."""
+        self.get: Callable[[str], C | None] = self._table.get if lmq is None else self._get_or_lmq
+        """Return the settings of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
     def __iter__(self) -> Iterator[C]:
         return iter(self._table.values())
+
+    def whole(self) -> W:
+        return self.whole_type(**{"data_version": self.data_version, self._member.name: self._table})
+
+    def replace(self, whole: Any) -> None:
+        """Replace everything by the table of a master, including the data version."""
+        self._table.clear()
+        self._encoded.clear()
+        self._changes.clear()
+        self._take(whole)
+        self._on_change()
 
     def remove(self, name: str, now_ms: int) -> None:
         if self._table.pop(name, None) is not None:
@@ -67,7 +89,7 @@ class SettingsTable(Generic[C]):
         version = msgspec.to_builtins(self.data_version)
 
         def document() -> dict[str, Any]:
-            return {"dataVersion": version, self._member: fastjson.pretty_object(entries, level=1)}
+            return {"dataVersion": version, self._member.encode_name: fastjson.pretty_object(entries, level=1)}
 
         write = self._file.prepare_write(document)
 
@@ -76,6 +98,21 @@ class SettingsTable(Generic[C]):
             self.unwritten.difference_update(unwritten)
 
         return persist
+
+    def _read(self) -> bool:
+        """Load the file; return whether there is one. Raises StoreCorrupt if it cannot be parsed."""
+        value = self._file.read()
+        if value:
+            self._take(fastjson.to_struct(self.whole_type, value))
+        return bool(value)
+
+    def _take(self, whole: Any) -> None:
+        self._add(getattr(whole, self._member.name))
+        self.data_version = whole.data_version
+
+    def _get_or_lmq(self, name: str) -> C | None:
+        found = self._table.get(name)
+        return self._lmq(name) if found is None and self._lmq is not None and is_lmq(name) else found
 
     def _put(self, name: str, config: C, now_ms: int) -> None:
         if name not in self._table:
@@ -90,12 +127,4 @@ class SettingsTable(Generic[C]):
     def _changed(self, name: str, now_ms: int) -> None:
         self._changes.append(name)
         self.data_version = self.data_version.next(now_ms)
-        self._on_change()
-
-    def _replace(self, table: Mapping[str, C], version: DataVersion) -> None:
-        self._table.clear()
-        self._encoded.clear()
-        self._changes.clear()
-        self._add(table)
-        self.data_version = version
         self._on_change()

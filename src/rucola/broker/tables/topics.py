@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from rucola import fastjson
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.broker.tables.settings_table import SettingsTable
@@ -36,17 +35,17 @@ SCHEDULE_QUEUE_NUMS = 18
 BENCHMARK_QUEUE_NUMS = 1024
 
 
-class TopicConfigTable(SettingsTable[TopicConfig]):
+class TopicConfigTable(SettingsTable[TopicConfig, TopicConfigSerializeWrapper]):
     def __init__(
         self,
         path: Path,
         config: BrokerConfig,
         on_change: Callable[[], None],
-        limits: Limits | None = None,
+        limits: Limits,
         *,
         enable_lmq: bool = False,
     ) -> None:
-        super().__init__(path, "topicConfigTable", on_change)
+        super().__init__(path, TopicConfigSerializeWrapper, on_change, _light_queue if enable_lmq else None)
         self._config = config
         self._limits = limits
         self._own: Final = frozenset(
@@ -58,25 +57,12 @@ class TopicConfigTable(SettingsTable[TopicConfig]):
             }
         )
         self.by_name: Final[Mapping[str, TopicConfig]] = self._table
-        self.get: Callable[[str], TopicConfig | None] = self._get_or_lmq if enable_lmq else self._table.get
-        """Return the topic of a name, or None. Bound directly to the dictionary: every send and pull calls it."""
 
     def load(self, now_ms: int) -> None:
         """Load the file, and add the system topics. Raises StoreCorrupt if the file cannot be parsed."""
-        value = self._file.read()
-        if value:
-            stored = fastjson.to_struct(TopicConfigSerializeWrapper, value)
-            self._add(stored.topic_config_table)
-            self.data_version = stored.data_version
-        self._add({topic.topic_name: topic for topic in self._missing_system_topics()})
-        if not value:
+        if not self._read():
             self.data_version = DataVersion(timestamp=now_ms)
-
-    def _get_or_lmq(self, topic: str) -> TopicConfig | None:
-        found = self._table.get(topic)
-        if found is None and topics.is_lmq(topic):
-            return TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
-        return found
+        self._add({topic.topic_name: topic for topic in self._missing_system_topics()})
 
     @property
     def system_topics(self) -> frozenset[str]:
@@ -119,7 +105,7 @@ class TopicConfigTable(SettingsTable[TopicConfig]):
         if default_topic == topics.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             return None
         if is_limited:
-            self._check_room(topic)
+            self._limits.check_new_topic(topic, len(self._table))
         # A producer may request fewer queues than the default topic has, not more. The permission to inherit is not
         # inherited itself.
         queue_nums = max(0, min(queue_nums, default.write_queue_nums))
@@ -141,7 +127,7 @@ class TopicConfigTable(SettingsTable[TopicConfig]):
         config = self._table.get(topic)
         if config is None:
             if is_limited:
-                self._check_room(topic)
+                self._limits.check_new_topic(topic, len(self._table))
             config = TopicConfig(
                 topic_name=topic,
                 read_queue_nums=queue_nums,
@@ -173,17 +159,6 @@ class TopicConfigTable(SettingsTable[TopicConfig]):
         """Create the topic of timer messages at the first one: Apache's tools would list it as a user's topic."""
         self.ensure(topics.TIMER_TOPIC, 1, now_ms)
 
-    def _check_room(self, topic: str) -> None:
-        if self._limits is not None:
-            self._limits.check_new_topic(topic, len(self._table))
-
-    def replace(self, topics: TopicConfigSerializeWrapper) -> None:
-        """Replace everything by the table of a master, including the data version."""
-        self._replace(topics.topic_config_table, topics.data_version)
-
-    def wrapper(self) -> TopicConfigSerializeWrapper:
-        return TopicConfigSerializeWrapper(data_version=self.data_version, topic_config_table=self._table)
-
     def _missing_system_topics(self) -> list[TopicConfig]:
         return [topic for topic in self._system_topics() if topic.topic_name not in self._table]
 
@@ -206,3 +181,7 @@ class TopicConfigTable(SettingsTable[TopicConfig]):
         if config.trace_topic_enable:
             yield topic(config.msg_trace_topic_name)
         yield topic(topics.reply_topic(config.broker_cluster_name))
+
+
+def _light_queue(topic: str) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
