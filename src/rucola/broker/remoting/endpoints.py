@@ -42,7 +42,7 @@ def broker_endpoints(
         TransactionAdapter(services.transactions),
         pulls,
         QueryAdapter(services.query),
-        OffsetAdapter(services.offsets),
+        OffsetAdapter(services.offsets, state),
         HeartbeatAdapter(services.clients),
         LockAdapter(services.locks, state.persistence),
         TopicAdapter(services.topics),

@@ -11,6 +11,7 @@ from typing import Any
 from rucola import fastjson
 from rucola.access import Action, Resource
 from rucola.broker.services.offsets import OffsetService
+from rucola.broker.state import BrokerState
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.offset import (
@@ -37,8 +38,10 @@ def _topic(header: QueueRequestHeader | SearchOffsetRequestHeader) -> Resource:
 
 
 class OffsetAdapter:
-    def __init__(self, service: OffsetService) -> None:
+    def __init__(self, service: OffsetService, state: BrokerState) -> None:
         self._service = service
+        self._state = state
+        self._store = state.store
 
     def endpoints(self) -> Endpoints:
         read, commit = QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
@@ -65,26 +68,27 @@ class OffsetAdapter:
 
     def search(self, request: Request[SearchOffsetRequestHeader]) -> Reply:
         header = request.content
-        return _offset(request, self._service.by_time(header.topic, header.queue_id, header.timestamp))
+        return _offset(request, self._store.offset_by_time(header.topic, header.queue_id, header.timestamp))
 
     def max_offset(self, request: Request[QueueRequestHeader]) -> Reply:
-        return _offset(request, self._service.max_offset(request.content.topic, request.content.queue_id))
+        return _offset(request, self._store.max_offset(request.content.topic, request.content.queue_id, visible=True))
 
     def min_offset(self, request: Request[QueueRequestHeader]) -> Reply:
-        return _offset(request, self._service.min_offset(request.content.topic, request.content.queue_id))
+        return _offset(request, self._store.min_offset(request.content.topic, request.content.queue_id))
 
     def earliest_store_time(self, request: Request[QueueRequestHeader]) -> Reply:
-        timestamp = self._service.earliest_store_time(request.content.topic, request.content.queue_id)
+        timestamp = self._store.earliest_store_time(request.content.topic, request.content.queue_id)
         return request.success(EarliestStoreTimeResponseHeader(timestamp=timestamp))
 
     async def all_consumer_offsets(self, request: Request[TableVersionHeader]) -> Answer:
         # The version comes first: what changes while the table is encoded is sent again at the next request.
-        version, offsets = self._service.consumer_offsets_since(request.content.table_version)
+        version = self._state.offsets.version
+        offsets = self._state.offsets.changes_since(request.content.table_version)
         body = await in_slices(offset_table_steps(offsets))
         return request.success(self._copied(request.content, version), body)
 
     def delay_offsets(self, request: Request[TableVersionHeader]) -> Reply:
-        body = fastjson.dumps({"offsetTable": dict(self._service.delay_offsets())})
+        body = fastjson.dumps({"offsetTable": dict(self._state.delayed.progress())})
         return request.success(self._copied(request.content), body)
 
     def _copied(self, header: TableVersionHeader, version: str | None = None) -> TableCopyHeader | None:
@@ -92,7 +96,7 @@ class OffsetAdapter:
             return None
         # Read after the table: everything that it counts as delivered is before this end. Read before it, a
         # message that is delivered in between would be after the end.
-        begin, end = self._service.log_begin(), self._service.log_position()
+        begin, end = self._store.min_physical_offset, self._state.mastership.position
         return TableCopyHeader(table_version=version, log_epoch=end.epoch, log_begin=begin, log_end=end.end)
 
 

@@ -58,7 +58,7 @@ class BrokerServices:
         self.consume_stats = ConsumeStatsService(state)
         self.inspection = InspectionService(state, calls, late.read)
         self.configuration = ConfigurationService(state, config_file, topics_registered)
-        self.runtime_info = RuntimeInfoService(state, state.delayed)
+        self.runtime_info = RuntimeInfoService(state)
         self.diagnosis = DiagnosisService(state.store, state.topics)
         self.cleanup = CleanupService(state)
         self.access = access

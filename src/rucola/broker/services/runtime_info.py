@@ -10,7 +10,6 @@ import shutil
 
 from rucola import refusals
 from rucola.access import Refused
-from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.state import BrokerState
 from rucola.domain.statistics import BrokerStatsData
 from rucola.domain.version import VERSION, VERSION_TEXT
@@ -21,12 +20,12 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class RuntimeInfoService:
-    def __init__(self, state: BrokerState, delayed: ScheduleMessageService) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._stats = state.stats
         self._clock = state.clock
         self._store = state.store
-        self._delayed = delayed
+        self._delayed = state.delayed
 
     def figures(self) -> dict[str, str]:
         """Return all figures by Apache's names, sorted."""
