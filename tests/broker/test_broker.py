@@ -23,8 +23,6 @@ from rucola.protocol.command import RemotingCommand, SerializeType
 from rucola.protocol.query import QueryMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeader
 from rucola.protocol.topic import TopicRequestHeader
-from rucola.remoting.client import RemotingClient
-from rucola.remoting.connection import Connection
 from rucola.store import mapped_file
 from rucola.store.config import FlushDiskType
 from rucola.store.kernel_flush import KernelFlush
@@ -157,17 +155,23 @@ async def test_send_fails_after_a_failed_flush(tmp_path: Path, monkeypatch: pyte
         await peer.send()
 
 
+def no_flush(patch: pytest.MonkeyPatch) -> None:
+    """Have every flush fail."""
+
+    def fail(mapped: mmap, begin: int, end: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    patch.setattr(mapped_file, "sync_pages", fail)
+    patch.setattr(KernelFlush, "submit", lambda *_: False)
+
+
 async def test_message_without_wait_is_answered_before_the_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(mapped: mmap, begin: int, end: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     async with broker_peer(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
         assert (await peer.send()).code == ResponseCode.SUCCESS
         with monkeypatch.context() as broken:
-            broken.setattr(mapped_file, "sync_pages", never)
-            broken.setattr(KernelFlush, "submit", lambda *_: False)
+            no_flush(broken)
             answers = await asyncio.gather(*(peer.send(properties="WAIT\x01false\x02") for _ in range(3)))
             assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
 
@@ -175,14 +179,10 @@ async def test_message_without_wait_is_answered_before_the_flush(
 async def test_a_batch_of_one_waits_for_the_flush_whatever_its_message_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(mapped: mmap, begin: int, end: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
     async with broker_peer(tmp_path, sync_flush, check_store=False) as peer:
         assert (await peer.send()).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(mapped_file, "sync_pages", never)
-        monkeypatch.setattr(KernelFlush, "submit", lambda *_: False)
+        no_flush(monkeypatch)
         body = encode_batch([Message("T", b"one", properties={"WAIT": "false"})])
         answer = await peer.send_batch(body, properties="")
         assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
@@ -212,33 +212,6 @@ async def test_start_on_a_taken_port_names_the_port(tmp_path: Path) -> None:
 
 
 # Groups.
-
-
-async def test_members_are_notified_when_the_group_changes(tmp_path: Path) -> None:
-    notified: asyncio.Queue[str] = asyncio.Queue()
-
-    def note(connection: Connection, command: RemotingCommand) -> None:
-        assert command.is_oneway
-        notified.put_nowait(command.ext_fields["consumerGroup"])
-
-    async with broker_peer(tmp_path) as peer:
-        first = RemotingClient({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: note})
-        second = RemotingClient()
-
-        async def beat(client: RemotingClient, client_id: str) -> None:
-            command = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat(client_id))
-            assert (await client.invoke(peer.broker.address, command)).code == ResponseCode.SUCCESS
-
-        async with asyncio.timeout(10):
-            await beat(first, "first")
-            assert await notified.get() == "g"
-            await beat(first, "first")  # nothing new
-            await beat(second, "second")
-            assert await notified.get() == "g"
-            await second.close()
-            assert await notified.get() == "g"
-        assert notified.empty()
-        await first.close()
 
 
 async def test_pull_by_the_group_subscription(tmp_path: Path) -> None:

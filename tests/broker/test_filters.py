@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from rucola.broker.limits import Limits
 from rucola.broker.tables.consumer_filters import ConsumerFilterTable
 from rucola.domain.client import ConsumerData, HeartbeatData
 from rucola.domain.subscription import SubscriptionData, subscription
-from rucola.errors import StoreCorrupt
 from rucola.message.record import decode_many
 from rucola.protocol import pull
 from rucola.protocol.body import decode_body, encode_body
@@ -146,12 +147,6 @@ def test_a_filter_ends_when_the_group_leaves_or_switches_to_tags(table: Consumer
     assert table.get("T", "other") is not None
 
 
-def test_a_damaged_filter_file_is_named(tmp_path: Path, table: ConsumerFilterTable) -> None:
-    (tmp_path / "consumerFilter.json").write_text("{nonsense")
-    with pytest.raises(StoreCorrupt):
-        table.load(T0)
-
-
 # Pulls.
 
 
@@ -161,9 +156,16 @@ async def send_numbers(peer: Peer, count: int = 6) -> None:
         assert answer.code == ResponseCode.SUCCESS
 
 
+@asynccontextmanager
+async def numbers(path: Path, count: int = 6) -> AsyncIterator[Peer]:
+    """A broker that filters by properties, with so many messages."""
+    async with broker_peer(path, enable_property_filter=True) as peer:
+        await send_numbers(peer, count)
+        yield peer
+
+
 async def test_a_pull_returns_messages_that_the_groups_expression_matches(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
-        await send_numbers(peer)
+    async with numbers(tmp_path) as peer:
         await subscribe(peer, by_properties("a > 1 AND TAGS = 'B'", 7))
         answer = await peer.pull(sys_flag=0, sub_version=7)
         assert (answer.code, bodies(answer)) == (ResponseCode.SUCCESS, [b"3", b"5"])
@@ -174,8 +176,7 @@ async def test_a_pull_returns_messages_that_the_groups_expression_matches(tmp_pa
 
 
 async def test_the_filter_of_a_group_can_be_queried(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
-        await send_numbers(peer)
+    async with numbers(tmp_path) as peer:
         await subscribe(peer, by_properties("a > 1", 7))
         header = QueryConsumeQueueRequestHeader(topic="T", queue_id=0, index=0, count=1, consumer_group="g")
         answer = decode_body(
@@ -188,8 +189,7 @@ async def test_the_filter_of_a_group_can_be_queried(tmp_path: Path) -> None:
 
 
 async def test_a_pull_may_carry_its_own_expression(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
-        await send_numbers(peer)
+    async with numbers(tmp_path) as peer:
         assert bodies(await peer.pull(subscription="a BETWEEN 1 AND 2", expression_type="SQL92")) == [b"1", b"2"]
         nothing = await peer.pull(subscription="a > 99", expression_type="SQL92")
         assert (nothing.code, nothing.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
@@ -198,8 +198,7 @@ async def test_a_pull_may_carry_its_own_expression(tmp_path: Path) -> None:
 
 
 async def test_a_held_pull_wakes_for_a_message_that_matches(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
-        await send_numbers(peer, 1)
+    async with numbers(tmp_path, 1) as peer:
         await subscribe(peer, by_properties("a = 2"))
         held = asyncio.ensure_future(peer.pull(queue_offset=1, sys_flag=pull.SUSPEND, suspend_timeout_millis=60_000))
         await peer.pull(sys_flag=0)  # answered after the pull before it has been taken in, being on one connection
@@ -211,8 +210,7 @@ async def test_a_held_pull_wakes_for_a_message_that_matches(tmp_path: Path) -> N
 
 
 async def test_an_invalid_filter_is_refused_with_a_reason(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
-        await send_numbers(peer)
+    async with numbers(tmp_path) as peer:
         own = await peer.pull(subscription="a >", expression_type="SQL92")
         assert own.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
         assert "position 3: more is expected" in (own.remark or "")
@@ -274,8 +272,7 @@ async def test_retries_are_filtered_by_the_groups_current_expression(
 
 
 async def test_filters_survive_a_restart_and_end_with_their_group(tmp_path: Path) -> None:
-    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
-        await send_numbers(peer)
+    async with numbers(tmp_path) as peer:
         await subscribe(peer, by_properties("a > 3", 2))
     kept = json.loads((tmp_path / "config" / "consumerFilter.json").read_text())
     data = kept["filterDataByTopic"]["T"]["groupFilterData"]["g"]

@@ -41,6 +41,12 @@ async def flushing(
     assert check(path) == []
 
 
+def put(store: MessageStore, number: int = 0) -> int:
+    """Put a message; the physical offset that it ends at."""
+    stored = store.put(inner(), number)
+    return stored.physical_offset + stored.size
+
+
 async def test_sends_of_consecutive_loop_iterations_share_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,8 +59,7 @@ async def test_sends_of_consecutive_loop_iterations_share_a_flush(
             sync()
 
         def wait(number: int) -> asyncio.Task[bool]:
-            put = store.put(inner(), number)
-            return asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000))
+            return asyncio.create_task(group_commit.wait_flushed(put(store, number), 60_000))
 
         # Five senders at once: each of them sends its next message within a few iterations after the flush.
         assert await asyncio.gather(*map(wait, range(5))) == [True] * 5
@@ -81,8 +86,7 @@ async def test_a_waiter_whose_time_is_over_gets_false_and_the_others_wait_on(
             sync()
 
         def wait(timeout_ms: int) -> asyncio.Task[bool]:
-            put = store.put(inner(), 0)
-            return asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, timeout_ms))
+            return asyncio.create_task(group_commit.wait_flushed(put(store), timeout_ms))
 
         monkeypatch.setattr(store, "flush", stand_still)
         running = wait(20)
@@ -97,10 +101,8 @@ async def test_a_waiter_whose_time_is_over_gets_false_and_the_others_wait_on(
 
 async def test_a_cancelled_waiter_does_not_disturb_the_flush(tmp_path: Path) -> None:
     async with flushing(tmp_path) as (store, group_commit):
-        put = store.put(inner(), 0)
-        cancelled, kept = (
-            asyncio.create_task(group_commit.wait_flushed(put.physical_offset + put.size, 60_000)) for _ in range(2)
-        )
+        end = put(store)
+        cancelled, kept = (asyncio.create_task(group_commit.wait_flushed(end, 60_000)) for _ in range(2))
         await asyncio.sleep(0)
         cancelled.cancel()
         assert await kept
@@ -115,8 +117,7 @@ async def test_a_flush_that_fails_is_no_success_for_any_waiter(tmp_path: Path, m
             def fail(failure: Exception = failure) -> None:
                 raise failure
 
-            put = store.put(inner(), 0)
-            end = put.physical_offset + put.size
+            end = put(store)
             with monkeypatch.context() as context:
                 context.setattr(store, "flush", fail)
                 assert await asyncio.gather(*(group_commit.wait_flushed(end, 60_000) for _ in range(3))) == [False] * 3
@@ -127,8 +128,7 @@ async def test_a_stream_of_messages_does_not_postpone_the_flush(tmp_path: Path) 
     async with flushing(tmp_path) as (store, group_commit):
 
         async def message(number: int) -> bool:
-            put = store.put(inner(), number)
-            return await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
+            return await group_commit.wait_flushed(put(store, number), 60_000)
 
         first = asyncio.create_task(message(0))
         others = []
@@ -144,8 +144,7 @@ async def test_the_kernel_alone_flushes_when_senders_wait(tmp_path: Path, monkey
     async with flushing(tmp_path, FlushDiskType.SYNC_FLUSH) as (store, group_commit):
 
         async def send(number: int) -> bool:
-            put = store.put(inner(), number)
-            return await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
+            return await group_commit.wait_flushed(put(store, number), 60_000)
 
         assert await send(0)  # by the thread: the name of the file has to be made durable
         with monkeypatch.context() as context:
@@ -165,10 +164,8 @@ async def test_waiters_of_a_flush_that_fails_in_the_kernel_get_false(
 
     with MessageStore(config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)) as store:
         group_commit = GroupCommit(store)
-        put = store.put(inner(), 0)
-        assert await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
-        put = store.put(inner(), 1)
-        end = put.physical_offset + put.size
+        assert await group_commit.wait_flushed(put(store), 60_000)
+        end = put(store, 1)
         with monkeypatch.context() as context:
             context.setattr(KernelFlush, "result", fail)
             assert await asyncio.gather(*(group_commit.wait_flushed(end, 60_000) for _ in range(3))) == [False] * 3
@@ -185,8 +182,8 @@ async def test_a_stream_of_kernel_flushes_shares_them(tmp_path: Path) -> None:
 
         async def sender() -> None:
             for number in range(50):
-                put = store.put(inner(), number)
-                assert await group_commit.wait_flushed(put.physical_offset + put.size, 60_000)
-                assert store.flushed_physical_offset >= put.physical_offset + put.size
+                end = put(store, number)
+                assert await group_commit.wait_flushed(end, 60_000)
+                assert store.flushed_physical_offset >= end
 
         await asyncio.gather(*(sender() for _ in range(8)))

@@ -23,6 +23,11 @@ MASTER = "10.0.0.1:10911"
 SLAVE = "10.0.0.2:10911"
 
 
+@pytest.fixture
+def table() -> RouteTable:
+    return RouteTable()
+
+
 def body(*topics: TopicConfig, counter: int = 1, filter_servers: list[str] | None = None) -> RegisterBrokerBody:
     return RegisterBrokerBody(
         filter_server_list=filter_servers or [],
@@ -55,8 +60,7 @@ def register(
     return slices.run(table.registration_steps(broker, body(*topics, counter=counter), now_ms, owner))
 
 
-def test_a_registered_topic_has_a_route() -> None:
-    table = RouteTable()
+def test_a_registered_topic_has_a_route(table: RouteTable) -> None:
     assert register(table, MASTER, "a", 0, topic("T", queues=8, perm=4, sys_flag=1)) is None
     route = table.route("T")
     assert route is not None
@@ -68,8 +72,7 @@ def test_a_registered_topic_has_a_route() -> None:
     assert table.route("Other") is None
 
 
-def test_a_slave_gets_its_masters_address_and_adds_no_topics() -> None:
-    table = RouteTable()
+def test_a_slave_gets_its_masters_address_and_adds_no_topics(table: RouteTable) -> None:
     assert register(table, SLAVE, "a", 1, topic("OnlySlave")) is None, "no master is there yet"
     register(table, MASTER, "a", 0, topic("T"))
     assert register(table, SLAVE, "a", 1, topic("OnlySlave"), counter=2) == ("10.0.0.1:10912", MASTER)
@@ -100,8 +103,9 @@ def test_two_masters_of_one_name_are_logged_once_until_one_is_gone(caplog: pytes
     assert logged() == 2
 
 
-def test_a_slave_that_becomes_the_master_at_its_address_is_no_conflict(caplog: pytest.LogCaptureFixture) -> None:
-    table = RouteTable()
+def test_a_slave_that_becomes_the_master_at_its_address_is_no_conflict(
+    table: RouteTable, caplog: pytest.LogCaptureFixture
+) -> None:
     register(table, MASTER)
     register(table, SLAVE, "a", 1)
     register(table, SLAVE, "a", 0)
@@ -109,8 +113,7 @@ def test_a_slave_that_becomes_the_master_at_its_address_is_no_conflict(caplog: p
     assert "both register" not in caplog.text
 
 
-def test_a_master_of_an_older_epoch_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    table = RouteTable()
+def test_a_master_of_an_older_epoch_is_refused(table: RouteTable, caplog: pytest.LogCaptureFixture) -> None:
     table.admit_master(MASTER, "a", 4)
     table.admit_master(MASTER, "a", 4)
     assert table.newest_master("a") == (4, MASTER)
@@ -148,16 +151,14 @@ def test_with_access_control_only_a_newer_master_replaces_an_address() -> None:
     assert route.broker_datas[0].broker_addrs == {0: SLAVE}
 
 
-def test_the_masters_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_masters_that_are_remembered_are_bounded(table: RouteTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_MASTERS", 2)
-    table = RouteTable()
     for name in ("a", "b", "b", "c"):
         table.admit_master(MASTER, name, 1)
     assert [table.newest_master(name)[0] for name in "abc"] == [0, 1, 1]
 
 
-def test_topics_change_only_with_the_data_version() -> None:
-    table = RouteTable()
+def test_topics_change_only_with_the_data_version(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("T", queues=4), counter=1)
     register(table, MASTER, "a", 0, topic("T", queues=16), counter=1)
     assert [data.read_queue_nums for data in queues_of(table, "T")] == [4]
@@ -165,16 +166,14 @@ def test_topics_change_only_with_the_data_version() -> None:
     assert [data.read_queue_nums for data in queues_of(table, "T")] == [16]
 
 
-def test_a_registration_with_one_new_topic_keeps_the_others() -> None:
-    table = RouteTable()
+def test_a_registration_with_one_new_topic_keeps_the_others(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("T1"), counter=1)
     register(table, MASTER, "a", 0, topic("T2"), counter=2)
     assert table.topics() == ["T1", "T2"]
 
 
-def test_a_registration_with_all_topics_completes_one_with_a_few() -> None:
+def test_a_registration_with_all_topics_completes_one_with_a_few(table: RouteTable) -> None:
     """A name server that starts anew may hear of a changed topic before it hears of all."""
-    table = RouteTable()
     register(table, MASTER, "a", 0, topic("Changed"), counter=7)
     register(table, MASTER, "a", 0, topic("Changed"), topic("Other"), counter=7)
     assert table.topics() == ["Changed", "Other"]
@@ -184,8 +183,7 @@ def steps(table: RouteTable, *topics: TopicConfig, counter: int) -> Generator[No
     return table.registration_steps(Registration(MASTER, "a", 0, "C", ""), body(*topics, counter=counter), 0)
 
 
-def test_a_registration_in_steps_ends_when_its_broker_is_removed() -> None:
-    table = RouteTable()
+def test_a_registration_in_steps_ends_when_its_broker_is_removed(table: RouteTable) -> None:
     running = steps(table, topic("A"), topic("B"), counter=1)
     next(running)
     table.unregister(MASTER)
@@ -208,8 +206,7 @@ def test_registrations_that_overlap_leave_the_newest_topics() -> None:
             assert [queues.read_queue_nums for queues in route.queue_datas] == [repeated]
 
 
-def test_topics_of_a_removed_broker_are_gone_before_they_are_swept() -> None:
-    table = RouteTable()
+def test_topics_of_a_removed_broker_are_gone_before_they_are_swept(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("A"), topic("Both"))
     register(table, SLAVE, "b", 0, topic("B"), topic("Both"))
     table.unregister(MASTER)
@@ -230,8 +227,7 @@ def test_topics_of_a_removed_broker_are_gone_before_they_are_swept() -> None:
     assert table.topic_count == 0
 
 
-def test_a_registration_in_steps_ends_when_its_broker_was_replaced_by_another() -> None:
-    table = RouteTable()
+def test_a_registration_in_steps_ends_when_its_broker_was_replaced_by_another(table: RouteTable) -> None:
     running = steps(table, topic("A"), topic("B"), counter=1)
     next(running)
     table.unregister(MASTER)
@@ -270,8 +266,7 @@ def test_registrations_that_run_at_once_are_bounded_together() -> None:
     assert sorted(table.topics()) == ["A", "B"]
 
 
-def test_long_names_are_refused() -> None:
-    table = RouteTable()
+def test_long_names_are_refused(table: RouteTable) -> None:
     for address, name, cluster in ((MASTER * 50, "a", "C"), (MASTER, "a" * 513, "C"), (MASTER, "a", "C" * 513)):
         with raises(Refused, refusal=refusals.FIELD_TOO_LONG, limit=512):
             register(table, address, name, 0, cluster=cluster)
@@ -280,8 +275,7 @@ def test_long_names_are_refused() -> None:
     assert table.broker_count == 0
 
 
-def test_a_promoted_slave_loses_its_old_id() -> None:
-    table = RouteTable()
+def test_a_promoted_slave_loses_its_old_id(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("T"))
     register(table, SLAVE, "a", 1)
     table.unregister(MASTER)
@@ -291,28 +285,14 @@ def test_a_promoted_slave_loses_its_old_id() -> None:
     assert table.topics() == ["T"]
 
 
-def test_a_renamed_broker_leaves_no_old_routes() -> None:
-    table = RouteTable()
+def test_a_renamed_broker_leaves_no_old_routes(table: RouteTable) -> None:
     register(table, MASTER, "old", 0, topic("T"))
     register(table, MASTER, "new", 0, topic("T"))
     assert list(table.clusters().broker_addr_table) == ["new"]
     assert [data.broker_name for data in queues_of(table, "T")] == ["new"]
 
 
-def test_removing_the_last_address_of_a_broker_removes_its_topics() -> None:
-    table = RouteTable()
-    register(table, MASTER, "a", 0, topic("Both"), topic("OnlyA"))
-    register(table, SLAVE, "b", 0, topic("Both"))
-    table.unregister(MASTER)
-    assert table.topics() == ["Both"]
-    assert [data.broker_name for data in queues_of(table, "Both")] == ["b"]
-    table.unregister(SLAVE)
-    assert table.topics() == []
-    assert table.clusters().cluster_addr_table == {}
-
-
-def test_a_late_unregistration_keeps_the_successor() -> None:
-    table = RouteTable()
+def test_a_late_unregistration_keeps_the_successor(table: RouteTable) -> None:
     register(table, "10.0.0.1:1", "a", 0, topic("T"))
     register(table, "10.0.0.1:2", "a", 0, topic("T"))
     table.unregister("10.0.0.1:1")
@@ -321,8 +301,7 @@ def test_a_late_unregistration_keeps_the_successor() -> None:
     assert table.topics() == ["T"]
 
 
-def test_a_displaced_address_can_be_removed_after_its_broker() -> None:
-    table = RouteTable()
+def test_a_displaced_address_can_be_removed_after_its_broker(table: RouteTable) -> None:
     register(table, "10.0.0.1:1", "a", 0, topic("T"))
     register(table, "10.0.0.1:2", "a", 0, topic("T"))
     table.unregister("10.0.0.1:2")
@@ -330,8 +309,7 @@ def test_a_displaced_address_can_be_removed_after_its_broker() -> None:
     assert table.clusters().broker_addr_table == {}
 
 
-def test_a_registration_expires_after_two_minutes_of_silence() -> None:
-    table = RouteTable()
+def test_a_registration_expires_after_two_minutes_of_silence(table: RouteTable) -> None:
     first, second = object(), object()
     register(table, MASTER, "a", 0, topic("T"), now_ms=1_000, owner=first)
     register(table, SLAVE, "b", 0, topic("T"), now_ms=1_001, owner=second)
@@ -340,8 +318,7 @@ def test_a_registration_expires_after_two_minutes_of_silence() -> None:
     assert [data.broker_name for data in queues_of(table, "T")] == ["b"]
 
 
-def test_an_equal_data_version_renews_a_registration() -> None:
-    table = RouteTable()
+def test_an_equal_data_version_renews_a_registration(table: RouteTable) -> None:
     version = body(counter=7).topic_config_serialize_wrapper.data_version
     assert not table.confirm(MASTER, version, 0)
     assert table.data_version(MASTER) is None
@@ -353,8 +330,7 @@ def test_an_equal_data_version_renews_a_registration() -> None:
     assert table.remove_expired(2 * BROKER_EXPIRY_MS + 1) == [None]
 
 
-def test_only_the_newest_connection_of_a_broker_unregisters_it() -> None:
-    table = RouteTable()
+def test_only_the_newest_connection_of_a_broker_unregisters_it(table: RouteTable) -> None:
     old, new = object(), object()
     register(table, owner=old)
     register(table, owner=new)
@@ -364,8 +340,7 @@ def test_only_the_newest_connection_of_a_broker_unregisters_it() -> None:
     assert table.clusters().broker_addr_table == {}
 
 
-def test_clusters_follow_the_newest_registration() -> None:
-    table = RouteTable()
+def test_clusters_follow_the_newest_registration(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("TA"), cluster="C1")
     register(table, SLAVE, "b", 0, topic("TB"), cluster="C1")
     assert table.clusters().cluster_addr_table == {"C1": ["a", "b"]}
@@ -380,8 +355,7 @@ def test_an_empty_table_has_system_topics() -> None:
     assert RouteTable().system_topics() == ([], None)
 
 
-def test_write_permission_can_be_wiped_and_restored() -> None:
-    table = RouteTable()
+def test_write_permission_can_be_wiped_and_restored(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("TBW102", perm=7), topic("T", perm=6))
     register(table, SLAVE, "b", 0, topic("T", perm=6))
     before = queues_of(table, "T")
@@ -394,8 +368,7 @@ def test_write_permission_can_be_wiped_and_restored() -> None:
     assert slices.run(table.set_writable_steps("nobody", False)) == 0
 
 
-def test_a_topic_is_deleted_from_one_cluster_or_all() -> None:
-    table = RouteTable()
+def test_a_topic_is_deleted_from_one_cluster_or_all(table: RouteTable) -> None:
     register(table, MASTER, "a", 0, topic("T"), cluster="C1")
     register(table, SLAVE, "b", 0, topic("T"), cluster="C2")
     table.delete_topic("T", "C3")
@@ -406,8 +379,7 @@ def test_a_topic_is_deleted_from_one_cluster_or_all() -> None:
     assert table.topics() == []
 
 
-def test_a_route_contains_filter_servers() -> None:
-    table = RouteTable()
+def test_a_route_contains_filter_servers(table: RouteTable) -> None:
     broker = Registration(MASTER, "a", 0, "C", "")
     slices.run(table.registration_steps(broker, body(topic("T"), filter_servers=["10.0.0.9:3"]), 0))
     route = table.route("T")
