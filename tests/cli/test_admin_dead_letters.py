@@ -88,27 +88,6 @@ def test_dead_letters_are_exported(cluster: GoldenCluster, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.jsonl", "x.parquet"]
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "reason"),
-    [
-        ("dlqList -g nobody", 1, "nobody"),
-        ("printDlq -g nobody", 1, "group nobody has no dead letters"),
-        ("exportDlq -g nobody -o unwritten", 1, "group nobody has no dead letters"),
-        ("redriveDlq -g nobody --yes", 1, "nobody"),
-        ("redriveDlq -g nobody -i , --yes", 2, "-i"),
-        ("redriveDlq -g nobody -b then --yes", 2, "then"),
-        ("redriveDlq -g nobody -s 0 --yes", 2, "0"),
-    ],
-)
-def test_a_failed_dead_letter_command_names_the_cause(
-    cluster: GoldenCluster, command: str, code: int, reason: str
-) -> None:
-    result = cluster.admin(command)
-    assert result.exit_code == code
-    assert reason in result.stderr
-    assert not Path("unwritten").exists()
-
-
 def test_an_unwritable_export_file_is_an_error(cluster: GoldenCluster, tmp_path: Path) -> None:
     bury(cluster, "F", 0)
     result = cluster.admin(f"exportDlq -g F -o {tmp_path}/nowhere/file")

@@ -114,7 +114,7 @@ def test_an_abstract_socket_is_notified_and_a_missing_one_is_logged(
 @pytest.mark.slow
 def test_the_log_begins_with_what_the_server_is(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
-    conf.write_text("brokerName=b\nmaxMessageSize=1000\n")
+    conf.write_text("brokerName=b\nmaxMessageSize=1000\nsendMessageThreadPoolNums=16\n")
     arguments = ("standalone", "--store", tmp_path / "store", *FREE_PORTS, "-c", conf)
     with server(*arguments, "--logFormat", "json", log=tmp_path / "log") as running:
         _, broker = running.addresses()
@@ -124,6 +124,10 @@ def test_the_log_begins_with_what_the_server_is(tmp_path: Path) -> None:
     assert f"broker b of cluster DefaultCluster, id 0, ASYNC_MASTER, ASYNC_FLUSH: clients at {broker}" in text
     assert f"store {tmp_path}/store" in text
     assert "maxMessageSize=1000" in text
+    assert f"{conf}: keys of Apache's that have no effect here: sendMessageThreadPoolNums" in text
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert [line["level"] for line in lines].count("WARNING") == 1
 
 
 @pytest.mark.slow

@@ -60,6 +60,8 @@ def test_a_url_is_no_path(url: str) -> None:
         with pytest.raises(ConfigError) as error:
             local_path(given_path)
         assert url.split(":", 1)[0] in str(error.value)
+    refused = CliRunner().invoke(main, ["store", "check", url])
+    assert (refused.exit_code, url in refused.output.replace("\n", " ")) == (2, True)
 
 
 @given(
@@ -70,34 +72,6 @@ def test_a_file_url_is_its_path_and_every_absolute_path_is_itself(parts: list[st
     assert local_path(str(path)) == local_path(path) == path
     assert local_path(f"file://{path}") == local_path(f"file:{path}") == path
     assert local_path(f"./{'/'.join(parts)}") == Path("./" + "/".join(parts)) or ":" in parts[0]
-
-
-@pytest.mark.parametrize("url", URLS[:1])
-@pytest.mark.parametrize(
-    "command",
-    [
-        "pipeline archive --store STORE --out URL", "pipeline archive --store URL --out new",
-        "pipeline compact --lake URL",
-        "pipeline search --lake URL -t T", "pipeline audit --from URL", "pipeline audit --from STORE --out URL",
-        "pipeline replay --from STORE -n h:1 --ledger URL", "pipeline rebuild STORE --out URL",
-        "pipeline repair --lake URL", "pipeline reconcile --from STORE --brokerName b --tables URL --out new",
-        "pipeline reconcile --from STORE --brokerName b --out URL", "store rebuild STORE --out URL", "store check URL",
-        "store repair STORE --out URL", "broker -c URL", "standalone --store URL", "cluster init URL", "tls init URL",
-        "demo --out URL", "reliable export URL",
-    ],
-)  # fmt: skip
-def test_no_command_takes_a_url_for_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, url: str
-) -> None:
-    store = SmallStore(tmp_path / "store")
-    store.put()
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    words = [{"STORE": str(store.path), "URL": url}.get(word, word) for word in command.split()]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2, done.output
-    assert url in done.output.replace("\n", " ")
-    assert list(Path().iterdir()) == []
 
 
 def test_a_file_url_names_the_directory(tmp_path: Path) -> None:

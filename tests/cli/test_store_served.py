@@ -43,15 +43,3 @@ def test_a_store_in_use_is_checked_as_far_as_it_is_complete(tmp_path: Path) -> N
         assert running.stop() == 0
     assert not is_served(store)
     assert run("store", "check", store).returncode == 1, "closed, the damage is found as ever"
-
-
-@pytest.mark.slow
-def test_a_served_store_without_damage_is_clean_after_it_is_closed(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as running:
-        namesrv, _ = running.addresses()
-        with Producer("g", namesrv) as producer:
-            producer.send(Message("T", b"x", keys="k"))
-            assert run("store", "check", store, "--json").stdout == "[]\n"
-        assert running.stop() == 0
-    assert run("store", "check", store).stdout == f"{store} is clean\n"

@@ -8,7 +8,7 @@ from rucola.admin.dead_letters import DeadLetter, DeadLetterStats
 from rucola.admin.message_track import MessageTrack, TrackType
 from rucola.admin.name_servers import parse_order_conf
 from rucola.admin.offsets import ResetResult
-from rucola.admin.queries import MAX_LONG, PAGE, KeyQuery, KeyQueryResult
+from rucola.admin.queries import MAX_LONG, PAGE, KeyQueryResult
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.admin.redrive import REDRIVE_GROUP, AfterRedrive, RedriveResult, RedriveStatus
 from rucola.admin.traces import MessageTraceView, TracedDelivery
@@ -41,7 +41,6 @@ __all__ = [
     "DeadLetterStats",
     "Finding",
     "GroupTraffic",
-    "KeyQuery",
     "KeyQueryResult",
     "MessageExt",
     "MessageQueue",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rucola import settings
 from rucola.admin.requests import AdminRequests
 from rucola.domain.statistics import BrokerStatsData, ConsumeStatsList
+from rucola.errors import BrokerError
 from rucola.protocol.body import decode_body
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
@@ -28,6 +29,14 @@ class BrokerAdmin:
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
         response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
         return decode_body(BrokerStatsData, response.body)
+
+    async def rate(self, address: str, name: str, key: str) -> tuple[float, int]:
+        """Return messages per second in the last minute, and messages in the last 24 hours, of one statistic."""
+        try:
+            data = await self.stats(address, name, key)
+        except BrokerError:
+            return 0.0, 0  # the broker has counted nothing
+        return data.stats_minute.tps, data.day_count
 
     async def consume_stats(
         self, address: str, *, only_ordered: bool = False, timeout_ms: float | None = None

@@ -83,8 +83,8 @@ class AdminClient:
         self.traffic = TrafficAdmin(self.brokers, self.cluster, self.topics, self.groups, self.offsets)
         self.access = AccessAdmin(requests)
         self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
-        self.roles = RoleAdmin(requests)
-        self.doctor = DoctorAdmin(requests, self.cluster, self.topics, self.groups)
+        self.roles = RoleAdmin(requests, self.cluster)
+        self.doctor = DoctorAdmin(requests, self.cluster, self.topics, self.groups, self.offsets)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

@@ -25,22 +25,31 @@ from typing import ClassVar
 
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import GroupAdmin
+from rucola.admin.offsets import OffsetAdmin
 from rucola.admin.requests import AdminRequests, masters_of
 from rucola.admin.topics import TopicAdmin
 from rucola.domain.diagnosis import Diagnosis, Finding
+from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError
 from rucola.message.topics import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic, retry_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.offset import OffsetResponseHeader, QueueRequestHeader
 
 
 class DoctorAdmin:
-    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin, groups: GroupAdmin) -> None:
+    def __init__(
+        self,
+        requests: AdminRequests,
+        cluster: ClusterAdmin,
+        topics: TopicAdmin,
+        groups: GroupAdmin,
+        offsets: OffsetAdmin,
+    ) -> None:
         self._requests = requests
         self._cluster = cluster
         self._topics = topics
         self._groups = groups
+        self._offsets = offsets
 
     async def check(self) -> list[Finding]:
         """Return the findings about all registered masters."""
@@ -62,50 +71,34 @@ class DoctorAdmin:
         try:
             response = await self._requests.invoke(address, RequestCode.GET_DIAGNOSIS)
         except BrokerError as error:
-            return [Finding(reason="NOT_DIAGNOSED", subject=address, fields={"error": str(error)})]
+            return [Finding("NOT_DIAGNOSED", address, {"error": str(error)})]
         return decode_body(Diagnosis, response.body).findings
 
     async def _read_queues(self, address: str) -> list[Finding]:
-        return [
-            Finding(
-                reason="FEWER_READ_QUEUES",
-                subject=name,
-                fields={
-                    "topic": name,
-                    "readQueueNums": topic.read_queue_nums,
-                    "writeQueueNums": topic.write_queue_nums,
-                },
-            )
-            for name, topic in sorted((await self._topics.configs(address)).items())
-            if topic.read_queue_nums < topic.write_queue_nums and not is_system_topic(name)
-        ]
+        found = []
+        for name, topic in sorted((await self._topics.configs(address)).items()):
+            numbers = {"readQueueNums": topic.read_queue_nums, "writeQueueNums": topic.write_queue_nums}
+            if topic.read_queue_nums < topic.write_queue_nums and not is_system_topic(name):
+                found.append(Finding("FEWER_READ_QUEUES", name, {"topic": name, **numbers}))
+        return found
 
     async def _retry_queues(self, address: str) -> list[Finding]:
         topics, found = await self._topics.configs(address), list[Finding]()
         for name, group in sorted((await self._groups.configs(address)).items()):
             topic = topics.get(retry_topic(name))
             if group.retry_queue_nums == 0:
-                found.append(Finding(reason="NO_RETRY_QUEUE", subject=name, fields={"group": name}))
+                found.append(Finding("NO_RETRY_QUEUE", name, {"group": name}))
             elif topic is not None and topic.read_queue_nums < group.retry_queue_nums:
-                fields: dict[str, str | int] = {
-                    "group": name,
-                    "retryQueueNums": group.retry_queue_nums,
-                    "readQueueNums": topic.read_queue_nums,
-                }
-                found.append(Finding(reason="FEWER_RETRY_QUEUES", subject=name, fields=fields))
+                numbers = {"retryQueueNums": group.retry_queue_nums, "readQueueNums": topic.read_queue_nums}
+                found.append(Finding("FEWER_RETRY_QUEUES", name, {"group": name, **numbers}))
         return found
 
     async def _discarded_transactions(self, address: str) -> list[Finding]:
         if TRANS_CHECK_MAX_TIME_TOPIC not in await self._topics.configs(address):
             return []
-        header = QueueRequestHeader(topic=TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0)
-        begin, end = [
-            (await self._requests.invoke(address, code, header)).decode_header(OffsetResponseHeader).offset
-            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
-        ]
-        fields: dict[str, str | int] = {"messages": end - begin}
-        subject = TRANS_CHECK_MAX_TIME_TOPIC
-        return [Finding(reason="TRANSACTIONS_DISCARDED", subject=subject, fields=fields)] if begin < end else []
+        begin, end = await self._offsets.ends(address, MessageQueue(TRANS_CHECK_MAX_TIME_TOPIC, "", 0))
+        finding = Finding("TRANSACTIONS_DISCARDED", TRANS_CHECK_MAX_TIME_TOPIC, {"messages": end - begin})
+        return [finding] if begin < end else []
 
     CHECKS: ClassVar[tuple[Callable[[DoctorAdmin, str], Awaitable[list[Finding]]], ...]] = (
         _own_findings,

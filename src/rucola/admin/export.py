@@ -21,7 +21,7 @@ from rucola.domain.group import SYSTEM_GROUPS, SubscriptionGroupConfig
 from rucola.domain.statistics import TOPIC_PUT_NUMS
 from rucola.domain.topic import TopicConfig
 from rucola.domain.version import VERSION_TEXT
-from rucola.errors import BrokerError, MQError
+from rucola.errors import MQError
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
@@ -107,8 +107,8 @@ class ExportAdmin:
         figures = await self._brokers.runtime_stats(address)
         config = await self._brokers.config(address)
         groups = await self._user_groups(address)
-        half_tps, half_count = await self._put_nums(address, TRANS_HALF_TOPIC)
-        delayed_tps, delayed_count = await self._put_nums(address, SCHEDULE_TOPIC)
+        half_tps, half_count = await self._brokers.rate(address, TOPIC_PUT_NUMS, TRANS_HALF_TOPIC)
+        delayed_tps, delayed_count = await self._brokers.rate(address, TOPIC_PUT_NUMS, SCHEDULE_TOPIC)
 
         # Brokers report totals at the last two midnights; the difference is yesterday's count.
         def of_day(kind: str) -> int:
@@ -140,13 +140,6 @@ class ExportAdmin:
             },
             "runtimeVersion": {"clientInfo": await self._client_versions(groups), "rocketmqVersion": VERSION_TEXT},
         }
-
-    async def _put_nums(self, address: str, topic: str) -> tuple[float, int]:
-        try:
-            data = await self._brokers.stats(address, TOPIC_PUT_NUMS, topic)
-        except BrokerError:
-            return 0.0, 0
-        return data.stats_minute.tps, data.day_count
 
     async def _client_versions(self, groups: dict[str, SubscriptionGroupConfig]) -> list[str]:
         """Return the members' distinct languages and versions, such as `JAVA%V4_9_8`."""

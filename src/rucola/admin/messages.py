@@ -5,7 +5,7 @@ from __future__ import annotations
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import CLIENT_WAIT_MS
 from rucola.admin.message_track import MessageTrack, MessageTracker
-from rucola.admin.queries import MAX_LONG, PAGE, KeyQuery, KeyQueryResult, MessageIndexes
+from rucola.admin.queries import MAX_LONG, PAGE, KeyQueryResult, MessageIndexes
 from rucola.admin.requests import AdminRequests
 from rucola.errors import InvalidMessage, RemotingConnectError
 from rucola.message import MessageExt
@@ -27,15 +27,11 @@ class MessageAdmin:
         self._indexes = indexes
         self._tracker = tracker
 
-    def key_query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
-        """Iterate over a topic's messages with a key, stored from `begin_ms` to `end_ms`, inclusive, newest first."""
-        return self._indexes.query(topic, key, begin_ms, end_ms)
-
     async def query_by_key(
         self, topic: str, key: str, max_count: int = PAGE, begin_ms: int = 0, end_ms: int = MAX_LONG
     ) -> KeyQueryResult:
-        """Return the newest `max_count` messages of a topic with a key, newest first."""
-        return await self.key_query(topic, key, begin_ms, end_ms).take(max_count)
+        """Return the newest `max_count` messages of a topic with a key in a time, inclusive, newest first."""
+        return await self._indexes.query(topic, key, max_count, begin_ms, end_ms)
 
     async def query_by_unique_key(
         self, topic: str, unique_key: str, begin_ms: int = 0, end_ms: int = MAX_LONG

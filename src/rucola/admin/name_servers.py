@@ -10,13 +10,10 @@ from rucola import settings
 from rucola.admin.requests import AdminRequests, gather_fail_fast
 from rucola.domain.route import ORDER_TOPIC_CONFIG
 from rucola.errors import BrokerError, ConfigError
-from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.kv import (
     GetKVConfigResponseHeader,
-    GetKVListByNamespaceRequestHeader,
     KVConfigRequestHeader,
-    KVTable,
     PutKVConfigRequestHeader,
 )
 from rucola.protocol.route import (
@@ -73,16 +70,6 @@ class NameServerAdmin:
                 return None
             raise
         return response.decode_header(GetKVConfigResponseHeader).value
-
-    async def list_kv(self, namespace: str) -> dict[str, str]:
-        header = GetKVListByNamespaceRequestHeader(namespace=namespace)
-        try:
-            response = await self._requests.invoke_name_server(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
-        except BrokerError as error:
-            if error.code == ResponseCode.QUERY_NOT_FOUND:
-                return {}
-            raise
-        return decode_body(KVTable, response.body).table
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
         header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)

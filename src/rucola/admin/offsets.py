@@ -148,8 +148,7 @@ class OffsetAdmin:
         to a time only, has members. BrokerError if the group has no committed offset.
         """
         address = await self._cluster.master_address(queue.broker_name)
-        begin = await self._queue_end(address, RequestCode.GET_MIN_OFFSET, queue)
-        end = await self._queue_end(address, RequestCode.GET_MAX_OFFSET, queue)
+        begin, end = await self.ends(address, queue)
         if not begin <= queue_offset <= end:
             raise ConfigError(
                 f"offset {queue_offset} is outside of {queue}, which has offsets {begin} to {end}", subject=queue
@@ -183,7 +182,7 @@ class OffsetAdmin:
         offsets = {}
         for queue, wrapper in sorted(committed.items(), key=queue_of_item):
             if header.timestamp == LATEST:
-                offset = await self._queue_end(address, RequestCode.GET_MAX_OFFSET, queue)
+                _, offset = await self.ends(address, queue)
             else:
                 offset = await self._offset_at(address, queue, header.timestamp)
             if not force:
@@ -197,8 +196,11 @@ class OffsetAdmin:
         response = await self._requests.invoke(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return max(0, response.decode_header(OffsetResponseHeader).offset)
 
-    async def _queue_end(self, address: str, code: RequestCode, queue: MessageQueue) -> int:
-        """Return the minimum or maximum offset of a queue, by GET_MIN_OFFSET or GET_MAX_OFFSET."""
+    async def ends(self, address: str, queue: MessageQueue) -> tuple[int, int]:
+        """Return the minimum and the maximum offset of a queue."""
         header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
-        response = await self._requests.invoke(address, code, header)
-        return max(0, response.decode_header(OffsetResponseHeader).offset)
+        begin, end = [
+            max(0, (await self._requests.invoke(address, code, header)).decode_header(OffsetResponseHeader).offset)
+            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        ]
+        return begin, end

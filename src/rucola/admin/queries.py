@@ -1,7 +1,7 @@
 """Queries by key over the indexes of all brokers of a topic.
 
 **Paging.** A broker's index has only the 32-bit hash of `topic#key`. A response contains messages whose other keys have
-the same hash, at most the newest `maxMsgsNumBatch` records, and no sign whether there are more. A KeyQuery compares the
+the same hash, at most the newest `maxMsgsNumBatch` records, and no sign whether there are more. A query compares the
 keys, and requests the next page after each full one:
 
     Rucola broker     records before the physical offset of the oldest one received. Paging is exact.
@@ -20,13 +20,12 @@ Corresponds to `MQAdminImpl.queryMessage` of Apache RocketMQ 4.9.8, which reques
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from rucola.admin.brokers import BrokerAdmin
-from rucola.admin.requests import AdminRequests, addresses_of
+from rucola.admin.requests import AdminRequests, addresses_of, gather_fail_fast
 from rucola.admin.topics import TopicAdmin
 from rucola.errors import BrokerError, ConfigError, MQError, RemoteProtocolError
 from rucola.message import MessageExt
@@ -62,50 +61,45 @@ class KeyQueryResult:
     index_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class KeyQuery:
-    """An asynchronous iterable of the messages with a key, newest first. Requests pages on demand.
-
-    The attributes are as in KeyQueryResult, so far. An iteration raises the first failure if every broker failed.
-    """
+class _KeyQuery:
+    """A query by key, whose state is its result."""
 
     def __init__(
-        self, indexes: MessageIndexes, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool = False
+        self, indexes: MessageIndexes, topic: str, key: str, window: tuple[int, int], most: int, *, unique: bool
     ) -> None:
-        self.incomplete_seconds: dict[str, list[int]] = {}
-        self.failures: dict[str, MQError] = {}
-        self.index_ranges: dict[str, tuple[int, int]] = {}
         self._indexes = indexes
         self._topic = topic
         self._key = key
-        self._begin_ms = begin_ms
-        self._end_ms = end_ms
+        self._begin_ms, self._end_ms = window
+        self._most = most
         self._unique = unique
+        self._result = KeyQueryResult([])
 
-    async def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
-        """Merge all brokers' messages by store time, reading ahead one page per broker."""
+    async def run(self) -> KeyQueryResult:
+        """Return the newest messages, newest first. Raises the first failure if every broker failed."""
+        result = self._result
         addresses = await self._indexes.addresses(self._topic)
-        streams = [self._broker_messages(address) for address in addresses]
-        try:
-            # heads[n] is the newest message of broker n that was not yielded; None after its last one.
-            heads = list(await asyncio.gather(*(anext(stream, None) for stream in streams)))
-            if self.failures and len(self.failures) == len(addresses):
-                raise next(iter(self.failures.values()))
-            while candidates := [(message, number) for number, message in enumerate(heads) if message is not None]:
-                message, number = max(candidates, key=lambda candidate: store_position(candidate[0]))
-                heads[number] = await anext(streams[number], None)
-                yield message
-        finally:
-            for stream in streams:
-                await stream.aclose()
+        await gather_fail_fast(map(self._query, addresses))
+        if result.failures and len(result.failures) == len(addresses):
+            raise next(iter(result.failures.values()))
+        result.messages.sort(key=store_position, reverse=True)
+        result.is_cut = len(result.messages) > self._most or bool(result.incomplete_seconds)
+        del result.messages[self._most :]
+        return result
 
-    async def _broker_messages(self, address: str) -> AsyncGenerator[MessageExt, None]:
-        """Yield the matching messages of one broker, newest first; record a failure and stop."""
+    async def _query(self, address: str) -> None:
+        """Add one broker's newest messages, one more than wanted; record a failure and stop."""
+        found = 0
         try:
-            async for message in self._records(address):
-                if self._has_key(message) and self._begin_ms <= message.store_timestamp <= self._end_ms:
-                    yield message
+            async with aclosing(self._records(address)) as records:
+                async for message in records:
+                    if self._has_key(message) and self._begin_ms <= message.store_timestamp <= self._end_ms:
+                        self._result.messages.append(message)
+                        found += 1
+                        if found > self._most:
+                            return
         except MQError as error:
-            self.failures[address] = error
+            self._result.failures[address] = error
 
     async def _records(self, address: str) -> AsyncGenerator[MessageExt, None]:
         limit = await self._indexes.page_limit(address, unique=self._unique)
@@ -129,7 +123,7 @@ class KeyQuery:
                 continue
             end_ms = oldest_ms
             if not fresh:  # one second fills the whole page: skip it
-                self.incomplete_seconds.setdefault(address, []).append(end_ms // 1000 * 1000)
+                self._result.incomplete_seconds.setdefault(address, []).append(end_ms // 1000 * 1000)
                 end_ms -= 1000
 
     async def _request_page(
@@ -154,27 +148,13 @@ class KeyQuery:
                 raise ConfigError(
                     f"{address} keeps no index (messageIndexEnable=false), so it finds nothing by key", subject=address
                 )
-            self.index_ranges[address] = index_range
+            self._result.index_ranges[address] = index_range
         return decode_many(response.body) if response.code == ResponseCode.SUCCESS else [], index_range
 
     def _has_key(self, message: MessageExt) -> bool:
         if self._unique:
             return message.unique_key == self._key
         return message.topic == self._topic and self._key in (message.keys or "").split(KEY_SEPARATOR)
-
-    async def take(self, max_count: int) -> KeyQueryResult:
-        """Return the newest `max_count` messages."""
-        messages: list[MessageExt] = []
-        is_cut = False
-        async with aclosing(aiter(self)) as matches:
-            async for message in matches:
-                if len(messages) == max_count:
-                    is_cut = True
-                    break
-                messages.append(message)
-        messages.sort(key=store_position, reverse=True)
-        is_cut = is_cut or bool(self.incomplete_seconds)
-        return KeyQueryResult(messages, is_cut, self.incomplete_seconds, self.failures, self.index_ranges)
 
 
 class MessageIndexes:
@@ -186,13 +166,17 @@ class MessageIndexes:
         self._brokers = brokers
         self._page_limits: dict[str, tuple[int, int]] = {}  # by address: for a key, for a unique key
 
-    def query(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = MAX_LONG) -> KeyQuery:
-        return KeyQuery(self, topic, key, begin_ms, end_ms)
+    async def query(
+        self, topic: str, key: str, most: int, begin_ms: int = 0, end_ms: int = MAX_LONG, *, unique: bool = False
+    ) -> KeyQueryResult:
+        """Return the newest `most` messages of a topic with a key or unique key, newest first."""
+        return await _KeyQuery(self, topic, key, (begin_ms, end_ms), most, unique=unique).run()
 
     async def query_unique_key(
         self, topic: str, unique_key: str, begin_ms: int = 0, end_ms: int = MAX_LONG
     ) -> KeyQueryResult:
-        result = await KeyQuery(self, topic, unique_key, begin_ms, end_ms, unique=True).take(PAGE)
+        """Return the newest PAGE messages with a unique key, oldest first."""
+        result = await self.query(topic, unique_key, PAGE, begin_ms, end_ms, unique=True)
         result.messages.reverse()
         return result
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.requests import AdminRequests
 from rucola.domain.role import ELECTED, HaStatus
-from rucola.domain.route import ClusterInfo
 from rucola.epochs import Epoch, divergence
 from rucola.errors import ConfigError, MQError
 from rucola.protocol.body import decode_body
@@ -35,8 +35,9 @@ MAX_LAG = 1 << 20
 
 
 class RoleAdmin:
-    def __init__(self, requests: AdminRequests) -> None:
+    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin) -> None:
         self._requests = requests
+        self._cluster = cluster
 
     async def status(self, address: str, count_from: int | None = None) -> HaStatus:
         """Return role, epochs and replication of a broker. BrokerError if it is Apache's."""
@@ -53,10 +54,7 @@ class RoleAdmin:
     async def _ask_group(self, address: str) -> dict[str, HaStatus | MQError]:
         """Return every registered broker's state or error, by address. The broker at `address` must respond."""
         own = await self.status(address)
-        info = decode_body(
-            ClusterInfo, (await self._requests.invoke_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body
-        )
-        data = info.broker_addr_table.get(own.broker_name)
+        data = (await self._cluster.info()).broker_addr_table.get(own.broker_name)
         others = sorted({*data.broker_addrs.values()} - {address} if data is not None else set[str]())
 
         async def ask(other: str) -> HaStatus | MQError:

@@ -18,7 +18,6 @@ from rucola.admin.offsets import OffsetAdmin
 from rucola.admin.requests import addresses_of, gather_fail_fast
 from rucola.admin.topics import TopicAdmin
 from rucola.domain.statistics import GROUP_GET_NUMS, TOPIC_PUT_NUMS, group_key
-from rucola.errors import BrokerError
 
 
 @dataclass(slots=True)
@@ -104,12 +103,9 @@ class TrafficAdmin:
         )
 
     async def _count(self, traffic: Traffic, at: _Consumption, name: str, key: str) -> None:
-        try:
-            data = await self._brokers.stats(at.address, name, key)
-        except BrokerError:
-            return  # the broker has counted nothing
-        traffic.tps += data.stats_minute.tps
-        traffic.day_count += data.day_count
+        tps, day_count = await self._brokers.rate(at.address, name, key)
+        traffic.tps += tps
+        traffic.day_count += day_count
 
     async def _add_backlog(self, traffic: GroupTraffic, at: _Consumption, topic: str) -> None:
         stats = await self._groups.consume_stats_at(at.address, traffic.consumer_group, topic)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import (
@@ -22,8 +22,6 @@ from rucola.admin.commands.command import (
 from rucola.domain.user import AclInfo, PolicyEntryInfo, UserInfo
 from rucola.presentation import Column, time_text, whole
 from rucola.protocol.access import CreateAccessConfigRequestHeader
-
-T = TypeVar("T")
 
 AccessKey = Annotated[str, Option("-a --accessKey", "Name of the account.")]
 UserName = Annotated[str, Option("-u --username", "Name of the user.")]
@@ -136,7 +134,7 @@ async def cluster_acl_config_version(client: AdminClient, target: Masters) -> li
             "clusterName": broker.cluster, "brokerName": broker.broker_name, "brokerAddr": broker.address,
             "aclFilePath": path, "version": counter, "updatedMs": timestamp,
         }
-        for broker in await _of_masters(client, target, client.access.versions)
+        for broker in (await target.ask(client, client.access.versions)).values()
         for path, (counter, timestamp) in sorted(broker.files.items())
     ]  # fmt: skip
 
@@ -207,7 +205,7 @@ async def get_user(client: AdminClient, target: Masters, name: UserName) -> list
     Examples:
       rucola admin getUser -b localhost:10911 -u billing
     """
-    return _users(await _of_masters(client, target, lambda one: client.access.user(one, name)))
+    return _users(await target.ask(client, lambda one: client.access.user(one, name)))
 
 
 @command("listUser", columns=_USER)
@@ -222,10 +220,11 @@ async def list_user(
     Examples:
       rucola admin listUser -b localhost:10911
     """
-    return _users(chain.from_iterable(await _of_masters(client, target, lambda one: client.access.users(one, text))))
+    return _users(await target.ask(client, lambda one: client.access.users(one, text)))
 
 
-def _users(users: Iterable[UserInfo]) -> list[Row]:
+def _users(found: Mapping[str, list[UserInfo]]) -> list[Row]:
+    users = chain.from_iterable(found.values())
     return [{"username": one.username, "userType": one.user_type, "userStatus": one.user_status} for one in users]
 
 
@@ -319,7 +318,7 @@ async def get_acl(client: AdminClient, target: Masters, subject: Subject) -> lis
     Examples:
       rucola admin getAcl -b localhost:10911 -s User:billing
     """
-    return _policies(await _of_masters(client, target, lambda one: client.access.policies(one, subject)))
+    return _policies(await target.ask(client, lambda one: client.access.policies(one, subject)))
 
 
 @command("listAcl", columns=_POLICY)
@@ -335,23 +334,16 @@ async def list_acl(
     Examples:
       rucola admin listAcl -b localhost:10911 -r Topic:Orders
     """
-    found = await _of_masters(client, target, lambda one: client.access.all_policies(one, subject, resource))
-    return _policies(chain.from_iterable(found))
+    return _policies(await target.ask(client, lambda one: client.access.all_policies(one, subject, resource)))
 
 
-async def _of_masters(client: AdminClient, target: Target, query: Callable[[str], Awaitable[T | None]]) -> list[T]:
-    """What each broker, or each master of the cluster, returns and is not None."""
-    found = [await query(one) for one in await target.masters(client)]
-    return [one for one in found if one is not None]
-
-
-def _policies(acls: Iterable[AclInfo]) -> list[Row]:
+def _policies(found: Mapping[str, list[AclInfo]]) -> list[Row]:
     return [
         {
             "subject": acl.subject, "policyType": policy.policy_type, "resource": entry.resource,
             "actions": entry.actions, "sourceIps": entry.source_ips or [], "decision": entry.decision,
         }
-        for acl in acls
+        for acl in chain.from_iterable(found.values())
         for policy in acl.policies
         for entry in policy.entries
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.client import AdminClient
@@ -99,18 +99,13 @@ async def broker_status(client: AdminClient, target: Masters) -> Result:
     Examples:
       rucola admin brokerStatus -b localhost:10911
     """
-    tables = await _of_masters(client, target, client.brokers.runtime_stats)
+    tables = await target.ask(client, client.brokers.runtime_stats)
     text = [
         f"{'' if target.address else f'{address:<24} '}{name:<32}: {value}"
         for address, table in tables.items()
         for name, value in sorted(table.items())
     ]
     return Result(tables, text)
-
-
-async def _of_masters(client: AdminClient, target: Target, query: Callable[[str], Any]) -> dict[str, dict[str, str]]:
-    addresses = await target.masters(client)
-    return dict(zip(addresses, await gather_fail_fast(map(query, addresses)), strict=True))
 
 
 def _settings(tables: dict[str, dict[str, str]]) -> Result:
@@ -173,7 +168,7 @@ async def get_broker_config(client: AdminClient, target: Masters) -> Result:
     Examples:
       rucola admin getBrokerConfig -b localhost:10911
     """
-    return _settings(await _of_masters(client, target, client.brokers.config))
+    return _settings(await target.ask(client, client.brokers.config))
 
 
 @command("updateBrokerConfig", writes=True)

@@ -13,7 +13,7 @@ It prints nothing and does not ask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -21,12 +21,14 @@ from types import NoneType
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from rucola.admin.client import AdminClient
+from rucola.admin.requests import gather_fail_fast
 from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError
 from rucola.presentation import Column, Table
 
 Row = dict[str, Any]
 C = TypeVar("C", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class InvalidArguments(ConfigError):
@@ -86,6 +88,11 @@ class Target:
             return [self.address]
         clusters = sorted((await client.cluster.info()).cluster_addr_table) if self.cluster is None else [self.cluster]
         return [address for name in clusters for address in (await client.cluster.masters(name)).values()]
+
+    async def ask(self, client: AdminClient, query: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
+        """Return what each master responds, by address."""
+        addresses = await self.masters(client)
+        return dict(zip(addresses, await gather_fail_fast(map(query, addresses)), strict=True))
 
     async def brokers(self, client: AdminClient) -> list[str]:
         """Return the addresses of the broker, or of the masters and slaves of the cluster."""
