@@ -341,13 +341,10 @@ def test_errors_name_what_to_do(sqlite_db: OutboxDatabase, tmp_path: Path, small
         table_export.write(TableSource(sqlite_db.url, "other_"), tmp_path / "new")
     with pytest.raises(ReliableError):
         table_export.write(TableSource(sqlite_db.async_url), tmp_path / "newer")
-    with pytest.raises(ReliableError):
-        table_export.source_of(TableSource("jdbc:postgresql://localhost/shop"), is_written=True)
     for arguments, words in (
         (["-n", "localhost:1"], "give --database"),
         (["-d", "sqlite://", "--yes"], "give both"),
         (["--tables", str(tmp_path), "--consumer-database", "sqlite://", "-n", "localhost:1"], "with --database"),
-        (["-d", "sqlite://", "-n", "localhost:1", "--jars", "a.jar,b.jar"], "there is no file a.jar"),
         (["-d", "sqlite://", "-n", "nowhere"], "write host:port"),
         (["-d", "sqlite://", "-n", "localhost:1", "--horizon", "nan"], "nan is no number"),
     ):

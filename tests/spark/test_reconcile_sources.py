@@ -1,29 +1,24 @@
-"""Where the job reconcile reads: databases over JDBC, databases of consumers, and clusters with a broker away."""
+"""Where the job reconcile reads: each database, databases of consumers, and clusters with a broker away."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
-from sqlalchemy import delete, make_url
+from sqlalchemy import delete
 
 from rucola.cli.main import main
 from rucola.client import MessageQueue
-from rucola.errors import ConfigError
 from rucola.reliable import migration
 from rucola.spark.jobs import reconcile
-from rucola.spark.jobs.reconciled_log import LogSources, log_sources
-from rucola.spark.jobs.table_export import TableSource
+from rucola.spark.jobs.reconciled_log import LogSources
 from support.cluster import cluster
-from support.databases import OutboxDatabase, jdbc_driver
+from support.databases import OutboxDatabase
 from support.live_reads import send
 from support.ports import free_port
 from support.reconcile_scenario import (
@@ -36,47 +31,18 @@ from support.reconcile_scenario import (
     source_of,
 )
 from support.reconciled import commit, put_done, put_stub
-from support.small_store import SmallStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-KINDS = ("postgresql", "mariadb")
-# One process and so one Java runtime for both databases, with both drivers as `--jars` names them.
-RECONCILE = "import sys\nfrom rucola.cli.main import main\n"
-RECONCILE += "for line in sys.stdin:\n    main(line.rstrip('\\n').split('\\t'), standalone_mode=False)\n"
 
-
-def jdbc_url(db: OutboxDatabase) -> str:
-    url = make_url(db.url)
-    return f"jdbc:{db.name.replace('mysql', 'mariadb')}://{url.host}:{url.port}/{url.database}?user={url.username}"
-
-
-def test_lists_over_jdbc_are_those_over_sqlalchemy(
-    postgresql: Any, mariadb: Any, new_db: Callable[[str, str], OutboxDatabase], tmp_path: Path
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_lists_are_the_same_on_each_database(
+    kind: str, new_db: Callable[[str, str], OutboxDatabase], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """`rucola pipeline reconcile --jars`, on both servers; consumers keep `done` rows in the other one."""
-    jars = ",".join(str(jdbc_driver(kind)) for kind in KINDS)
-    commands = []
-    for kind in KINDS:
-        folder = tmp_path / kind
-        folder.mkdir()
-        db = new_db(kind, "")
-        make_scenario(db, folder)
-        sources = ["--from", str(folder / "store"), "--from", str(folder / "lake"), "--brokerName", BROKER]
-        options = ["--prefix", db.tables.prefix, "--jars", jars, "--out", str(folder / "out"), "--json"]
-        commands.append(["pipeline", "reconcile", "-d", jdbc_url(db), *sources, *options])
-    done = subprocess.run(
-        [sys.executable, "-c", RECONCILE],
-        input="".join("\t".join(command) + "\n" for command in commands),
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    decoder, text = json.JSONDecoder(), done.stdout.strip()
-    for kind in KINDS:
-        found, end = decoder.raw_decode(text)
-        text = text[end:].strip()
-        check_lists(found, tmp_path / kind / "out")
-    assert text == ""
+    db = new_db(kind, "")
+    log = make_scenario(db, tmp_path)
+    found = reconcile.run(spark, source_of(db), log, tmp_path / "out")
+    check_lists(found.to_json(), tmp_path / "out")
 
 
 def test_effects_in_a_consumers_own_database_count(
@@ -135,14 +101,3 @@ async def test_broker_that_does_not_answer_is_named_and_its_messages_are_unknown
     unknown = {tuple(row.values()) for row in found.tables["unknown"].to_pylist()}
     assert unknown == {("never_stored", "not covered", 1)}
     assert "broker-b" in json.dumps(found.to_json()["missing"])
-
-
-def test_jdbc_without_its_driver_or_its_server_says_so(
-    small_store: SmallStore, spark: SparkSession, tmp_path: Path
-) -> None:
-    small_store.put()
-    log = log_sources([small_store.path], [BROKER])
-    with pytest.raises(ConfigError):
-        reconcile.run(spark, TableSource("jdbc:mariadb://127.0.0.1:1/x"), log, tmp_path / "out")
-    with pytest.raises(ConfigError):
-        reconcile.run(spark, TableSource("jdbc:oracle:thin:x"), log, tmp_path / "out")

@@ -58,10 +58,9 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
     filled_store(other / "store", at_ms=1_700_000_000_001)
     here = LazySession("tests", use_spark=False)
     archive.run(here, store, private / "lake")
-    db = initialized(make_sqlite("shared/business.db"))
+    db = initialized(make_sqlite("private/business.db"))
     put_stub(db, "LOST", broker="broker-a", queue_id=0, queue_offset=5)
     db.close()
-    shutil.copy(shared / "business.db", private)
     table_export.write(TableSource(db.url), private / "export")
     progress = progress_path(private / "lake").read_bytes()
 

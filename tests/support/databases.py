@@ -47,14 +47,6 @@ def program(name: str) -> str:
     return found
 
 
-def jdbc_driver(kind: str) -> Path:
-    """The jar of a database's JDBC driver. RuntimeError if it is not installed."""
-    path = Path("/usr/share/java") / {"postgresql": "postgresql.jar", "mariadb": "mariadb-java-client.jar"}[kind]
-    if not path.exists():
-        raise RuntimeError(MISSING.format(f"the JDBC driver {path}"))
-    return path
-
-
 class DatabaseServer:
     """A server's process: it can be killed, paused, continued and started again on the same data and port."""
 

@@ -41,7 +41,7 @@ def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
     yield "replay", lambda: replayed(session, store, namesrv, shared / "ledger")
     yield "rebuild to a private directory", lambda: rebuild.run(session, store, private / "rebuilt").units
     yield "rebuild", lambda: rebuilt(session, store, shared)
-    database = TableSource(f"sqlite:///{shared / 'business.db'}")
+    database = TableSource(f"sqlite:///{private / 'business.db'}")  # only the driver reads it
     logs = LogSources({"broker-a": store})
     yield "reconcile to a private directory", lambda: missing(session, database, logs, private / "reconciled")
     yield "reconcile", lambda: missing(session, database, logs, shared / "reconciled")
@@ -62,8 +62,6 @@ def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
     yield "repair a private lake", lambda: repaired(session, private / "lake")
     yield "repair", lambda: repaired(session, lake)
     yield "reconcile a private export", lambda: missing(session, private / "export", logs, shared / "reconciled-2")
-    private_database = TableSource(f"sqlite:///{private / 'business.db'}")
-    yield "reconcile a private database", lambda: missing(session, private_database, logs, shared / "reconciled-4")
 
 
 def replayed(session: SparkSession, source: Path, namesrv: str, ledger: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tables read in ranges of an indexed column, by several processes in little memory.
+"""Tables read in ranges of an indexed column, in little memory and by short transactions.
 
     stub       by `seq`
     receipt    by `received_at`
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Column, Connection, Select, func, make_url, select
+from sqlalchemy import Column, Connection, Select, func, select
 
 from rucola.reliable.schema import Tables
 
@@ -62,21 +61,6 @@ def read(connection: Connection, tables: Tables, part: TableRange) -> Iterator[S
     """Yield the rows of a range, `FETCH_ROWS` at a time, through a server-side cursor."""
     streaming = connection.execution_options(yield_per=FETCH_ROWS)
     yield from streaming.execute(query(tables, part)).partitions()
-
-
-def absolute_url(url: str) -> str:
-    """Return a URL for the same database from another working directory."""
-    file = database_file(url)
-    parsed = make_url(url) if file is None else make_url(url).set(database=str(file.absolute()))
-    return parsed.render_as_string(hide_password=False)
-
-
-def database_file(url: str) -> Path | None:
-    parsed = make_url(url)
-    is_file = (
-        parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith((":", "file:"))
-    )
-    return Path(str(parsed.database)) if is_file else None
 
 
 def _steps(connection: Connection, tables: Tables, range_rows: int) -> list[int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     "--database",
     envvar="RUCOLA_DATABASE",
     show_envvar=True,
-    help="URL of the database: of SQLAlchemy, as for `rucola reliable`, or jdbc:.",
+    help="URL of the database, as for `rucola reliable`.",
 )
 @click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Prefix of the table names.")
 @click.option("--schema", help="Database schema of the tables.")
@@ -71,7 +69,6 @@ if TYPE_CHECKING:
 )
 @click.option("--resend", is_flag=True, help="Make lost messages due, so that a relay decides about them at once.")
 @click.option("--yes", is_flag=True, help="Change them; without it, --resend shows only what it would change.")
-@click.option("--jars", metavar="FILE,...", help="JDBC driver of a jdbc: URL.")
 @skip_corrupt_option
 @master_option
 @json_option
@@ -79,7 +76,7 @@ def reconcile(
     database: str | None, prefix: str, schema: str | None, tables: Path | None, consumers: Sequence[str],
     sources: Sequence[Path], names: Sequence[str], name_server: str | None, topics: Sequence[str],
     max_sends: int | None, keyed_resend: str | None, horizon: float, out: Path | None, resend: bool, yes: bool,
-    jars: str | None, skip_corrupt: bool, master: str | None, as_json: bool,
+    skip_corrupt: bool, master: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare the stubs of an outbox with stored messages, and list the differences.
 
@@ -101,7 +98,6 @@ def reconcile(
         raise click.UsageError("--consumer-database is read together with --database; an export has no other tables")
     for url in (*consumers, *([database] if database else [])):
         check_file(url)
-    _check_jars(jars)
     with require_spark():
         from rucola.reliable import KeyedResend, Policy
         from rucola.spark.jobs.reconcile import hand_over, run
@@ -115,12 +111,13 @@ def reconcile(
     log = log_sources(
         sources, names, name_server, topics=topics or None, corrupt_records="skip" if skip_corrupt else "fail"
     )
-    source = None if database is None else source_of(TableSource(database, prefix, schema), resend and yes)
+    source = None if database is None else source_of(TableSource(database, prefix, schema))
     done = [source_of(TableSource(url, prefix, schema)) for url in consumers]
     given = tables or source
     assert given is not None
-    session = LazySession("rucola pipeline reconcile", master, configuration={"spark.jars": jars} if jars else None)
-    with _directory(out) as directory:
+    session = LazySession("rucola pipeline reconcile", master)
+    with tempfile.TemporaryDirectory(prefix="rucola-reconciled-") as temporary:
+        directory = out or Path(temporary)
         with show_tasks(session, "reconcile"):
             result = run(session, given, log, directory, consumers=done, policy=policy, horizon_ms=int(horizon * 1000))
         handed: dict[str, HandedOver] = {}
@@ -134,25 +131,6 @@ def reconcile(
     _print_handed_over(handed, is_dry=not yes)
     if out is not None:
         click.echo(f"the report is {out / 'report.html'}")
-
-
-def _check_jars(jars: str | None) -> None:
-    """Raise UsageError for a missing jar, which Spark would only log."""
-    for jar in (jars or "").split(","):
-        if jar and "://" not in jar and not Path(jar).is_file():
-            raise click.UsageError(f"--jars: there is no file {jar}")
-
-
-@contextmanager
-def _directory(out: Path | None) -> Iterator[Path]:
-    if out is not None:
-        yield out
-        return
-    temporary = Path(tempfile.mkdtemp(prefix="rucola-reconciled-"))
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _print_result(result: ReconcileResult) -> None:

@@ -15,7 +15,6 @@ due, so that a relay decides about them again: it never sends because of an outd
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.files import local_path, make_directory
-from rucola.reliable import Policy, ReliableError, operations
+from rucola.reliable import Policy, operations
 from rucola.reliable.operations import SeenStub
 from rucola.reliable.schema import SENT
 from rucola.spark.error_translation import translate_spark_errors
@@ -99,7 +98,7 @@ def run(
     session = resolve_session(spark)
     out = local_path(out).absolute()  # the Java runtime may have another working directory
     make_directory(out)
-    with _exported(session, tables, consumers, log, out) as directory:
+    with _exported(tables, consumers, log, out) as directory:
         frames, read_at_ms = table_export.load(session, directory)
         read = log.read(session)
         messages = read.messages.persist(StorageLevel.MEMORY_AND_DISK)
@@ -136,19 +135,15 @@ def _of_topics(frame: DataFrame, log: LogSources) -> DataFrame:
 
 @contextmanager
 def _exported(
-    session: SparkSession, tables: TableSource | Path, consumers: Sequence[TableSource], log: LogSources, out: Path
+    tables: TableSource | Path, consumers: Sequence[TableSource], log: LogSources, out: Path
 ) -> Iterator[Path]:
     """Yield the directory of an export. A new one is in `out`, which workers share, and is removed."""
     if isinstance(tables, Path):
         yield tables
         return
-    directory = Path(tempfile.mkdtemp(prefix="export-", dir=out))
-    try:
-        sources = {"stub": [tables], "receipt": [tables], "done": [tables, *consumers]}
-        table_export.write_in_spark(session, sources, directory, log.commits)
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="export-", dir=out) as directory:
+        table_export.write(tables, Path(directory), log.commits, consumers=consumers)
+        yield Path(directory)
 
 
 def _write_lists(
@@ -216,8 +211,6 @@ def hand_over(
         total = rows.count_rows(filter=condition)
         changed = done = 0
         if not is_dry:
-            if source.is_jdbc:
-                raise ReliableError("stubs are changed through SQLAlchemy: give its URL of the database")
             with table_export.connected(source) as connection:
                 for batch in rows.to_batches(filter=condition, columns=_SEEN.names, batch_size=HAND_OVER_ROWS):
                     seen = [SeenStub(*row.values()) for row in batch.to_pylist()]

@@ -14,9 +14,7 @@ stub appears unconfirmed, passed by the group's offset and without receipt, unle
 
 from __future__ import annotations
 
-import pickle
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +23,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from sqlalchemy import BigInteger, Connection, Dialect, Integer, func, select
-from sqlalchemy.dialects import mysql, postgresql
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import BigInteger, Connection, Integer, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -39,10 +34,8 @@ from rucola.reliable import ReliableError, Tables, migration, table_ranges
 from rucola.reliable.database import engine_of
 from rucola.reliable.schema import now_ms
 from rucola.reliable.table_ranges import COLUMNS, TableRange
-from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.jobs.reconciled_log import COMMITS, Commit
-from rucola.spark.shared_files import SharedPiece, write_parquet
 
 ORDER: Final = ("receipt", "done", "stub")
 """The order in which the tables are read."""
@@ -50,7 +43,6 @@ ORDER: Final = ("receipt", "done", "stub")
 OFFSET: Final = "offset"
 
 MARK: Final = "export.json"
-JDBC: Final = "jdbc:"
 
 _COMMITS: Final = pa.schema(
     [
@@ -61,38 +53,16 @@ _COMMITS: Final = pa.schema(
         ("committed", pa.int64()),
     ]
 )
-_TASK: Final = "number int, part binary"
 _ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
-_DIALECTS: Final[Mapping[str, tuple[Any, dict[str, str]]]] = {
-    "postgresql": (postgresql, {"driver": "org.postgresql.Driver"}),
-    # Spark writes column names in double quotes, which for MariaDB are texts unless its sql_mode has ANSI_QUOTES.
-    "mariadb": (
-        mysql,
-        {
-            "driver": "org.mariadb.jdbc.Driver",
-            "sessionInitStatement": "SET SESSION sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES')",
-        },
-    ),
-}
-"""For each kind of `jdbc:` URL the dialect of its SQL, and Spark's options: the driver's class, a first statement."""
-
-_JDBC_TASKS: Final = 8
-_SQLITE_MAGIC_SIZE: Final = 16
-"""Leading bytes of SQLite's files, which never change."""
 
 
 @dataclass(frozen=True)
 class TableSource:
-    """A database with reliability tables: its SQLAlchemy or `jdbc:` URL, the tables' prefix and schema."""
+    """A database with reliability tables: its URL of SQLAlchemy, the tables' prefix and schema."""
 
     url: str
     prefix: str = "rucola_"
     schema: str | None = None
-
-    @property
-    def is_jdbc(self) -> bool:
-        """Whether Spark's JDBC reader has to read it."""
-        return self.url.startswith(JDBC)
 
     @property
     def tables(self) -> Tables:
@@ -108,13 +78,10 @@ class ExportMark(msgspec.Struct, frozen=True, rename="camel"):
     format: int = 1
 
 
-def source_of(source: TableSource, is_written: bool = False) -> TableSource:
-    """Return a valid source, with `is_written` one whose stubs can be changed, or raise ReliableError."""
+def source_of(source: TableSource) -> TableSource:
+    """Return a valid source, or raise ReliableError."""
     source.tables  # noqa: B018 - raises for an invalid prefix
-    if not source.is_jdbc:
-        engine_of(source.url)
-    elif is_written:
-        raise ReliableError("stubs are changed through SQLAlchemy: give its URL of the database")
+    engine_of(source.url)
     return source
 
 
@@ -148,53 +115,37 @@ def write(
     directory: Path,
     commits: Callable[[], Sequence[Commit]] = list,
     progress: ProgressCallback | None = None,
+    *,
+    consumers: Sequence[TableSource] = (),
 ) -> dict[str, int]:
-    """Export the tables in this process, in bounded memory; return the number of rows by table.
+    """Export the tables in bounded memory; return the number of rows by table.
 
-    Raises ConfigError if the directory is not empty, SchemaError if the tables are missing or of another version.
+    `consumers` have more `done` rows. Raises ConfigError if the directory is not empty, SchemaError if the tables are
+    missing or of another version.
     """
     check_target(directory := local_path(directory))
-    if source.is_jdbc:
-        raise ConfigError("an export needs a URL of SQLAlchemy, as the other commands of `rucola reliable`")
-    tables, counts = source.tables, dict.fromkeys(ORDER, 0)
-    parts = {table: _plan(source, table) for table in ORDER}  # fails before anything is written
+    sources = {"receipt": [source], "done": [source, *consumers], "stub": [source]}
+    parts = {table: [(each, _plan(each, table)) for each in sources[table]] for table in ORDER}  # before any writing
+    counts = dict.fromkeys(ORDER, 0)
     _write_commits(directory, commits())
-    done, total = 0, sum(map(len, parts.values()))
+    done, total = 0, sum(len(ranges) for table in ORDER for _, ranges in parts[table])
     read_at = 0
     for table in ORDER:
         (directory / table).mkdir(DIRECTORY_MODE)
         read_at = _clock(source)
-        with (
-            pq.ParquetWriter(directory / table / "part-00000.parquet", _schema(table)) as target,
-            connected(source) as connection,
-        ):
-            for part in parts[table]:
-                for batch in _batches(connection, tables, part):
-                    target.write_batch(batch)
-                    counts[table] += batch.num_rows
-                connection.commit()  # a transaction must not outlive its range
-                done += 1
-                if progress is not None:
-                    progress(done, total)
-    _finish(directory, read_at)
+        with pq.ParquetWriter(directory / table / "part-00000.parquet", _schema(table)) as target:
+            for each, ranges in parts[table]:
+                with connected(each) as connection:
+                    for part in ranges:
+                        for batch in _batches(connection, each.tables, part):
+                            target.write_batch(batch)
+                            counts[table] += batch.num_rows
+                        connection.commit()  # a transaction must not outlive its range
+                        done += 1
+                        if progress is not None:
+                            progress(done, total)
+    replace_file(directory / MARK, msgspec.json.encode(ExportMark(read_at)))
     return counts
-
-
-def write_in_spark(
-    session: SparkSession,
-    sources: Mapping[str, Sequence[TableSource]],
-    directory: Path,
-    commits: Callable[[], Sequence[Commit]],
-) -> None:
-    """Export tables in Spark tasks, which connect to the databases; `sources` has the databases of each table."""
-    read_at = 0
-    _write_commits(directory, commits())
-    for table in ORDER:
-        read_at = _read_at(session, sources["stub"][0])
-        for number, source in enumerate(sources[table]):
-            frame = _jdbc_frame(session, source, table) if source.is_jdbc else _frame(session, source, table)
-            write_parquet(frame, directory / table, mode="append" if number else "error")
-    _finish(directory, read_at)
 
 
 def load(session: SparkSession, directory: Path) -> tuple[dict[str, DataFrame], int]:
@@ -225,10 +176,6 @@ def _write_commits(directory: Path, commits: Sequence[Commit]) -> None:
     make_directory(directory)
     (directory / OFFSET).mkdir(DIRECTORY_MODE)
     pq.write_table(pa.Table.from_arrays(arrays, schema=_COMMITS), directory / OFFSET / "part-00000.parquet")
-
-
-def _finish(directory: Path, read_at: int) -> None:
-    replace_file(directory / MARK, msgspec.json.encode(ExportMark(read_at)))
 
 
 @contextmanager
@@ -265,75 +212,3 @@ def _batches(connection: Connection, tables: Tables, part: TableRange) -> Iterat
         columns = zip(*rows, strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
-    parts = [(number, pickle.dumps(part)) for number, part in enumerate(_plan(source, table))]
-    tasks = session.createDataFrame(parts, _TASK).repartitionById(len(parts), "number")
-    # Workers may run in another directory, and the URL with its password stays out of the rows and of query plans.
-    there = TableSource(table_ranges.absolute_url(source.url), source.prefix, source.schema)
-    file = table_ranges.database_file(there.url)
-    header = None if file is None else SharedPiece.of(file, 0, _SQLITE_MAGIC_SIZE)
-    return tasks.mapInArrow(_RangeReader(there, header).read, ddl(table))
-
-
-@without_tracebacks
-class _RangeReader:
-    def __init__(self, source: TableSource, header: SharedPiece | None) -> None:
-        self._source = source
-        self._header = header
-
-    def read(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self._header is not None:
-            self._header.check()  # SQLite itself would create an empty database
-        tables = self._source.tables
-        for batch in tasks:
-            for pickled in batch["part"].to_pylist():
-                with connected(self._source) as connection:
-                    yield from _batches(connection, tables, pickle.loads(pickled))  # noqa: S301 - the driver's
-
-
-def _read_at(session: SparkSession, source: TableSource) -> int:
-    if not source.is_jdbc:
-        return _clock(source)
-    return int(_loaded(_jdbc(session, source, select(now_ms().label("now")))).collect()[0][0])
-
-
-def _loaded(rows: DataFrameReader) -> DataFrame:
-    """Return the rows that Spark reads over JDBC; ConfigError if it lacks the driver, else ReliableError."""
-    try:
-        return rows.load()
-    except (Py4JJavaError, PySparkException) as error:
-        said = str(error)
-        if (missing := re.search(r"ClassNotFoundException: (\S+)", said)) is not None:
-            raise ConfigError(f"Spark has no JDBC driver {missing[1]}: name its jar with --jars") from None
-        if (failed := re.search(r"(?:SQL\w*Exception|PSQLException): (.*)", said)) is not None:
-            raise ReliableError(f"database error: {failed[1].strip()}") from None
-        raise
-
-
-def _jdbc_frame(session: SparkSession, source: TableSource, table: str) -> DataFrame:
-    whole = TableRange(table, None, None)
-    query = table_ranges.query(source.tables, whole)
-    key = {"stub": "seq", "receipt": "received_at", "done": "done_at"}[table]
-    column = query.subquery("rows").c[key]
-    bounds = select(func.min(column).label("least"), func.max(column).label("most"))
-    least, most = _loaded(_jdbc(session, source, bounds)).collect()[0]
-    rows = _jdbc(session, source, query)
-    if least is not None and most > least:
-        rows = rows.options(partitionColumn=key, lowerBound=least, upperBound=most, numPartitions=_JDBC_TASKS)
-    return _loaded(rows).selectExpr(*(f"CAST({name} AS {kind}) AS {name}" for name, kind in _types(table).items()))
-
-
-def _jdbc(session: SparkSession, source: TableSource, query: Any) -> DataFrameReader:
-    kind = source.url.removeprefix(JDBC).split(":")[0]
-    if kind not in _DIALECTS:
-        raise ConfigError(
-            f"jdbc:{kind} is not supported: write jdbc:postgresql://HOST/NAME or jdbc:mariadb://HOST/NAME"
-        )
-    module, options = _DIALECTS[kind]
-    dialect: Dialect = module.dialect()
-    sql = str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    return session.read.format("jdbc").options(
-        url=source.url, dbtable=f"({sql}) AS t", fetchsize=table_ranges.FETCH_ROWS, **options
-    )
