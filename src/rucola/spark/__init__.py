@@ -22,7 +22,7 @@ A read passes through these modules of source/, from options to rows:
         record_layout       records located and validated
         columns             their fields as Arrow columns: byte_ranges, property_columns, array_conversions
 
-A write passes through sink, row_messages and message_encoding to the client. `lag` computes a stream's backlog,
+A write passes through sink and row_messages to the client. `lag` computes a stream's backlog,
 `catalog_tables` keeps options of `CREATE TABLE`.
 
 Spark finds the data source by itself (see `pyspark_rucola`) if its Python processes run an interpreter that has this

@@ -28,7 +28,6 @@ from rucola.client.producer.send_request import (
     SendRequest,
     SendResult,
     build_batch_requests,
-    build_encoded_request,
     build_request,
     compressed_body,
 )
@@ -163,14 +162,6 @@ class Producer(GroupClient):
             for request in build_batch_requests(batch, chosen, max_message_size=self.options.max_message_size):
                 results += await self._sender.send(request, chosen, deadline)
             return results
-
-    async def send_encoded(
-        self, body: bytes, unique_keys: Sequence[str], queue: MessageQueue, timeout_ms: float = SEND_TIMEOUT_MS
-    ) -> list[SendResult]:
-        """Send a batch encoded by the caller (`rucola.message.batch`) in one request, unchecked; else as `send`."""
-        with self._call():
-            request = build_encoded_request(queue.topic, body, unique_keys)
-            return await self._sender.send(request, queue, Deadline(timeout_ms))
 
     def send_many(
         self,

@@ -37,7 +37,7 @@ from rucola.spark.jobs import replay_sender
 from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
 from rucola.spark.jobs.replay_sender import ResendTask
-from rucola.spark.jobs.selected_messages import SelectedMessages
+from rucola.spark.jobs.selected_messages import Batches, SelectedMessages
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.shared_files import not_shared, share
@@ -156,13 +156,6 @@ def pending_queues(queues: Iterable[QueuePlan], reached: Mapping[SourceQueue, Qu
     return pending
 
 
-def count_by_queue(messages: DataFrame) -> DataFrame:
-    """Return brokerName, topic, queueId, rows, size and last (a physical offset) of each queue."""
-    return messages.groupBy(*_QUEUE).agg(
-        F.count("*").alias("rows"), F.sum("storeSize").alias("size"), F.max("commitLogOffset").alias("last")
-    )
-
-
 def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> DataFrame:
     """Return the messages of each queue's lane, above `after` and up to `upto`, sorted by broker and offset."""
     return (
@@ -174,18 +167,30 @@ def partition_by_lane(messages: DataFrame, lanes: DataFrame, count: int) -> Data
     )
 
 
-def count_batches(batches: Iterable[pa.RecordBatch]) -> list[QueuePlan]:
-    """Return the counts of `count_by_queue` for record batches of this process."""
-    # Totals are merged batch by batch: memory holds one entry per queue, not the messages.
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for batch in batches:
-        groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
-        sizes, offsets = ints(batch["storeSize"]), ints(batch["commitLogOffset"])
-        numbers = np.stack([groups.count(), groups.sum(sizes), groups.max(offsets)], 1).tolist()
-        for key, (rows, size, last) in zip(groups.keys.to_pylist(), numbers, strict=True):
-            total = found.setdefault(tuple(key.values()), [0, 0, 0])
-            total[:] = total[0] + rows, total[1] + size, max(total[2], last)
-    return [QueuePlan(*key, *total) for key, total in found.items()]
+def count(batch: pa.RecordBatch) -> Iterator[QueuePlan]:
+    """Count the messages of each queue in a record batch."""
+    groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
+    sizes, offsets = ints(batch["storeSize"]), ints(batch["commitLogOffset"])
+    numbers = np.stack([groups.count(), groups.sum(sizes), groups.max(offsets)], 1).tolist()
+    return (QueuePlan(*key.values(), *each) for key, each in zip(groups.keys.to_pylist(), numbers, strict=True))
+
+
+def merge(plans: Iterable[QueuePlan]) -> tuple[QueuePlan, ...]:
+    """Add the counts of each queue. Memory holds one entry per queue."""
+    totals: dict[SourceQueue, QueuePlan] = {}
+    for plan in plans:
+        rows, size, last = 0, 0, -1
+        if (known := totals.get(plan.queue)) is not None:
+            rows, size, last = known.rows, known.size, known.last_physical_offset
+        last = max(last, plan.last_physical_offset)
+        totals[plan.queue] = replace(plan, rows=rows + plan.rows, size=size + plan.size, last_physical_offset=last)
+    return tuple(totals[queue] for queue in sorted(totals))
+
+
+def _count_task(batches: Batches) -> Batches:
+    plans = merge(plan for batch in batches for plan in count(batch))
+    if plans:
+        yield pa.RecordBatch.from_pylist([{"plan": pickle.dumps(plans)}])
 
 
 Bounds: TypeAlias = Mapping[SourceQueue, tuple[int, int]]
@@ -196,12 +201,13 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
     """Yield the messages within the bounds of their queues, in log order. Rows of a lake are sorted in memory."""
 
     def between(batch: pa.RecordBatch) -> pa.RecordBatch:
-        found, codes = replay_sender.queue_codes(batch)
-        # Bounds per queue become bounds per row by indexing with the queue codes. A queue without bounds gets (0, -1),
-        # which no offset can meet.
-        after, upto = np.array([bounds.get(queue, (0, -1)) for queue in found], np.int64).reshape(-1, 2).T
+        groups = Groups(pa.Table.from_batches([batch]), _QUEUE)
+        # Bounds per queue become bounds per row by indexing with the codes of the groups. A queue without bounds gets
+        # (0, -1), which no offset can meet.
+        found = [bounds.get(SourceQueue(*key.values()), (0, -1)) for key in groups.keys.to_pylist()]
+        after, upto = np.array(found, np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
-        return batch.filter(mask((offsets > after[codes]) & (offsets <= upto[codes])))
+        return batch.filter(mask((offsets > after[groups.codes]) & (offsets <= upto[groups.codes])))
 
     narrowed = messages.narrow_to_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
     batches = map(between, narrowed.batches(replay_sender.COLUMNS))
@@ -322,13 +328,11 @@ def _bounds(pending: Iterable[PendingQueue]) -> Bounds:
 
 def _count_queues(spark: AnySession, messages: SelectedMessages) -> tuple[QueuePlan, ...]:
     names = (*_QUEUE, "storeSize", "commitLogOffset")
-    if runs_in_spark(spark, messages.size):
-        with translate_spark_errors():
-            rows = count_by_queue(messages.frame(resolve_session(spark), names)).collect()
-        queues = [QueuePlan(*row) for row in rows]
-    else:
-        queues = count_batches(messages.batches(names))
-    return tuple(sorted(queues, key=lambda each: each.queue))
+    if not runs_in_spark(spark, messages.size):
+        return merge(plan for batch in messages.batches(names) for plan in count(batch))
+    with translate_spark_errors():
+        found = messages.map(resolve_session(spark), names, _count_task, "plan binary").collect()
+    return merge(plan for row in found for plan in pickle.loads(row.plan))  # noqa: S301 - the tasks'
 
 
 def _load_plan(

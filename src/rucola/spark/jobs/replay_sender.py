@@ -1,8 +1,8 @@
 """Sending side of a replay: rows are sent in order per queue, rate-limited, and recorded in the ledger.
 
-Rows arrive in log order, with the queues interleaved. Chunks of at most `CHUNK_ROWS` are sorted by queue and encoded in
-a background thread. The queues of a chunk are sent concurrently, the requests of one queue sequentially, so that it
-keeps its order. A completed chunk's acknowledgements are written to the ledger.
+Rows arrive in log order, with the queues interleaved, and are sent in chunks of at most `CHUNK_ROWS`. The queues of a
+chunk are sent concurrently, each by `OrderedSender`, and a queue waits for its rows in the chunk before. A completed
+chunk's acknowledgements are written to the ledger.
 
 All messages of a source queue go to one queue of the target topic (see `rucola.client.select_by_id`). A failed request
 is retried for half a minute, unless it was refused for good. A retry may store a message twice, under the same unique
@@ -13,35 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from rucola.client import MessageQueue, Producer, SendResult, SendStatus
-from rucola.client.producer.ordered_sender import with_retries
+from rucola.client import Message, Producer, SendStatus
+from rucola.client.producer.ordered_sender import OrderedSender
 from rucola.client.producer.queue_selectors import select_by_id
-from rucola.client.producer.send_request import MAX_COUNT, MAX_MESSAGE_SIZE
-from rucola.errors import MQError, RemotingError
-from rucola.message.topics import RETRY_PREFIX
+from rucola.client.producer.send_request import COMPRESS_THRESHOLD
+from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.shared_files import SharedPiece
-from rucola.spark.source.array_conversions import Array, arrow, ints
-from rucola.spark.source.message_encoding import EncodedMessages, encode_rows
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.row_messages import message_of
 
 T = TypeVar("T")
-SendTask: TypeAlias = "asyncio.Task[tuple[Ack, MQError | None]]"
-"""Sends the rows of one queue in a chunk; returns the acknowledged part and the error that ended it."""
 
 COLUMNS: Final = (
     "brokerName",
@@ -137,93 +130,62 @@ class ResendTask:
     ) -> int:
         # Chunks are recorded in the order in which they were started, so the ledger never has a later range of a queue
         # without the earlier one. After the first error no new chunk is started; those in flight are still recorded.
-        sent, errors = 0, list[MQError]()
-        in_flight: deque[list[SendTask]] = deque()
+        sent = 0
+        in_flight: deque[asyncio.Task[list[Ack]]] = deque()
 
-        async def complete(chunk: list[SendTask]) -> int:
-            done = await asyncio.gather(*chunk)
-            acks = [ack for ack, _ in done if ack.count]
-            errors.extend(error for _, error in done if error is not None)
+        async def complete() -> int:
+            acks = [ack for ack in await in_flight[0] if ack.count]
+            in_flight.popleft()
             await asyncio.to_thread(writer.write, acks)
             return sum(ack.count for ack in acks)
 
         async with Producer(self.target.producer_group, self.target.name_server) as producer:
-            sender = _OrderedSender(producer, self.target.topic, partition)
-            async with (
-                aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks,
-                _cancel_on_exit(in_flight),
-            ):
-                async for chunk in chunks:
-                    await limiter.acquire(chunk.rows.num_rows)
-                    in_flight.append(sender.start(chunk))
-                    if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
-                        sent += await complete(in_flight.popleft())
-                    if errors:
-                        break
+            sender = _ChunkSender(producer, self.target.topic, partition)
+            try:
+                async with aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks:
+                    async for rows in chunks:
+                        await limiter.acquire(len(rows))
+                        in_flight.append(asyncio.create_task(sender.send(rows)))
+                        if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
+                            sent += await complete()
+                        if sender.error is not None:
+                            break
                 while in_flight:
-                    sent += await complete(in_flight.popleft())
-        if errors:
-            raise RemotingError(f"{errors[0]}. Acknowledged messages are recorded in {self.ledger}")
+                    sent += await complete()
+            finally:
+                for sending in in_flight:
+                    sending.cancel()
+                await asyncio.gather(*in_flight, return_exceptions=True)
+        if sender.error is not None:
+            raise RemotingError(f"{sender.error}. Acknowledged messages are recorded in {self.ledger}")
         return sent
 
 
-@asynccontextmanager
-async def _cancel_on_exit(in_flight: Iterable[list[SendTask]]) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        left = [sending for chunk in in_flight for sending in chunk]
-        for sending in left:
-            sending.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows that are sent together, sorted by queue, then by log order; `bounds` is the row range of each queue."""
-
-    rows: pa.RecordBatch
-    encoded: EncodedMessages
-    bounds: Mapping[SourceQueue, tuple[int, int]]
-
-
-def make_chunk(rows: pa.RecordBatch, reached: Mapping[SourceQueue, QueueProgress]) -> Chunk:
-    """Sort and encode the rows that no broker has acknowledged yet."""
-    queues, codes = queue_codes(rows)
-    begins = np.array([reached.get(queue, QueueProgress()).physical_offset for queue in queues], np.int64)
-    # A stable sort by queue keeps the log order within each queue.
-    left = np.flatnonzero(ints(rows["commitLogOffset"]) > begins[codes])
-    order = left[np.argsort(codes[left], kind="stable")]
-    rows = rows.take(arrow(order))
-    edges = np.searchsorted(codes[order], np.arange(len(queues) + 1)).tolist()
-    bounds = {queue: bound for queue, bound in zip(queues, pairwise(edges), strict=True) if bound[0] < bound[1]}
-    return Chunk(rows, encode_rows(rows), bounds)
-
-
-def queue_codes(rows: pa.RecordBatch) -> tuple[list[SourceQueue], Array]:
-    """Return the distinct queues of these rows, and for each row its queue's index."""
-    names, topics = rows["brokerName"].dictionary_encode(), rows["topic"].dictionary_encode()
-    ids = ints(rows["queueId"]).astype(np.int64)
-    # One int64 identifies a queue: (broker, topic) as a pair of dictionary codes above bit 32, the queue id below it.
-    both = ints(names.indices).astype(np.int64) * max(len(topics.dictionary), 1) + ints(topics.indices)
-    found, first, codes = np.unique(both << 32 | ids, return_index=True, return_inverse=True)
-    del found
-    some = rows.select(["brokerName", "topic", "queueId"]).take(arrow(first)).to_pylist()
-    return [SourceQueue(row["brokerName"], row["topic"], row["queueId"]) for row in some], codes
+class _Row(NamedTuple):
+    queue: SourceQueue
+    number: int
+    fields: dict[str, Any]
 
 
 def _chunks(
     batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, QueueProgress]
-) -> Iterator[Chunk]:
+) -> Iterator[list[_Row]]:
+    """Yield the rows that no broker has acknowledged yet."""
     for batch in batches:
         for begin in range(0, batch.num_rows, chunk_rows):
-            yield make_chunk(batch.slice(begin, chunk_rows), reached)
+            rows = batch.slice(begin, chunk_rows).to_pylist(maps_as_pydicts="lossy")
+            queues = [SourceQueue(row["brokerName"], row["topic"], row["queueId"]) for row in rows]
+            yield [
+                _Row(queue, number, row)
+                for number, (queue, row) in enumerate(zip(queues, rows, strict=True), begin)
+                if row["commitLogOffset"] > reached.get(queue, QueueProgress()).physical_offset
+            ]
 
 
 async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
     """Yield items while a thread computes the next one."""
     upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
-    # `next` runs in a thread because it reads files and encodes messages, which would block the requests in flight.
+    # `next` runs in a thread because it reads files, which would block the requests in flight.
     try:
         while (item := await upcoming) is not None:
             upcoming = asyncio.create_task(asyncio.to_thread(next, items, None))
@@ -232,69 +194,55 @@ async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
         await asyncio.wait([upcoming])  # its thread cannot be interrupted
 
 
-class _OrderedSender:
-    """Sender of chunks that keeps each source queue in order; used by one event loop."""
+class _ChunkSender:
+    """Sender of chunks that keeps each source queue in order; `error` is the first failure, which ends all queues."""
 
     def __init__(self, producer: Producer, topic: str | None, partition: int) -> None:
+        self.error: MQError | None = None
         self._producer = producer
         self._topic = topic
         self._partition = partition
-        # The newest task of each queue, which the next chunk has to wait for.
-        self._last: dict[SourceQueue, SendTask] = {}
+        self._sender = OrderedSender(producer, _RETRIES_MS, alone_from=COMPRESS_THRESHOLD)
+        # Locks are taken in the order of the calls, and so of the chunks.
+        self._locks: dict[SourceQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def start(self, chunk: Chunk) -> list[SendTask]:
-        """Start one task per queue, which waits until the queue's rows in the previous chunk are acknowledged."""
-        for queue in chunk.bounds:
-            self._last[queue] = asyncio.create_task(self._send_after(self._last.get(queue), chunk, queue))
-        return [self._last[queue] for queue in chunk.bounds]
+    async def send(self, rows: Sequence[_Row]) -> list[Ack]:
+        """Send a chunk; return what of each queue was acknowledged."""
+        queues: dict[SourceQueue, list[_Row]] = defaultdict(list)
+        for row in rows:
+            queues[row.queue].append(row)
+        return await asyncio.gather(*(self._in_order(*each) for each in queues.items()))
 
-    async def _send_after(
-        self, previous: SendTask | None, chunk: Chunk, queue: SourceQueue
-    ) -> tuple[Ack, MQError | None]:
-        if previous is not None:
-            _, error = await previous
-            if error is not None:
-                # Sending later rows would break the order of the queue, so the error stops all later chunks.
-                return Ack(queue, -1, 0), error
-        return await self._send_in_order(chunk, queue)
+    async def _in_order(self, queue: SourceQueue, rows: Sequence[_Row]) -> Ack:
+        ack = Ack(queue, -1, 0)
+        async with self._locks[queue]:
+            try:
+                if self.error is None:
+                    async for stored in self._send(queue, rows):
+                        ack = stored
+            except MQError as error:
+                self.error = self.error or error
+        return ack
 
-    async def _send_in_order(self, chunk: Chunk, queue: SourceQueue) -> tuple[Ack, MQError | None]:
-        reached, count, unsafe, target = -1, 0, 0, None
+    async def _send(self, queue: SourceQueue, rows: Sequence[_Row]) -> AsyncGenerator[Ack, None]:
+        """Yield the growing acknowledgement of rows of one queue. Raises MQError at the first that is not stored."""
         topic = self._topic or queue.topic
-        first, last = chunk.bounds[queue]
-        offsets = chunk.rows["commitLogOffset"]
-        try:
-            target = select_by_id(queue.queue_id, queue.broker_name)(await self._producer.queues(topic))
-            may_share = not topic.startswith(RETRY_PREFIX)
-            for begin, end, is_batched in _plan_requests(chunk.encoded, first, last, may_share):
-                send = self._batch if is_batched else self._alone
-                results = await with_retries(partial(send, chunk, begin, end, target), _RETRIES_MS)
-                reached, count = offsets[end - 1].as_py(), end - first
-                unsafe += sum(result.status is not SendStatus.SEND_OK for result in results)
-        except MQError as error:
-            return Ack(queue, reached, count, unsafe, str(target)), error
-        return Ack(queue, reached, count, unsafe, str(target)), None
-
-    async def _batch(self, chunk: Chunk, begin: int, end: int, target: MessageQueue) -> list[SendResult]:
-        encoded = chunk.encoded
-        body = bytes(encoded.data[encoded.offsets[begin] : encoded.offsets[end]])
-        return await self._producer.send_encoded(body, encoded.unique_keys[begin:end], target)
-
-    async def _alone(self, chunk: Chunk, begin: int, end: int, target: MessageQueue) -> list[SendResult]:
-        (row,) = chunk.rows.slice(begin, 1).to_pylist(maps_as_pydicts="lossy")
-        return [await self._producer.send(message_of(row, target.topic, begin, self._partition), target)]
-
-
-def _plan_requests(encoded: EncodedMessages, begin: int, end: int, may_share: bool) -> Iterator[tuple[int, int, bool]]:
-    """Split the rows [begin, end) of one queue into requests (first, end, is_batched), within the limits of a batch."""
-    edges = np.flatnonzero(np.diff(encoded.is_batched[begin:end])) + 1
-    for first, last in pairwise([begin, *(begin + edges).tolist(), end]):
-        is_batched = may_share and bool(encoded.is_batched[first])
-        while first < last:
-            upto = min(first + MAX_COUNT, last) if is_batched else first + 1
-            # Batched bodies are small, but properties may be large. Halving finds a size that fits in at most seven
-            # steps, since a single message always does.
-            while upto - first > 1 and encoded.offsets[upto] - encoded.offsets[first] > MAX_MESSAGE_SIZE:
-                upto = (first + upto) // 2
-            yield first, upto, is_batched
-            first = upto
+        target = select_by_id(queue.queue_id, queue.broker_name)(await self._producer.queues(topic))
+        messages: list[tuple[int, Message]] = []
+        invalid: InvalidMessage | None = None
+        for row in rows:
+            try:
+                message = message_of(row.fields, topic, row.number, self._partition)
+            except InvalidMessage as error:
+                invalid = error
+                break
+            messages.append((row.fields["commitLogOffset"], message))
+        count = unsafe = 0
+        async for sent, found in self._sender.send(messages, itemgetter(1), target):
+            if isinstance(found, MQError):
+                raise found
+            count += len(sent)
+            unsafe += sum(result.status is not SendStatus.SEND_OK for result in found)
+            yield Ack(queue, sent[-1][0], count, unsafe, str(target))
+        if invalid is not None:
+            raise invalid
