@@ -141,7 +141,9 @@ def _check_selection(msg_ids: str | None, begin_ms: int | None, end_ms: int | No
     """Return the ids, if any."""
     check_window(begin_ms, end_ms)
     ids = split(msg_ids or "")
-    if msg_ids is not None and (not ids or begin_ms is not None or end_ms is not None):
+    if msg_ids is not None and not ids:
+        raise InvalidArguments("-i names no message")
+    if ids and (begin_ms is not None or end_ms is not None):
         raise InvalidArguments("-i names messages, so -b and -e cannot be given with it")
     return ids
 
