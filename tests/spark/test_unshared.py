@@ -1,4 +1,8 @@
-"""Jobs on a worker that does not have the driver's directories: they are right, or refuse with one sentence."""
+"""Jobs on a worker that does not have the driver's directories: they are right, or refuse with one sentence.
+
+`python test_unshared.py MASTER FOLDER NAMESRV` runs the jobs, once with directories that the worker shares, and once
+with some that it does not, and prints what each did as JSON: its result, or its error.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,26 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from rucola import spark as rucola_spark
+from rucola.errors import MQError
 from rucola.spark.archive import Archive
-from rucola.spark.jobs import archive, table_export
+from rucola.spark.error_translation import translate_spark_errors
+from rucola.spark.jobs import archive, audit, rebuild, reconcile, replay, search, table_export
+from rucola.spark.jobs.reconciled_log import LogSources
+from rucola.spark.jobs.replay import ReplayOptions
+from rucola.spark.jobs.selection import Selection
 from rucola.spark.jobs.table_export import TableSource
 from rucola.spark.lake.snapshot import progress_path
-from rucola.spark.session import LazySession
+from rucola.spark.session import LazySession, local_session
 from rucola.store.tools.check import check
-from support import unshared_jobs
+from rucola.store.tools.rebuild import rebuild as rebuild_here
 from support.broker_thread import broker_thread
 from support.database_fixtures import initialized
 from support.databases import OutboxDatabase
@@ -28,8 +39,6 @@ from support.small_store import SmallStore
 from support.spark_cluster import spark_cluster
 
 COUNT = 60
-ENTRIES = 2 * COUNT
-"""Of the key index: each message has a unique key and a key."""
 
 RIGHT: dict[str, Any] = {
     "archive": COUNT,
@@ -39,8 +48,6 @@ RIGHT: dict[str, Any] = {
     "audit": 2 * COUNT,
     "data source": COUNT,
     "search": COUNT,
-    "compact": [COUNT, ENTRIES],
-    "repair": [COUNT, ENTRIES],
 }
 
 
@@ -69,9 +76,9 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
         spark_cluster(tmp_path / "cluster", {private: other}) as master,
     ):
         done = subprocess.run(
-            [sys.executable, unshared_jobs.__file__, master, str(tmp_path), namesrv],
+            [sys.executable, __file__, master, str(tmp_path), namesrv],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(unshared_jobs.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             text=True,
             check=True,
         )
@@ -96,3 +103,83 @@ def filled_store(path: Path, at_ms: int) -> Path:
     for number in range(COUNT):
         store.put("T", number % 3, at_ms=at_ms, UNIQ_KEY=f"M{number:02d}", KEYS=f"k{number}")
     return path
+
+
+Job = tuple[str, Callable[[], Any]]
+
+
+def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
+    """Each job with the name of what is shared. `private` directories are the driver's; the worker has others there."""
+    shared, private = folder / "shared", folder / "private"
+    store, lake = shared / "store", shared / "lake"
+
+    # What is written.
+    yield "archive to a private lake", lambda: archive.run(session, store, private / "new").rows
+    yield "archive", lambda: archive.run(session, store, lake).rows
+    yield "replay by a private ledger", lambda: replayed(session, store, namesrv, private / "ledger")
+    yield "replay", lambda: replayed(session, store, namesrv, shared / "ledger")
+    yield "rebuild to a private directory", lambda: rebuild.run(session, store, private / "rebuilt").units
+    yield "rebuild", lambda: rebuilt(session, store, shared)
+    database = TableSource(f"sqlite:///{private / 'business.db'}")  # only the driver reads it
+    logs = LogSources({"broker-a": store})
+    yield "reconcile to a private directory", lambda: missing(session, database, logs, private / "reconciled")
+    yield "reconcile", lambda: missing(session, database, logs, shared / "reconciled")
+
+    # What is read.
+    yield "archive a private store", lambda: archive.run(session, private / "store", shared / "wrong").rows
+    yield "replay a private store", lambda: replayed(session, private / "store", namesrv, shared / "ledger-2")
+    yield "rebuild a private store", lambda: rebuild.run(session, private / "store", shared / "rebuilt-2").units
+    yield "audit a private store", lambda: audit.run(session, [private / "store"]).messages
+    yield "audit", lambda: audit.run(session, [store, lake]).messages
+    yield "data source of a private store", lambda: read(session, private / "store")
+    yield "data source", lambda: read(session, store)
+    yield "search a private lake", lambda: found(session, private / "lake")
+    yield "search", lambda: found(session, lake)
+    yield "replay a private lake", lambda: replayed(session, private / "lake", namesrv, shared / "ledger-3")
+    yield "reconcile a private export", lambda: missing(session, private / "export", logs, shared / "reconciled-2")
+
+
+def replayed(session: SparkSession, source: Path, namesrv: str, ledger: Path) -> tuple[int, int]:
+    result = replay.run(session, source, ReplayOptions(namesrv, ledger, "Copy"))
+    return result.sent, result.acknowledged
+
+
+def rebuilt(session: SparkSession, store: Path, shared: Path) -> bool:
+    rebuild.run(session, store, shared / "rebuilt")
+    rebuild_here(store, shared / "expected")
+    return files(shared / "rebuilt") == files(shared / "expected")
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def missing(session: SparkSession, tables: TableSource | Path, logs: LogSources, out: Path) -> int:
+    return reconcile.run(session, tables, logs, out).count("never_stored")
+
+
+def read(session: SparkSession, store: Path) -> int:
+    rucola_spark.register(session)
+    with translate_spark_errors():
+        return session.read.format("rocketmq").option("storePath", str(store)).load().count()
+
+
+def found(session: SparkSession, lake: Path) -> int:
+    return len(search.run(session, lake, Selection(topics=("T",))).messages)
+
+
+def main(master: str, folder: str, namesrv: str) -> None:
+    frugal = {"spark.task.maxFailures": "1", "spark.sql.shuffle.partitions": "1"}
+    frugal["spark.executor.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    session = local_session("tests", master=master, configuration=frugal, is_short=True)
+    told = {}
+    for name, job in jobs(session, Path(folder), namesrv):
+        try:
+            told[name] = {"result": job()}
+        except MQError as error:
+            told[name] = {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +83,7 @@ def share(directory: Path) -> Iterator[SharedPiece]:
         path.unlink(missing_ok=True)
 
 
-def write_parquet(
-    rows: DataFrame,
-    directory: Path,
-    *,
-    mode: str = "error",
-    partition_by: Sequence[str] = (),
-    **options: str,
-) -> int:
+def write_parquet(rows: DataFrame, directory: Path, *, mode: str = "error") -> int:
     """Write rows by Spark's own writer; return their number, or raise DirectoryNotShared if some are not found."""
     import pyarrow.parquet as pq
     from pyspark.sql import Observation
@@ -102,8 +95,7 @@ def write_parquet(
     before = held() if mode == "append" else 0
     # Tasks count what they write, in the stage that writes it, so that a repeated task does not count twice.
     counted = Observation()
-    writer = rows.observe(counted, F.count(F.lit(1)).alias("rows")).write.mode(mode).options(**options)
-    (writer.partitionBy(*partition_by) if partition_by else writer).parquet(str(directory))
+    rows.observe(counted, F.count(F.lit(1)).alias("rows")).write.mode(mode).parquet(str(directory))
     written = int(counted.get.get("rows") or 0)
     if held() - before != written:
         raise not_shared(directory)

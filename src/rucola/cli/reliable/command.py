@@ -12,14 +12,13 @@ import click
 from rucola.cli.extras import require_reliable
 
 with require_reliable():
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, make_url
     from sqlalchemy.exc import ArgumentError, DBAPIError
 
     from rucola.reliable import ReliableError, Tables, migration, operations
     from rucola.reliable.database import Database
     from rucola.reliable.operations import StubView
     from rucola.reliable.schema import DEFAULT_PREFIX, STATUSES
-    from rucola.reliable.table_ranges import database_file
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +69,9 @@ class Where(NamedTuple):
 def check_file(url: str) -> None:
     """Raise ReliableError if the file of an SQLite database is missing: SQLite would create it, empty."""
     with suppress(ArgumentError):  # `Where.open` names what is wrong
-        file = database_file(url)
-        if file is not None and not file.exists():
+        parsed = make_url(url)
+        name = parsed.database if parsed.get_backend_name() == "sqlite" else None
+        if name and not name.startswith((":", "file:")) and not Path(name).exists():
             raise ReliableError(f"{url}: there is no such file; `rucola reliable init` creates a database")
 
 

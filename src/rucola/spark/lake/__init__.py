@@ -9,10 +9,8 @@
     reader          Spark DataFrames over the messages
     data_files      layout, footers and entries of the Parquet files
     parquet_files   rows and key entries read and written by Arrow, without Spark
-    key_index       hash index from message key to location
+    key_index       hash index from message key to location: entries, and their merge into runs
     lookup          messages found by key, id or condition, without Spark
-    file_inventory  all files of a lake, damaged ones included
-    repair_plan     the restorable content of an inventory
     staging         messages written to files that a commit can publish
     compaction      small files merged
     repair          a damaged lake restored from its remaining files

@@ -27,12 +27,7 @@ def read_lake(spark: SparkSession, root: str | Path, files: Sequence[RowFile] | 
     root = local_path(root).absolute()
     chosen = read_snapshot(root).rows if files is None else files
     check_files(root, chosen)
-    return read_rows(spark, root, [str(root / file.path) for file in chosen])
-
-
-def read_rows(spark: SparkSession, directory: Path, paths: Sequence[str]) -> DataFrame:
-    """Return the rows of Parquet files below a directory that is partitioned like a lake."""
-    if not paths:
+    if not chosen:
         return spark.createDataFrame([], _DDL)
-    reader = spark.read.schema(_DDL).options(basePath=str(directory), **FAIL_ON_MISSING_FILES)
-    return reader.parquet(*paths).select(*_COLUMNS)
+    reader = spark.read.schema(_DDL).options(basePath=str(root), **FAIL_ON_MISSING_FILES)
+    return reader.parquet(*(str(root / file.path) for file in chosen)).select(*_COLUMNS)
