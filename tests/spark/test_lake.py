@@ -5,10 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -112,55 +109,6 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
             break
     assert calls > 1
     assert deadly.calls > 0
-
-
-STATES = {
-    "the first file is staged": "stage(lake, [2]); die()",
-    "everything is staged": "stage(lake, [2, 3, 4]); die()",
-    "the commit is decided": "writer.LakeWriter.move_staged = die",
-    "the first file is in its place": "Path.replace = after(Path.replace, lambda to: to.suffix == '.parquet')",
-    "the snapshot is replaced": "Path.replace = after(Path.replace, lambda to: to.name == 'snapshot.json')",
-    "the store was told": "Path.replace = after(Path.replace, lambda to: to.name == 'progress.json')",
-}
-DYING = """
-import os, signal, sys
-from pathlib import Path
-from rucola.spark.lake import writer
-from rucola.spark.lake.writer import open_lake
-from spark.test_lake import second_commit, stage
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(replace, when):
-    def replacing(self, to):
-        replace(self, to)
-        if when(Path(to)):
-            die()
-    return replacing
-
-root = Path(sys.argv[1])
-with open_lake(root) as lake:
-    {state}
-second_commit(root)
-"""
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_kill_9_leaves_all_of_a_run_or_nothing(tmp_path: Path, state: str) -> None:
-    """The same with processes that really die: with them goes the lock, and whatever was not written yet."""
-    first_commit(tmp_path)
-    program = DYING.format(state=STATES[state])
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=False)
-    assert done.returncode == -signal.SIGKILL
-    left = seen(tmp_path)
-    assert published(tmp_path) <= left[2]
-    assert left == (AFTER if state in ("the snapshot is replaced", "the store was told") else BEFORE)
-    with open_lake(tmp_path):
-        counted = state not in ("the first file is staged", "everything is staged")
-        assert seen(tmp_path) == (AFTER if counted else BEFORE)
-        assert published(tmp_path) == seen(tmp_path)[2]
 
 
 @pytest.mark.parametrize(("rows", "entries"), [(4, 3), (3, 4), (2, 3), (0, 0)])
@@ -302,18 +250,6 @@ def test_a_snapshot_that_names_files_outside_the_lake_is_refused(tmp_path: Path,
     path.write_text(json.dumps(snapshot))
     with pytest.raises(StoreCorrupt):
         read_snapshot(root)
-
-
-def test_the_package_offers_read_lake_without_importing_arrow_or_spark() -> None:
-    program = (
-        "import sys\n"
-        "import rucola.spark.lake\n"
-        "assert not {'pyarrow', 'pyspark'} & sys.modules.keys()\n"
-        "from rucola.spark.lake import read_lake, read_snapshot\n"
-        "print(read_lake.__module__, read_snapshot.__module__, hasattr(rucola.spark.lake, 'nothing'))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "rucola.spark.lake.reader rucola.spark.lake.snapshot False\n"
 
 
 def test_a_lake_is_private_and_one_that_every_user_can_change_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from rucola.message.topics import is_system_topic
 from rucola.spark.source.columns import SCHEMA
 from support.small_store import SmallStore
 
@@ -97,38 +96,6 @@ def test_sql_reads_a_store(spark: SparkSession, golden: Path) -> None:
     }
     wanted = [row["topic"] for row in expected(golden, "g1-clean") if row["topic"].startswith(("G", "%RETRY%"))]
     assert counted == {topic: wanted.count(topic) for topic in set(wanted)}
-
-
-def test_system_topics_are_left_out(spark: SparkSession, golden: Path) -> None:
-    topics = {row.topic for row in load(spark, golden / "g1-clean" / "store").select("topic").distinct().collect()}
-    assert topics == {row["topic"] for row in expected(golden, "g1-clean") if not is_system_topic(row["topic"])}
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"subscribe": "A", "assign": "{}"}, "subscribe and assign contradict"),
-        ({"subcribe": "A"}, "has no option 'subcribe' for a read; it has storePath"),
-        ({"storePath": "/nowhere"}, "/nowhere is not a store directory"),
-        ({"subscribe": "Nope"}, "topic 'Nope' is not in"),
-    ],
-)
-def test_errors_name_what_is_wrong(
-    spark: SparkSession, small_store: SmallStore, options: dict[str, str], says: str
-) -> None:
-    small_store.put()
-    with pytest.raises(PySparkException) as raised:
-        load(spark, small_store.path, **options).collect()
-    assert says in str(raised.value)
-
-
-def test_damage_ends_the_query_or_is_skipped(spark: SparkSession, small_store: SmallStore) -> None:
-    places = [small_store.put() for _ in range(5)]
-    small_store.overwrite(places[2] + 88, b"X")
-    with pytest.raises(PySparkException, match=f"at byte {places[2]}: the body does not match its CRC"):
-        load(spark, small_store.path).collect()
-    left = load(spark, small_store.path, corruptRecords="skip").collect()
-    assert [row.commitLogOffset for row in left] == [places[0], places[1], places[3], places[4]]
 
 
 def test_an_empty_store_is_an_empty_table(spark: SparkSession, small_store: SmallStore) -> None:

@@ -16,25 +16,9 @@
     repair          a damaged lake restored from its remaining files
 
 Other modules use it through `rucola.spark.archive`.
-
-`read_lake` and `read_snapshot` are imported on first use, so that importing the package loads neither Arrow nor Spark.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from rucola.spark.lake.reader import read_lake
-    from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.reader import read_lake
+from rucola.spark.lake.snapshot import read_snapshot
 
 __all__ = ["read_lake", "read_snapshot"]
-
-_MODULES: Final = {"read_lake": "rucola.spark.lake.reader", "read_snapshot": "rucola.spark.lake.snapshot"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)

@@ -6,6 +6,9 @@ records independently of the chain, so they lead past damage and to the end.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import partial
+
 from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import ScanEnd
 
@@ -67,15 +70,15 @@ def _next_in_queue(
     reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int
 ) -> int | None:
     found = search_queue(reader, topic, queue_id, begin, end, physical_offset)
-    return int(reader.units(topic, queue_id, found, found + 1)["physical_offset"][0]) if found < end else None
+    return unit_address(reader, topic, queue_id, found) if found < end else None
 
 
 def search_queue(reader: StoreReader, topic: str, queue_id: int, begin: int, end: int, physical_offset: int) -> int:
     """Return the first queue offset in [begin, end) whose record is at or after `physical_offset`, else `end`."""
-    while begin < end:
-        middle = (begin + end) // 2
-        if int(reader.units(topic, queue_id, middle, middle + 1)["physical_offset"][0]) < physical_offset:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
+    address = partial(unit_address, reader, topic, queue_id)
+    return begin + bisect_left(range(begin, end), physical_offset, key=address)
+
+
+def unit_address(reader: StoreReader, topic: str, queue_id: int, queue_offset: int) -> int:
+    """Return the physical offset that a unit points at."""
+    return int(reader.units(topic, queue_id, queue_offset, queue_offset + 1)["physical_offset"][0])

@@ -10,7 +10,6 @@ Messages deleted between planning and reading end the read or, with failOnDataLo
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.spark.source import record_layout
 from rucola.spark.source.array_conversions import Array
 from rucola.spark.source.byte_ranges import fields_at
-from rucola.spark.source.log_boundaries import next_record
+from rucola.spark.source.log_boundaries import next_record, search_queue
 from rucola.spark.source.log_splits import LogSplit, QueueRange
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.record_decoder import RecordDecoder
@@ -166,11 +165,8 @@ def _dispatched_offsets(reader: StoreReader, split: LogSplit) -> Array:
 
 
 def _queue_addresses(reader: StoreReader, topic: str, queue_id: int, least: int, most: int, split: LogSplit) -> Array:
-    def address(queue_offset: int) -> int:
-        return int(reader.units(topic, queue_id, queue_offset, queue_offset + 1)["physical_offset"][0])
-
-    begin, end = (bisect_left(range(least, most), edge, key=address) for edge in (split.begin, split.end))
-    return reader.units(topic, queue_id, least + begin, least + end)["physical_offset"].astype(np.int64)
+    begin, end = (search_queue(reader, topic, queue_id, least, most, edge) for edge in (split.begin, split.end))
+    return reader.units(topic, queue_id, begin, end)["physical_offset"].astype(np.int64)
 
 
 def _confirm_chain(log: memoryview, positions: Array, end: int) -> tuple[Array, int]:

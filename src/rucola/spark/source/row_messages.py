@@ -1,23 +1,7 @@
 """Messages made from the rows of a write.
 
-Columns of a row, of which only `body` is required:
-
-    topic        string; the option `topic`, if given, overrides it
-    body         binary, or string, which is sent as UTF-8
-    tags         string
-    keys         array<string>, or string with the keys separated by blanks
-    properties   map<string,string>; system properties are ignored, except those that schedule delivery, such as
-                 TIMER_DELIVER_MS
-    flag         int
-    delayLevel   int; the delay level (see `rucola.message.delay`)
-    msgId        string; the unique key of the message
-    shardingKey  string; rows with the same key go to the same queue, selected as by `rucola.client.select_by_hash`
-    queueId      int or bigint; the queue, if there is no shardingKey (see `rucola.client.select_by_id`)
-    brokerName   string; the broker of that queue, if several have the topic
-    bodyError    string; if it is not null, the body is sent as it was stored, compressed as `sysFlag` says
-    sysFlag      int or bigint
-
-Other columns of `schema.COLUMNS` are ignored, so that rows can be written as they were read.
+docs/spark.md describes the columns of a row, of which only `body` is required. Other columns of `schema.COLUMNS` are
+ignored, so that rows can be written as they were read.
 """
 
 from __future__ import annotations
