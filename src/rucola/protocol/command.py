@@ -240,8 +240,8 @@ class RemotingCommand(msgspec.Struct, eq=False, gc=False):
 
     def _encode_json_header(self) -> bytes:
         fields: dict[str, Any] = {"code": self.code}
-        if self.ext_fields:
-            fields["extFields"] = self.ext_fields
+        if ext := self.ext_fields:
+            fields["extFields"] = ext
         fields["flag"] = self.flag
         fields["language"] = self.language
         fields["opaque"] = self.opaque

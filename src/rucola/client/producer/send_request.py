@@ -52,7 +52,7 @@ _ALONE = _TIMERS | {
 _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
-class SendResult(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Position of a stored message. `msg_id` is its unique key, `offset_msg_id` encodes its physical offset."""
 
     status: SendStatus

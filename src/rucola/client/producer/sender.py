@@ -279,7 +279,7 @@ class Sender:
         except RemotingError as error:
             self.record_failure(queue, error)
             raise
-        if is_awaited:
+        if is_awaited and self._options.latency_fault_tolerance:
             self._rotation.record_response(queue.broker_name, in_flight.posted_at * 1000, monotonic_ms())
         return results
 
