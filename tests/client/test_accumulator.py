@@ -120,6 +120,20 @@ async def test_closing_sends_what_waits_but_for_cancelled_messages(tmp_path: Pat
         assert sends[1].cancelled()
 
 
+async def test_a_message_that_no_batch_has_room_for_is_sent_alone(tmp_path: Path) -> None:
+    requests = Requests()
+    async with (
+        cluster(tmp_path) as running,
+        Producer("g", running.namesrv, linger_ms=FOR_EVER_MS, max_message_size=1000) as producer,
+    ):
+        await running.scripted_broker("broker-a", "T", requests.table())
+        bodies = [b"1", b"2" * 990, b"3" * 600, b"4" * 600, b"5"]
+        sends = (producer.send(Message("T", body), timeout_ms=4000) for body in bodies)
+        results = await asyncio.gather(*sends)
+        assert all(result.is_ok for result in results)
+        assert requests.bodies == [bodies[:1], bodies[1:2], bodies[2:3], bodies[3:]]
+
+
 async def test_a_negative_linger_is_refused() -> None:
     with raises(ConfigError, subject="linger_ms"):
         Producer("g", "127.0.0.1:9876", linger_ms=-1)

@@ -1,7 +1,7 @@
 """Accumulator: sends that begin within `linger_ms` of each other share a request.
 
-    add      among the messages of the same topic, or chosen queue, until one has waited for `linger_ms`, there are
-             MAX_COUNT, or they have MAX_SIZE bytes
+    add      among the messages of the same topic, or chosen queue, until one has waited for `linger_ms`, or half of its
+             timeout, there are MAX_COUNT, or they have MAX_SIZE bytes
     send     one batch to one queue, by the deadline of its first message
     refuse   a batch that is refused is sent again message by message: each gets its own result or error
 
@@ -77,22 +77,25 @@ class Accumulator:
     ) -> asyncio.Future[SendResult] | None:
         """Return the future of a message's result; None if it is to be sent alone. InvalidMessage."""
         key, options = (message.topic, chosen), self._options
+        max_size = min(MAX_SIZE, options.max_message_size)
+        unique_key, encoded = "", b""
+        must_be_alone = is_alone(message, min(options.compress_threshold, max_size))
+        if not must_be_alone:
+            unique_key, encoded = encode_part(message, chosen, options.max_message_size)
+            must_be_alone = len(encoded) > max_size
         batch = self._batches.get(key)
-        must_be_alone = is_alone(message, min(options.compress_threshold, MAX_SIZE))
-        if batch is not None and (must_be_alone or batch.deadline.timeout_ms != deadline.timeout_ms):
+        if batch is not None and (
+            must_be_alone or batch.size + len(encoded) > max_size or batch.deadline.timeout_ms != deadline.timeout_ms
+        ):
             self._send(key)
             batch = None
         if must_be_alone:
             return None
-        unique_key, encoded = encode_part(message, chosen, options.max_message_size)
-        if batch is not None and batch.size + len(encoded) > min(MAX_SIZE, options.max_message_size):
-            self._send(key)
-            batch = None
         loop = asyncio.get_running_loop()
         if batch is None:
             assert options.linger_ms is not None, "producers without linger_ms have no accumulator"
-            batch = _Batch(deadline, loop.call_later(options.linger_ms / 1000, self._send, key))
-            self._batches[key] = batch
+            linger_ms = min(options.linger_ms, deadline.timeout_ms / 2)
+            batch = self._batches[key] = _Batch(deadline, loop.call_later(linger_ms / 1000, self._send, key))
         waiting = _Waiting(message, unique_key, encoded, loop.create_future())
         batch.messages.append(waiting)
         batch.size += len(encoded)
@@ -124,6 +127,7 @@ class Accumulator:
             results = await self._sender.send(request, chosen, deadline)
         except BaseException as error:
             if len(messages) > 1 and _is_refusal(error):
+                self._sender.counters_of(first.topic).sent_again(len(messages))
                 await asyncio.gather(*(self._send_batch([each], chosen, deadline) for each in messages))
                 return
             for each in messages:

@@ -183,6 +183,11 @@ def build_batch_requests(
     for message in messages:
         _check_batchable(message, first, wait)
         unique_key, encoded = encode_part(message, queue, max_message_size)
+        if len(encoded) > max_message_size:
+            raise InvalidMessage(
+                f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; "
+                f"{max_message_size} are allowed"
+            )
         if size + len(encoded) > max_message_size or len(bodies) == MAX_BATCH_COUNT:
             end_request()
             bodies, keys, size = [], [], 0
@@ -197,12 +202,7 @@ def encode_part(message: Message, queue: MessageQueue | None, max_message_size: 
     """Return a message's unique key and its part of a batch, after checking it. InvalidMessage."""
     unique_key = _check_message(message, queue, max_message_size)
     check_labels(message, MAX_DELAY_LEVEL)
-    encoded = encode_batch((message,))
-    if len(encoded) > max_message_size:
-        raise InvalidMessage(
-            f"a message for topic {message.topic} takes {len(encoded)} bytes in a batch; {max_message_size} are allowed"
-        )
-    return unique_key, encoded
+    return unique_key, encode_batch((message,))
 
 
 def build_encoded_request(topic: str, body: bytes, unique_keys: Sequence[str], joined: str = "") -> SendRequest:
