@@ -35,8 +35,8 @@ class HeldPulls:
             held[address] -= 1
 
     async def close(self) -> None:
-        """Close the further clients."""
-        further = [client for client in self._held if client is not self._first]
-        self._held = {self._first: Counter()}
-        for client in further:
+        """Close the further clients. Repeatable after a cancellation."""
+        for client in [client for client in self._held if client is not self._first]:
             await client.close()
+            del self._held[client]
+        self._held[self._first].clear()
