@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import hashlib
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +359,17 @@ def test_a_record_in_parts_has_the_same_bytes(
     assert b"".join(parts.parts) == record
     assert len(parts) == len(record)
     assert parts.parts[1] is message.body, "the body is not copied"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, dataclasses.replace, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_message_whose_properties_nobody_has_read_is_like_any_other(duplicate: Callable[[Any], MessageExt]) -> None:
+    data = encode(MessageInner("T", 0, b"x", b"TAGS\x01a\x02k\x01v", 0, 0, 1, bytes(8)), 1, 2, 3, bytes(8))
+    message = duplicate(decode(data))
+    assert message == decode(data)
+    assert message.properties == {"TAGS": "a", "k": "v"}
+    message.tags = "b"
+    message.properties["k"] = "w"
+    assert (message.tags, message.properties) == ("b", {"TAGS": "b", "k": "w"})
+    assert message != decode(data)
+    message.properties = {}
+    assert "properties={}" in repr(message)
