@@ -111,29 +111,36 @@ def test_a_damaged_file_without_a_backup_is_named(tmp_path: Path) -> None:
 
 # the index -----------------------------------------------------------------------------------------------------------
 
+
+def put(index: Index, key_hash: int, physical_offset: int, time_ms: int) -> None:
+    index.put_many(
+        np.array([key_hash], np.int32), *(np.array([value], np.int64) for value in (physical_offset, time_ms))
+    )
+
+
 entries = st.lists(st.tuples(st.integers(0, 2**31 - 1) | st.integers(0, 9), st.integers(0, 5_000)), max_size=120)
 
 
 @settings(max_examples=examples(60))
 @given(entries, st.lists(st.integers(1, 50), min_size=1), st.sampled_from([0, 1_795_217_264_729]))
 def test_many_index_entries_equal_single_ones(
-    tmp_path_factory: pytest.TempPathFactory, put: list[tuple[int, int]], sizes: list[int], begin_ms: int
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], sizes: list[int], begin_ms: int
 ) -> None:
     root = tmp_path_factory.mktemp("index")
     one, many = Index(root / "one", 7, 30, []), Index(root / "many", 7, 30, [])
-    hashes = np.array([key_hash for key_hash, _ in put], np.int32)
-    times = begin_ms + np.cumsum(np.array([later for _, later in put], np.int64))
-    offsets = np.arange(len(put), dtype=np.int64) * 100
+    hashes = np.array([key_hash for key_hash, _ in rows], np.int32)
+    times = begin_ms + np.cumsum(np.array([later for _, later in rows], np.int64))
+    offsets = np.arange(len(rows), dtype=np.int64) * 100
     for key_hash, offset, time_ms in zip(hashes.tolist(), offsets.tolist(), times.tolist(), strict=True):
-        one.put([key_hash], offset, time_ms)
+        put(one, key_hash, offset, time_ms)
     begin = number = 0
-    while begin < len(put):
+    while begin < len(rows):
         end = begin + sizes[number % len(sizes)]
         many.put_many(hashes[begin:end], offsets[begin:end], times[begin:end])
         begin, number = end, number + 1
     assert [file.file.path.name for file in one.files] == [file.file.path.name for file in many.files]
     assert [file.file.map[:] for file in one.files] == [file.file.map[:] for file in many.files]
-    assert len(one.files) == -(-len(put) // 29), "one entry of each file stays empty"
+    assert len(one.files) == -(-len(rows) // 29), "one entry of each file stays empty"
     for key_hash in set(hashes.tolist()):
         found = [offset for file in one.files for offset in slices.run(file.select_steps(key_hash, 1000, 0, 1 << 62))]
         assert sorted(found) == offsets[hashes == key_hash].tolist()
@@ -144,7 +151,7 @@ def test_many_index_entries_equal_single_ones(
 def test_index_files_are_named_in_order_after_the_clock_was_set_back(tmp_path: Path) -> None:
     index = Index(tmp_path / "index", 1, 2, [])
     for time_ms in (5_000, 5_000, 1_000):
-        index.put([1], 0, time_ms)
+        put(index, 1, 0, time_ms)
     names = [file.file.path.name for file in index.files]
     assert names == [index_file_name(5_000), index_file_name(5_001), index_file_name(5_002)]
     index.close()
@@ -153,7 +160,7 @@ def test_index_files_are_named_in_order_after_the_clock_was_set_back(tmp_path: P
 def test_a_circular_hash_chain_ends(tmp_path: Path) -> None:
     index = Index(tmp_path / "index", 1, 10, [])
     for offset in range(5):
-        index.put([4], offset, 1000)
+        put(index, 4, offset, 1000)
     file = index.files[0]
     file.file.map[44 + 20 * 2 + 16 : 44 + 20 * 3] = (5).to_bytes(4, "big")
     assert slices.run(file.select_steps(4, 100, 0, 9999)) == [4, 3, 2, 1]
@@ -175,7 +182,7 @@ def advice(path: Path) -> set[str]:
 def test_an_index_is_mapped_with_random_access_advice(tmp_path: Path) -> None:
     """A key in a file of 420 MB costs a page or two then, and not what the kernel reads ahead."""
     index = Index(tmp_path, 10, 40, [])
-    index.put([1], 0, 1000)
+    put(index, 1, 0, 1000)
     (path,) = index_paths(tmp_path)
     assert "rr" in advice(path)
     index.close()
@@ -188,12 +195,12 @@ def test_an_index_is_mapped_with_random_access_advice(tmp_path: Path) -> None:
 
 def test_an_index_entry_is_found_after_the_clock_was_set_back(tmp_path: Path) -> None:
     """Apache's readers take a negative difference for the end of the chain, and find nothing behind it."""
-    for number, put in enumerate((IndexFile.put, None)):
+    for number, put_one in enumerate((IndexFile.put, None)):
         file = IndexFile.create(tmp_path / f"{number:017d}", 10, 40)
         times = [10_000, 12_000, 3_000, 13_000]
-        if put is not None:
+        if put_one is not None:
             for time_ms in times:
-                put(file, 7, 100, time_ms)
+                put_one(file, 7, 100, time_ms)
         else:
             count = len(times)
             hashes, offsets = np.full(count, 7, np.int32), np.full(count, 100, np.int64)
@@ -222,7 +229,7 @@ def test_an_index_file_of_an_impossible_size_is_refused(tmp_path: Path) -> None:
 def test_an_impossible_time_still_names_an_index_file(tmp_path: Path, now_ms: int) -> None:
     index = Index.open(tmp_path / "index", 1, 3, writable=True)
     for k in range(6):
-        index.put([k], 1000 * k, now_ms)
+        put(index, k, 1000 * k, now_ms)
     index.close()
     names = [path.name for path in index_paths(tmp_path / "index")]
     assert len(names) == 3
@@ -359,7 +366,7 @@ def test_checkpoint_round_trips(tmp_path: Path) -> None:
 def test_a_query_for_what_comes_after_an_offset_leaves_earlier_index_files_out(tmp_path: Path) -> None:
     index, key_hash = Index(tmp_path, 10, 40, []), index_hash(index_key("T", "key"))
     for number in range(200):
-        index.put([key_hash], 100 * number, 1000 + number)
+        put(index, key_hash, 100 * number, 1000 + number)
     assert len(index.files) == 6
     for after in (-1, 0, 5000, 19_899, 19_900):
         found = slices.run(index.query_steps("T", "key", 500, after_physical_offset=after))

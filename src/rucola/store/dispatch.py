@@ -5,7 +5,7 @@ index: first its unique key, then each word of KEYS. Prepared and rolled-back tr
 rolled-back messages get no index entries either.
 
 Records are dispatched in batches, in the order of the log: units one by one if the last batch went to many queues, else
-with one write per queue; entries one by one below 8 records, else with numpy. The results are equal.
+with one write per queue. The results are equal.
 
 The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer. There it is the
 time of delivery in milliseconds: computed from the delay level in the first, the property TIMER_OUT_MS in the second.
@@ -17,8 +17,6 @@ CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +25,7 @@ import numpy.typing as npt
 
 from rucola import speed
 from rucola.message import sysflag
-from rucola.message.hashing import index_hash, index_hashes, string_hash
+from rucola.message.hashing import index_hash
 from rucola.message.topics import DUE_TIME_TOPICS, is_lmq
 from rucola.store.consume_queue import ConsumeQueue, MappingPool, check_queue_name, pack_unit
 from rucola.store.dispatch_request import DispatchRequest, unit_tags_code
@@ -45,8 +43,6 @@ TopicArrivals = tuple[list[ConsumeQueue], list[int], list[int]]
 
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
 """Gets all new units of a batch, by topic, once they can be read."""
-
-_VECTORIZE_FROM: Final = 8
 
 _NO_ARRIVALS: Final[TopicArrivals] = ([], [], [])
 
@@ -241,15 +237,8 @@ class CommitLogDispatcher:
     def add_entries(self, batch: Sequence[DispatchRequest], skip: int = 0) -> None:
         """Write the index entries of `batch`, except the first `skip`, which the index has already."""
         assert self.index is not None
-        if len(batch) < _VECTORIZE_FROM and speed.index_entries is None:
-            for request in batch:
-                keys, topic = _index_keys_of_one(request), request.topic
-                hashes = [index_hash(index_key(topic, key)) for key in keys[skip:]]
-                self.index.put(hashes, request.physical_offset, request.store_timestamp)
-                skip = max(skip - len(keys), 0)
-        else:
-            columns = index_entries_of(batch)
-            self.index.put_many(columns[0][skip:], columns[1][skip:], columns[2][skip:])
+        hashes, physical_offsets, timestamps = index_entries_of(batch)
+        self.index.put_many(hashes[skip:], physical_offsets[skip:], timestamps[skip:])
 
 
 def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
@@ -257,45 +246,17 @@ def index_entries_of(batch: Sequence[DispatchRequest]) -> Entries:
     if speed.index_entries is not None and (columns := speed.index_entries(batch)) is not None:
         hashes, offsets, times = columns
         return np.frombuffer(hashes, np.int32), np.frombuffer(offsets, np.int64), np.frombuffer(times, np.int64)
-    keys, counts = index_keys_of(batch)
-    topics = [request.topic for request in batch]
-    if topics.count(topics[0]) == len(batch):
-        prefixes = np.full(len(keys), _prefix_hash(topics[0]), np.int32)
-    else:
-        prefixes = np.array(list(map(_prefix_hash, topics)), np.int32).repeat(counts)
-    physical_offsets = np.array([request.physical_offset for request in batch], np.int64).repeat(counts)
-    timestamps = np.array([request.store_timestamp for request in batch], np.int64).repeat(counts)
-    # The hashes of all keys continue those of their prefixes, in one call.
-    return index_hashes(keys, prefixes), physical_offsets, timestamps
+    rows = [
+        (index_hash(index_key(request.topic, key)), request.physical_offset, request.store_timestamp)
+        for request in batch
+        for key in index_keys(request)
+    ]
+    found, physical_offsets, timestamps = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+    return found.astype(np.int32), physical_offsets, timestamps
 
 
-def index_keys_of(batch: Sequence[DispatchRequest]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the index keys of `batch`, in order, and their number per record, shape (n,)."""
-    both = [key for request in batch for key in (request.unique_key, request.keys)]
-    keys = [key for key in both if key]
-    # A blank anywhere means that some KEYS has several words; then, or after a rollback, each record is split alone.
-    if " " in "".join(keys) or any(map(_is_rolled_back, {request.sys_flag for request in batch})):
-        lists = list(map(_index_keys_of_one, batch))
-        return list(chain.from_iterable(lists)), np.array(list(map(len, lists)))
-    if len(keys) == len(both):
-        return keys, np.full(len(batch), 2)
-    return keys, np.array(list(map(bool, both))).reshape(-1, 2).sum(1)
-
-
-def _index_keys_of_one(request: DispatchRequest) -> list[str]:
-    if _is_rolled_back(request.sys_flag):
+def index_keys(request: DispatchRequest) -> list[str]:
+    if sysflag.transaction_state(request.sys_flag) == sysflag.TRANSACTION_ROLLBACK:
         return []
-    unique_key, words = request.unique_key, request.keys
-    keys = [unique_key] if unique_key else []
-    if words:
-        keys += [word for word in words.split(" ") if word]
-    return keys
-
-
-def _is_rolled_back(sys_flag: int) -> bool:
-    return sysflag.transaction_state(sys_flag) == sysflag.TRANSACTION_ROLLBACK
-
-
-@lru_cache(maxsize=8192)
-def _prefix_hash(topic: str) -> int:
-    return string_hash(index_key(topic, ""))
+    words = request.keys.split(" ") if request.keys else []
+    return [key for key in (request.unique_key, *words) if key]

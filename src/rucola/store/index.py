@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from datetime import datetime, timedelta
 from itertools import count as count_from
 from pathlib import Path
@@ -221,53 +221,25 @@ class IndexFile:
         store_timestamps: npt.NDArray[np.int64],
     ) -> int:
         """Add entries in order like `put`, as many as fit, and return their number; all arrays have shape (n,)."""
-        if not len(key_hashes) or self.is_full:
-            return 0
+        columns = key_hashes, physical_offsets, store_timestamps
+        end = max(min(len(key_hashes), self.max_count - self.count), 0)
         done = 0
-        if self.count == 1:  # The first entry sets beginTimestamp, on which the seconds of the others depend.
-            self.put(int(key_hashes[0]), int(physical_offsets[0]), int(store_timestamps[0]))
+        if end and self.count == 1:  # The first entry sets beginTimestamp, on which the seconds of the others depend.
+            self.put(*(int(column[0]) for column in columns))
             done = 1
-        end = min(len(key_hashes), done + self.max_count - self.count)
-        if done < end:
-            self._put_block(key_hashes[done:end], physical_offsets[done:end], store_timestamps[done:end])
-        return end
-
-    def _put_block(
-        self,
-        key_hashes: npt.NDArray[np.int32],
-        physical_offsets: npt.NDArray[np.int64],
-        store_timestamps: npt.NDArray[np.int64],
-    ) -> None:
-        """Add entries that all fit, to a file that has its first entry: a sixteenth of the time of `put`."""
-        count, number = len(key_hashes), self.count
-        begin = self._entries_at + number * ENTRY_SIZE
-        end = begin + count * ENTRY_SIZE
-        self.file.reserve(end, _RESERVE_WINDOW)
-        ends = (
-            (int(physical_offsets[0]), int(store_timestamps[0])),
-            (int(physical_offsets[-1]), int(store_timestamps[-1])),
-        )
+        if done == end:
+            return end
+        columns = key_hashes[done:end], physical_offsets[done:end], store_timestamps[done:end]
         if speed.put_entries is not None:
-            columns = key_hashes, physical_offsets, store_timestamps
-            added = speed.put_entries(self.file.map, self.slot_count, number, self.begin_timestamp, *columns)
-            if added is not None:
-                self._advance(count, added, *ends)
-                return
-        slots = np.frombuffer(self.file.map, ">i4", self.slot_count, HEADER_SIZE)
-        slot_of = key_hashes % self.slot_count
-        order, previous, touched, lasts, new_slots = _chain(slots, slot_of, number)
-        entries = np.empty(count, ENTRY)
-        entries["hash"] = key_hashes
-        entries["physical_offset"] = physical_offsets
-        if self.begin_timestamp > 0:
-            entries["seconds"] = ((store_timestamps - self.begin_timestamp) // 1000).clip(0, _MAX_SECONDS)
-        else:
-            entries["seconds"] = 0
-        entries["previous"][order] = previous
-        self.file.map[begin:end] = entries.tobytes()
-        # Point each slot to its last entry only now: a crash must not leave a slot that points to no entry.
-        slots[touched] = lasts
-        self._advance(count, new_slots, *ends)
+            self.file.reserve(self._entries_at + (self.count + end - done) * ENTRY_SIZE, _RESERVE_WINDOW)
+            new_slots = speed.put_entries(self.file.map, self.slot_count, self.count, self.begin_timestamp, *columns)
+            if new_slots is not None:
+                first, last = ((int(columns[1][at]), int(columns[2][at])) for at in (0, -1))
+                self._advance(end - done, new_slots, first, last)
+                return end
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            self.put(*row)
+        return end
 
     def _advance(self, count: int, new_slots: int, first: tuple[int, int], last: tuple[int, int]) -> None:
         if self.count <= 1:
@@ -334,34 +306,6 @@ def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: in
         return False
     first, last = (_ENTRY.unpack_from(file.map, entries_at + number * ENTRY_SIZE)[1] for number in (1, count - 1))
     return (first, last) == (begin, end) and not any(file.map[entries_at : entries_at + ENTRY_SIZE])
-
-
-def _chain(
-    slots: npt.NDArray[np.int32], slot_of: npt.NDArray[np.int32], number: int
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
-    """Return (order, previous numbers, touched slots, their last numbers, number of empty ones) of new entries."""
-    count = len(slot_of)
-    numbers = np.arange(number, number + count, dtype=np.int32)
-    # For example, entries 7 to 10 of slots 1 3 1 1, with 5 slots that hold 0 3 0 6 0: the order is 0 2 3 1, the
-    # previous numbers in this order are 3 7 9 6, and the slots become 0 10 0 8 0. The sort is stable, so the entries of
-    # a slot stay in order.
-    order = slot_of.argsort(kind="stable")
-    sorted_slots, sorted_numbers = slot_of[order], numbers[order]
-    is_first = np.empty(count, bool)
-    is_first[0] = True
-    np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_first[1:])
-    firsts = is_first.nonzero()[0]
-    # A first entry points to what its slot holds (0 if that is no earlier entry), the others to the entry before.
-    touched = sorted_slots[firsts]
-    held = slots[touched].astype(np.int32)
-    held[(held < 0) | (held >= number)] = 0
-    previous = np.empty(count, np.int32)
-    previous[1:] = sorted_numbers[:-1]
-    previous[firsts] = held
-    lasts = np.empty_like(firsts)
-    lasts[:-1] = firsts[1:] - 1
-    lasts[-1] = count - 1
-    return order, previous, touched, sorted_numbers[lasts], int((held == 0).sum())
 
 
 class Index:
@@ -444,19 +388,13 @@ class Index:
     def end_physical_offset(self) -> int:
         return self.files[-1].end_physical_offset if self.files else 0
 
-    def put(self, key_hashes: Sequence[int], physical_offset: int, store_timestamp: int) -> None:
-        """Add the keys of one message in order. Raises OSError if the disk is full."""
-        for key_hash in key_hashes:
-            self._last(store_timestamp).put(key_hash, physical_offset, store_timestamp)
-            self.added += 1
-
     def put_many(
         self,
         key_hashes: npt.NDArray[np.int32],
         physical_offsets: npt.NDArray[np.int64],
         store_timestamps: npt.NDArray[np.int64],
     ) -> None:
-        """Add many keys in order, like that many calls of `put`; all arrays have shape (n,)."""
+        """Add the entries of many keys in order; all arrays have shape (n,). Raises OSError if the disk is full."""
         done = 0
         while done < len(key_hashes):
             file = self._last(int(store_timestamps[done]))

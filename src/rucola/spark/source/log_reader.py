@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rucola.errors import DirectoryNotShared, StoreCorrupt, StoreError
-from rucola.message.hashing import string_hashes
+from rucola.message.hashing import string_hash
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.message.topics import DUE_TIME_TOPICS
 from rucola.spark.source import record_layout
@@ -231,7 +231,7 @@ def _read_units(
 def _may_have_tags(codes: Array, tags: frozenset[str], queues: Sequence[QueueRange], ranges: Array) -> Array:
     """Return a mask of the units that can have one of the tags; codes of delayed messages are their due time."""
     # Another tag with an equal hash passes here; `selection_mask` compares the tags themselves.
-    wanted = string_hashes(sorted(tags)).astype(np.int64)
+    wanted = np.array([string_hash(tag) for tag in sorted(tags)], np.int64)
     delayed = np.array([each.topic in DUE_TIME_TOPICS for each in queues])[ranges]
     found: Array = np.isin(codes, wanted) | delayed
     return found

@@ -34,7 +34,7 @@ from rucola.store.dispatch import (
     ConsumeQueues,
     Entries,
     index_entries_of,
-    index_keys_of,
+    index_keys,
 )
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
 from rucola.store.index import IndexFile, index_file_name, later_name
@@ -87,7 +87,7 @@ def scan_log_file(log: Path, begin: int, settings: StoreConfig) -> Iterator[Unit
                 yield ScannedLogFile(begin, end, end < begin + files.file_size, messages, entries)
                 return
             messages += len({request.physical_offset for request in item})
-            entries += len(index_keys_of(item)[0])
+            entries += sum(len(index_keys(request)) for request in item)
             for (topic, queue_id), (queue_offset, units, _, _) in dispatcher.units_by_queue(item).items():
                 yield UnitRun(topic, queue_id, queue_offset, first_unit(units)[0], units)
     finally:
