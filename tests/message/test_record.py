@@ -11,16 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rucola.errors import InvalidMessage
-from rucola.message import Message, MessageExt, MessageInner, properties, record, sysflag
+from rucola.message import Message, MessageExt, MessageInner, properties, sysflag
 from rucola.message.compression import decompress
-from rucola.message.host import decode_host, encode_host
+from rucola.message.host import encode_host
 from rucola.message.record import decode, decode_many, encode, encode_many, encode_parts, peek
 from support.errors import raises
 from support.stores import batch
@@ -111,29 +110,6 @@ def test_every_golden_message_encodes_to_the_same_bytes(stored: tuple[bytes, lis
             encode_host(message.store_host),
         )
         assert again == log[begin : begin + size]
-
-
-def test_head_dtype_reads_what_decode_reads(stored: tuple[bytes, list[dict[str, Any]]]) -> None:
-    log, expected = stored
-    assert record.HEAD.itemsize == 88
-    for row in expected[::50]:
-        head = np.frombuffer(log, record.HEAD, count=1, offset=row["commitLogOffset"])[0]
-        assert head["magic"] == record.MESSAGE_MAGIC
-        assert (head["size"], head["body_crc"], head["queue_id"], head["flag"]) == (
-            row["storeSize"],
-            row["bodyCRC"],
-            row["queueId"],
-            row["flag"],
-        )
-        assert (head["queue_offset"], head["physical_offset"], head["sys_flag"], head["body_size"]) == (
-            row["queueOffset"],
-            row["commitLogOffset"],
-            row["sysFlag"],
-            row["storedBodyLength"],
-        )
-        assert (head["born_timestamp"], head["store_timestamp"]) == (row["bornTimestamp"], row["storeTimestamp"])
-        assert decode_host(head["born_host"].tobytes()) == row["bornHost"]
-        assert decode_host(head["store_host"].tobytes()) == row["storeHost"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -252,13 +252,7 @@ def test_unknown_header_members_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ("", "character 0"),
-        ("[]", "must be a JSON object"),
-        ('{"code":"x"}', r"code"),
-        ('{"code":4294967296}', r"code"),
-        ('{"code":1,"opaque":2147483648}', r"opaque"),
         ('{"code":1,"flag":1.5}', r"flag"),
-        ('{"code":1,"extFields":[]}', "extFields must be an object"),
         ('{"code":1,"extFields":{"a":1}', "character 29"),
         ('{"code":1,"extFields":' + "[" * 4_000, "nested deeper"),
         ('{"a":' * 800, "nested deeper"),
@@ -268,18 +262,6 @@ def test_unknown_header_members_are_ignored() -> None:
 def test_an_unreadable_header_is_a_protocol_error(header: str, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         command_of(header).ext_fields  # noqa: B018
-
-
-def test_a_response_without_its_fields_is_named() -> None:
-    answer = command_of({"code": 17, "flag": 1})
-    with pytest.raises(RemoteProtocolError):
-        answer.decode_header(OffsetResponseHeader)
-
-
-def test_an_unreadable_field_is_named() -> None:
-    command = command_of({"code": 30, "extFields": {"topic": "T", "queueId": "three"}})
-    with pytest.raises(RemoteProtocolError):
-        command.decode_header(QueueRequestHeader)
 
 
 # Limits of ext fields. What a typed header does not declare becomes text in Python, which a client could keep busy.
@@ -352,20 +334,6 @@ def test_a_name_that_no_binary_header_can_hold_is_a_protocol_error() -> None:
     command = decode_command(header, b"", SerializeType.ROCKETMQ)
     with pytest.raises(RemoteProtocolError):
         command.encode()
-
-
-@given(st.binary(max_size=80))
-def test_random_binary_headers_decode_or_raise_protocol_errors(header: bytes) -> None:
-    try:
-        command = decode_command(header, b"", SerializeType.ROCKETMQ)
-    except RemoteProtocolError:
-        return
-    assert decode(command.encode()) == command
-
-
-def test_an_unknown_serializer_is_named() -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_command(b"{}", b"", 9)
 
 
 # Whatever a command may hold.

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -27,7 +26,7 @@ from rucola.protocol.frame import (
     FrameError,
 )
 from rucola.protocol.offset import QueueRequestHeader
-from support.recorded_frames import decode, frames
+from support.recorded_frames import decode
 
 
 def frame(header: bytes, body: bytes = b"", serializer: int = 0) -> bytes:
@@ -95,19 +94,6 @@ def outcome(chunks: list[bytes]) -> tuple[list[RemotingCommand], str]:
     return commands, ""
 
 
-def test_a_stream_is_decoded_byte_by_byte() -> None:
-    decoder = FrameDecoder()
-    assert feed(decoder, cut(STREAM, range(len(STREAM)))) == FrameDecoder().receive_data(STREAM)
-
-
-@given(data=st.data())
-def test_the_recorded_stream_is_decoded_in_chunks(golden: Path, data: st.DataObject) -> None:
-    recorded = [bytes.fromhex(row["frame"]) for row in frames(golden)][:60]
-    stream = b"".join(recorded)
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
-    assert feed(FrameDecoder(), cut(stream, cuts)) == [decode(one) for one in recorded]
-
-
 def test_bodies_are_copies_of_the_received_bytes() -> None:
     buffer = bytearray(json_frame(1, b"body"))
     (command,) = FrameDecoder().receive_data(memoryview(buffer))
@@ -124,12 +110,6 @@ def test_an_incomplete_frame_waits_for_more_bytes() -> None:
     assert [command.opaque for command in decoder.receive_data(whole[-1:] + whole[:2])] == [7]
     assert not decoder.is_between_frames
     assert [command.opaque for command in decoder.receive_data(whole[2:])] == [7]
-    assert decoder.is_between_frames
-
-
-def test_no_bytes_yield_no_commands() -> None:
-    decoder = FrameDecoder()
-    assert decoder.receive_data(b"") == []
     assert decoder.is_between_frames
 
 

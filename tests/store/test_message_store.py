@@ -372,14 +372,6 @@ def test_search_by_time_finds_offsets(open_store: OpenStore) -> None:
     assert {time_ms: store.offset_by_time("T", 0, time_ms) for time_ms in expected} == expected
 
 
-def test_records_are_read_by_physical_offset(open_store: OpenStore) -> None:
-    store = open_store()
-    result = store.put(inner(), 1)
-    assert store.record_at(result.physical_offset) is not None
-    for offset in (-1, 1, result.size, 5000, 1 << 50):
-        assert store.record_at(offset) is None
-
-
 # to disk -------------------------------------------------------------------------------------------------------------
 
 
