@@ -35,6 +35,18 @@ async def min_offset(peer: Peer) -> int:
     return int(answer.ext_fields["offset"])
 
 
+async def begins_at(peer: Peer, queue_offset: int) -> bool:
+    return await min_offset(peer) == queue_offset
+
+
+async def is_taken(peer: Peer) -> bool:
+    return (await peer.send()).code == ResponseCode.SUCCESS
+
+
+async def is_refused(peer: Peer) -> bool:
+    return not await is_taken(peer)
+
+
 def log_files(path: Path) -> list[str]:
     return sorted(file.name for file in path.glob("commitlog/*"))
 
@@ -47,11 +59,7 @@ async def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Pat
     async with aging_broker(tmp_path) as (peer, world):
         assert (await peer.send()).code == ResponseCode.SUCCESS
         world.percent = 91
-
-        async def refused() -> bool:
-            return (await peer.send()).code != ResponseCode.SUCCESS
-
-        await until(refused)
+        await until(lambda: is_refused(peer))
         answer = await peer.send()
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert f"the disk of {tmp_path}" in str(answer.remark)
@@ -59,11 +67,7 @@ async def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Pat
         begin = await min_offset(peer)  # a disk this full lets go of old files, as many as were filled until now
         assert decode_many((await peer.pull(queue_offset=begin)).body)[0].queue_offset == begin
         world.percent = 90
-
-        async def taken() -> bool:
-            return not await refused()
-
-        await until(taken)
+        await until(lambda: is_taken(peer))
 
 
 async def test_a_broker_that_starts_on_a_full_disk_refuses_messages(tmp_path: Path) -> None:
@@ -82,10 +86,7 @@ async def test_old_files_are_deleted_at_four_and_pulls_corrected(tmp_path: Path)
         assert await min_offset(peer) == 0
         world.now_ms = NOON_MS + (24 * 5 + 16) * HOUR_MS  # four in the morning after the last day
 
-        async def moved() -> bool:
-            return await min_offset(peer) == 6  # of the days 0 and 1, which ended 72 hours ago and more
-
-        await until(moved)
+        await until(lambda: begins_at(peer, 6))  # of the days 0 and 1, which ended 72 hours ago and more
         answer = await peer.pull(queue_offset=2)
         assert answer.code == ResponseCode.PULL_OFFSET_MOVED
         header = answer.decode_header(PullMessageResponseHeader)
@@ -106,10 +107,7 @@ async def test_old_files_are_deleted_on_command(tmp_path: Path, code: RequestCod
         world.now_ms = NOON_MS + 24 * 5 * HOUR_MS
         assert (await peer.ask(code)).code == ResponseCode.SUCCESS
 
-        async def moved() -> bool:
-            return await min_offset(peer) == 6
-
-        await until(moved)
+        await until(lambda: begins_at(peer, 6))
 
 
 async def test_retention_settings_change_while_the_broker_runs(tmp_path: Path) -> None:
@@ -120,10 +118,7 @@ async def test_retention_settings_change_while_the_broker_runs(tmp_path: Path) -
         )
         assert changed.code == ResponseCode.SUCCESS
 
-        async def moved() -> bool:
-            return await min_offset(peer) == 12
-
-        await until(moved)
+        await until(lambda: begins_at(peer, 12))
 
 
 async def test_empty_queues_of_deleted_topics_are_removed(tmp_path: Path) -> None:
@@ -141,15 +136,8 @@ async def test_empty_queues_of_deleted_topics_are_removed(tmp_path: Path) -> Non
         assert (await peer.alter_topic(queues=4)).code == ResponseCode.SUCCESS
         await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
 
-        async def moved() -> bool:
-            return await min_offset(peer) == 2
-
-        await until(moved)
-
-        async def cleaned() -> bool:
-            return queues(tmp_path) == ["Gone/1", "Lives/0", "T/0"]
-
-        await until(cleaned)
+        await until(lambda: begins_at(peer, 2))
+        await until(lambda: queues(tmp_path) == ["Gone/1", "Lives/0", "T/0"])
         # A queue of this name begins at 0 again.
         assert [await peer.committed("G", "Gone", queue_id) for queue_id in (0, 1)] == [0, 1]
         assert (await peer.send()).ext_fields["queueOffset"] == "2"  # a group that read to the end misses nothing

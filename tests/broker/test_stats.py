@@ -30,6 +30,11 @@ HOUR_MS = 60 * MINUTE_MS
 pytestmark = pytest.mark.usefixtures("_utc")
 
 
+@pytest.fixture
+def stats() -> BrokerStats:
+    return BrokerStats(BEGIN_MS, "cluster")
+
+
 def run(stats: BrokerStats, begin_ms: int, duration_ms: int, per_sample: int = 0) -> int:
     """Let time pass, with so many messages for topic T before each sample; the time afterwards."""
     for now_ms in range(begin_ms + SAMPLE_INTERVAL_MS, begin_ms + duration_ms + 1, SAMPLE_INTERVAL_MS):
@@ -51,8 +56,7 @@ def viewed(stats: BrokerStats, name: str, key: str, now_ms: int) -> BrokerStatsD
     return data
 
 
-def test_counts_are_visible_at_once() -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_counts_are_visible_at_once(stats: BrokerStats) -> None:
     stats.record_put(arrived("T", 3, 300))
     stats.record_put(arrived("T", 1, 60))
     stats.record_get("g", "T", 2, 200)
@@ -72,16 +76,14 @@ def test_counts_are_visible_at_once() -> None:
     ("name", "key"),
     [(TOPIC_PUT_NUMS, "U"), (GROUP_GET_NUMS, "T"), (GROUP_GET_NUMS, "g@T"), (BROKER_PUT_NUMS, "other"), ("NO", "T")],
 )
-def test_a_counter_without_events_is_none(name: str, key: str) -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_a_counter_without_events_is_none(stats: BrokerStats, name: str, key: str) -> None:
     stats.record_put(arrived("T", 1, 1))
     stats.record_get("g", "T", 1, 1)
     assert stats.view(name, key, BEGIN_MS) is None
     assert stats.consume_tps("nobody", "T", BEGIN_MS) == 0.0
 
 
-def test_windows_drop_events_beyond_their_length() -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_windows_drop_events_beyond_their_length(stats: BrokerStats) -> None:
     now_ms = run(stats, BEGIN_MS, 2 * HOUR_MS, per_sample=10)
     data = viewed(stats, TOPIC_PUT_NUMS, "T", now_ms)
     assert (data.stats_minute.sum, data.stats_minute.tps, data.stats_minute.avgpt) == (60, 1.0, 10.0)
@@ -97,8 +99,7 @@ def test_windows_drop_events_beyond_their_length() -> None:
     assert stats.put_nums.sum == 7200, "the total forgets nothing"
 
 
-def test_send_backs_are_counted_by_the_minute() -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_send_backs_are_counted_by_the_minute(stats: BrokerStats) -> None:
     stats.record_send_back("g", "T")
     stats.record_send_back("g", "T")
     assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", BEGIN_MS + 2000).stats_minute.sum == 2
@@ -106,8 +107,7 @@ def test_send_backs_are_counted_by_the_minute() -> None:
     assert viewed(stats, SNDBCK_PUT_NUMS, "T@g", now_ms).stats_minute.sum == 0
 
 
-def test_rates_cover_ten_seconds_a_minute_and_an_hour() -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_rates_cover_ten_seconds_a_minute_and_an_hour(stats: BrokerStats) -> None:
     now_ms = run(stats, BEGIN_MS, HOUR_MS, per_sample=20)
     now_ms = run(stats, now_ms, SAMPLE_INTERVAL_MS)
     ten_seconds, minute, hour = stats.put_nums.rates(now_ms)
@@ -116,8 +116,7 @@ def test_rates_cover_ten_seconds_a_minute_and_an_hour() -> None:
     assert hour == pytest.approx(2.0, rel=0.01)
 
 
-def test_daily_totals_are_kept_at_midnight() -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_daily_totals_are_kept_at_midnight(stats: BrokerStats) -> None:
     stats.record_put(arrived("T", 5, 5))
     now_ms = run(stats, BEGIN_MS, 24 * HOUR_MS)
     assert (stats.put_at_midnight.yesterday, stats.put_at_midnight.today) == (0, 5)
@@ -128,8 +127,7 @@ def test_daily_totals_are_kept_at_midnight() -> None:
     assert (stats.get_at_midnight.yesterday, stats.get_at_midnight.today) == (0, 1)
 
 
-def test_counters_of_deleted_topics_and_groups_are_removed() -> None:
-    stats = BrokerStats(BEGIN_MS, "cluster")
+def test_counters_of_deleted_topics_and_groups_are_removed(stats: BrokerStats) -> None:
     for topic in ("T", "U"):
         stats.record_put(arrived(topic, 1, 1))
         for group in ("g", "h"):
