@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from rucola.broker.metrics import counter, gauge
 from rucola.coordination.coordinator import CoordinationFigures
 from rucola.coordination.election import Role
 
@@ -43,9 +44,6 @@ class ElectionCollector:
             ("etcd_away", "whether etcd does not answer", figures.is_etcd_away),
             ("by_promises", "whether promises of the members replace etcd", figures.is_promised),
         ):
-            family = GaugeMetricFamily(f"rocketmq_election_{name}", text, labels=_LABELS)
-            family.add_metric(self._labels, float(value))
-            yield family
-        failures = CounterMetricFamily("rocketmq_election_etcd_failures", "failed requests to etcd", labels=_LABELS)
-        failures.add_metric(self._labels, figures.etcd_failures)
-        yield failures
+            yield gauge(f"election_{name}", text, _LABELS, {self._labels: float(value)})
+        failures = {self._labels: figures.etcd_failures}
+        yield counter("election_etcd_failures", "failed requests to etcd", _LABELS, failures)

@@ -41,7 +41,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -96,6 +96,7 @@ _QUEUES_PER_STEP = 16
 _WINDOWS_S = ("10", "60", "600")
 
 _OWN = ("cluster", "broker")
+F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 _Values: TypeAlias = Mapping[Any, float]
 """By the values of the labels, a tuple."""
 _NO_VALUES: _Values = {}
@@ -148,18 +149,18 @@ class BrokerCollector:
         labels = (*_OWN[:1], "brokerIP", *_OWN[1:])
         for name, counted in (("tps", BROKER_PUT_NUMS), ("qps", BROKER_GET_NUMS)):
             value = self._rate(counted, cluster)
-            yield _gauge(f"broker_{name}", counted, labels, {(cluster, address, config.broker_name): value})
+            yield gauge(f"broker_{name}", counted, labels, {(cluster, address, config.broker_name): value})
 
         slaves, labels = roles.slaves(), (*_OWN, "slave")
         behind = {(*own, slave.address): slave.lag_bytes for slave in slaves}
-        yield _gauge("slave_behind_bytes", "bytes of the log that the slave does not have yet", labels, behind)
+        yield gauge("slave_behind_bytes", "bytes of the log that the slave does not have yet", labels, behind)
         ages = {(*own, slave.address): slave.lag_seconds for slave in slaves if slave.lag_seconds is not None}
-        yield _gauge("slave_behind_seconds", "age of the oldest message that it does not have", labels, ages)
+        yield gauge("slave_behind_seconds", "age of the oldest message that it does not have", labels, ages)
         role = self._store.config.broker_role.value
-        yield _gauge("broker_epoch", "last epoch of the log", (*_OWN, "role"), {(*own, role): roles.epoch})
+        yield gauge("broker_epoch", "last epoch of the log", (*_OWN, "role"), {(*own, role): roles.epoch})
         pool, text = self._store.mapping_pool, "used part of the descriptors and mappings of ConsumeQueues"
         used = {(*own, pool.limited_by): pool.count / max(pool.limit, 1)}
-        yield _gauge("consumequeue_mappings_ratio", text, (*_OWN, "limit"), used)
+        yield gauge("consumequeue_mappings_ratio", text, (*_OWN, "limit"), used)
 
         access = self._access_figures()
         for name, text, figure in (
@@ -174,9 +175,9 @@ class BrokerCollector:
             ("held_pulls", "pulls that wait for a message", len(self._hold)),
             ("acl_broken_files", "files that keep their last good accounts", access.broken_files),
         ):
-            yield _gauge(name, text, _OWN, {own: figure})
-        yield _counter("access_denied", "requests that access control denied", _OWN, {own: access.denied})
-        yield _counter("audit_dropped", "lines that the audit log lost", _OWN, {own: access.dropped})
+            yield gauge(name, text, _OWN, {own: figure})
+        yield counter("access_denied", "requests that access control denied", _OWN, {own: access.denied})
+        yield counter("audit_dropped", "lines that the audit log lost", _OWN, {own: access.dropped})
         # Also reasons without a switch: a rate needs the 0 before the first one.
         switches = {str(reason): roles.switches.get(reason, 0) for reason in SwitchReason}
         for name, text, label, counts in (
@@ -191,7 +192,7 @@ class BrokerCollector:
             ("limit_refusals", "requests refused by a limit, by its key", "limit", self._limits.refusals),
         ):
             values = {(*own, key): count for key, count in sorted(counts.items())}
-            yield _counter(name, text, (*_OWN, label), values)
+            yield counter(name, text, (*_OWN, label), values)
 
     def _runtime(self) -> Iterator[Metric]:
         figures, config = self._figures(), self._config
@@ -214,15 +215,15 @@ class BrokerCollector:
             "remain_howmanydata_toflush": self._store.max_physical_offset - self._store.flushed_physical_offset,
         }
         for name, value in values.items():
-            yield _gauge(f"brokeruntime_{name}", name, names, {labels: float(value)})
+            yield gauge(f"brokeruntime_{name}", name, names, {labels: float(value)})
 
     def _topic_metrics(self) -> Iterator[Metric | None]:
         own, labels = self._own, (*_OWN, "topic")
-        stored = _gauge("producer_offset", "messages stored since the creation of the topic", labels)
-        retried = _gauge("topic_retry_offset", "messages in the retry topic", labels)
-        dead = _gauge("topic_dlq_offset", "dead letters", (*_OWN, "group"))
-        tps = _gauge("producer_tps", "messages put per second", labels)
-        size = _gauge("producer_message_size", "bytes put per second", labels)
+        stored = gauge("producer_offset", "messages stored since the creation of the topic", labels)
+        retried = gauge("topic_retry_offset", "messages in the retry topic", labels)
+        dead = gauge("topic_dlq_offset", "dead letters", (*_OWN, "group"))
+        tps = gauge("producer_tps", "messages put per second", labels)
+        size = gauge("producer_message_size", "bytes put per second", labels)
         for config in list(self._topics):  # topics may be created between two steps
             topic, count = config.topic_name, 0
             for number in range(config.write_queue_nums):
@@ -239,17 +240,17 @@ class BrokerCollector:
             size.add_metric((*own, topic), self._rate(TOPIC_PUT_SIZE, topic))
         clients = {(*own, group): len(members) for group, members in self._clients.producers.items()}
         yield from (stored, retried, dead, tps, size)
-        yield _gauge("producer_count", "clients of the producer group", (*_OWN, "group"), clients)
+        yield gauge("producer_count", "clients of the producer group", (*_OWN, "group"), clients)
 
     def _group_metrics(self) -> Iterator[Metric | None]:
         labels, backlog = (*_OWN, "topic", "group"), ("group", "topic", "countOfOnlineConsumers", "msgModel")
-        tps = _gauge("consumer_tps", "messages read per second", labels)
-        size = _gauge("consumer_message_size", "bytes read per second", labels)
-        done = _gauge("consumer_offset", "sum of the committed consumer offsets", labels)
-        returned = _gauge("send_back_nums", "messages sent back in the last minute", labels)
-        latency = _gauge("group_get_latency_by_storetime", "age in ms of the next message of the group", labels)
+        tps = gauge("consumer_tps", "messages read per second", labels)
+        size = gauge("consumer_message_size", "bytes read per second", labels)
+        done = gauge("consumer_offset", "sum of the committed consumer offsets", labels)
+        returned = gauge("send_back_nums", "messages sent back in the last minute", labels)
+        latency = gauge("group_get_latency_by_storetime", "age in ms of the next message of the group", labels)
         diffs = {
-            prefix: _gauge(f"group_{name}", "backlog of the group", backlog)
+            prefix: gauge(f"group_{name}", "backlog of the group", backlog)
             for prefix, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff"))
         }
         for key, offsets in list(self._offsets.table().items()):
@@ -276,7 +277,7 @@ class BrokerCollector:
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
             diffs[prefix].add_metric((group, topic, str(count), model), ahead)
         yield from (tps, size, done, returned, latency, *diffs.values())
-        online = _gauge("group_count", "clients of the consumer group", ("caddr", "localaddr", "group"))
+        online = gauge("group_count", "clients of the consumer group", ("caddr", "localaddr", "group"))
         for name, consumers in self._clients.consumers.items():
             addresses = ",".join(sorted(connection.peer for connection in consumers.members))
             online.add_metric((addresses, ",".join(sorted(consumers.client_ids)), name), len(consumers.members))
@@ -287,15 +288,15 @@ class BrokerCollector:
         return max(0, self._clock() - next_ms) if next_ms >= 0 else 0
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], values: _Values = _NO_VALUES) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"rocketmq_{name}", text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
+def gauge(name: str, text: str, labels: tuple[str, ...], values: _Values = _NO_VALUES) -> GaugeMetricFamily:
+    return _filled(GaugeMetricFamily(f"rocketmq_{name}", text, labels=labels), values)
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], values: _Values) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"rocketmq_{name}", text, labels=labels)
+def counter(name: str, text: str, labels: tuple[str, ...], values: _Values) -> CounterMetricFamily:
+    return _filled(CounterMetricFamily(f"rocketmq_{name}", text, labels=labels), values)
+
+
+def _filled(family: F, values: _Values) -> F:
     for key, value in values.items():
         family.add_metric(key, value)
     return family
