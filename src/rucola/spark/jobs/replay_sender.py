@@ -32,7 +32,7 @@ from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.shared_files import SharedPiece
 from rucola.spark.source.options import SinkOptions
-from rucola.spark.source.row_messages import message_of
+from rucola.spark.source.row_messages import message_of, rows_of
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ def _chunks(
     """Yield the rows that no broker has acknowledged yet."""
     for batch in batches:
         for begin in range(0, batch.num_rows, chunk_rows):
-            rows = batch.slice(begin, chunk_rows).to_pylist(maps_as_pydicts="lossy")
+            rows = rows_of(batch.slice(begin, chunk_rows))
             queues = [SourceQueue(row["brokerName"], row["topic"], row["queueId"]) for row in rows]
             yield [
                 _Row(queue, number, row)
