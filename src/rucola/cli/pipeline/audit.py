@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ from rucola.cli.pipeline.command import (
     skip_corrupt_option,
     spark_option,
 )
-from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
+from rucola.cli.pipeline.selection_options import selection_options
 
 
 @click.command()
@@ -45,12 +46,7 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
 @wide_option
 def audit(
     sources: Sequence[Path],
-    topics: Sequence[str],
-    tags: str | None,
-    keys: Sequence[str],
-    sql: str | None,
-    begin: int | None,
-    end: int | None,
+    conditions: dict[str, Any],
     out: Path | None,
     top: int,
     delay_levels: str | None,
@@ -79,7 +75,7 @@ def audit(
             session,
             sources,
             out,
-            selection=Selection(**selection_arguments(topics, tags, keys, sql, begin, end)),
+            selection=Selection(**conditions),
             corrupt_records="skip" if skip_corrupt else "fail",
             hottest=top,
             delay_levels=delay_levels,

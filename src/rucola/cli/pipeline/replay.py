@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import optional, print_json, print_table, progress_bar, whole, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
-from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
+from rucola.cli.pipeline.selection_options import selection_options
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 
 if TYPE_CHECKING:
@@ -46,12 +45,7 @@ if TYPE_CHECKING:
 def replay(
     ctx: click.Context,
     source: Path,
-    topics: Sequence[str],
-    tags: str | None,
-    keys: Sequence[str],
-    sql: str | None,
-    begin: int | None,
-    end: int | None,
+    conditions: dict[str, Any],
     target: str | None,
     name_server: str | None,
     ledger: Path | None,
@@ -86,7 +80,7 @@ def replay(
         rate=rate,
         corrupt_records="skip" if skip_corrupt else "fail",
     )
-    selection = Selection(**selection_arguments(topics, tags, keys, sql, begin, end))
+    selection = Selection(**conditions)
     session = LazySession("rucola pipeline replay", master, use_spark=use_spark)
     with progress_bar("replay") as progress:
         result = run(session, source, options, selection=selection, progress=progress)

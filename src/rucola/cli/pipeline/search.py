@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +11,7 @@ from rucola.admin.message_view import message_json
 from rucola.cli.output import optional, print_json, print_table, time_text, whole, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, spark_option
-from rucola.cli.pipeline.selection_options import selection_arguments, selection_options
+from rucola.cli.pipeline.selection_options import selection_options
 
 
 @click.command()
@@ -33,12 +33,7 @@ from rucola.cli.pipeline.selection_options import selection_arguments, selection
 @wide_option
 def search(
     lake: Path,
-    topics: Sequence[str],
-    tags: str | None,
-    keys: Sequence[str],
-    sql: str | None,
-    begin: int | None,
-    end: int | None,
+    conditions: dict[str, Any],
     offset_msg_id: str | None,
     limit: int,
     master: str | None,
@@ -59,7 +54,7 @@ def search(
         from rucola.spark.jobs.search import run
         from rucola.spark.jobs.selection import Selection
         from rucola.spark.session import LazySession
-    selection = Selection(**selection_arguments(topics, tags, keys, sql, begin, end))
+    selection = Selection(**conditions)
     session = LazySession("rucola pipeline search", master, use_spark=use_spark)
     with show_tasks(session, "search"):
         found = run(session, lake, selection, offset_msg_id, limit=limit)
