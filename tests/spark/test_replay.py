@@ -245,8 +245,8 @@ def test_a_ledger_counts_complete_lines_and_refuses_damage(tmp_path: Path) -> No
         growing = ledger.read_acks()
         with open_for_sending(ledger.directory, "a") as (writer, before):
             assert before.count == 0
-            writer.write([Ack(one, 100, 3), Ack(other, 50, 2, 1, "q")])
-            writer.write([Ack(one, 170, 1)])
+            writer.write([Ack(*one, 100, 3), Ack(*other, 50, 2, 1, "q")])
+            writer.write([Ack(*one, 170, 1)])
         assert growing.refresh()[one].physical_offset == 170
         # A line that was being written when its task was killed counts as not written.
         with (ledger.directory / "b.acks").open("w") as torn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -46,6 +46,31 @@ def columns(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
                 marks.append(_rect(x, y, width, max(height, 0.75), number, title))
                 upper += value
     return _svg(marks + _labels(labels, step), HEIGHT) + _legend([each.name for each in series])
+
+
+def stacked(
+    labels: Sequence[str],
+    values: Iterable[tuple[str, int, float]],
+    unit: str,
+    *,
+    names: Sequence[str] | None = None,
+    rest: str = "others",
+) -> str:
+    """Return a stacked column chart of (series, position, value), the largest series first or in the order of `names`.
+
+    If there are more series than colours, the last colour is the sum of those that are left.
+    """
+    sums: dict[str, list[float]] = {}
+    for name, position, value in values:
+        sums.setdefault(name, [0] * len(labels))[position] += value
+    order = (
+        sorted(sums, key=lambda name: -sum(sums[name])) if names is None else [name for name in names if name in sums]
+    )
+    named = order if len(order) <= MAX_SERIES else order[: MAX_SERIES - 1]
+    series = [Series(name, sums[name]) for name in named]
+    if left := order[len(named) :]:
+        series.append(Series(rest, [sum(each) for each in zip(*(sums[name] for name in left), strict=True)]))
+    return columns(labels, series, unit)
 
 
 def lines(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:

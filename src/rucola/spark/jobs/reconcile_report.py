@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
 from rucola.spark.jobs import charts, html_page
-from rucola.spark.jobs.charts import Series, duration_text, number_text
+from rucola.spark.jobs.charts import duration_text, number_text
 from rucola.spark.jobs.html_page import Column, Row, section, table, tiles, truncated
 
 TITLES: Final = {
@@ -134,13 +134,8 @@ def _by_day(rows: Sequence[Row], name: str, names: Sequence[str]) -> str:
     last: date = max(row["day"] for row in rows)
     first = max(min(row["day"] for row in rows), last - timedelta(days=_MOST_DAYS - 1))
     days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
-    named = list(names[: charts.MAX_SERIES - 1]) if len(names) > charts.MAX_SERIES else list(names)
-    series = {each: [0] * len(days) for each in ([*named, "others"] if len(named) < len(names) else named)}
-    for row in rows:
-        if row["day"] >= first:
-            series[row[name] if row[name] in series else "others"][(row["day"] - first).days] += row["messages"]
-    labels = [f"{day:%d %b %Y}" for day in days]
-    return charts.columns(labels, [Series(each, values) for each, values in series.items()], "messages")
+    values = ((row[name], (row["day"] - first).days, row["messages"]) for row in rows if row["day"] >= first)
+    return charts.stacked([f"{day:%d %b %Y}" for day in days], values, "messages", names=names)
 
 
 def _position(row: Row) -> str:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.files import check_inside, local_path, make_directory, open_file, open_inside, read_inside, replace_file
 from rucola.system_calls import sync_data
@@ -38,18 +40,20 @@ class SourceQueue(NamedTuple):
     queue_id: int
 
 
-@dataclass(frozen=True)
-class Ack:
-    """Acknowledgement of `count` consecutive messages of one queue, the last one at `physical_offset`.
+class Ack(msgspec.Struct, frozen=True, rename="camel"):
+    """Acknowledgement of `count` consecutive messages of one queue, the last one at `commit_log_offset`.
 
     `unsafe` of them were not flushed or replicated in time. `target` is the queue they were sent to.
     """
 
-    queue: SourceQueue
-    physical_offset: int
+    broker_name: str
+    topic: str
+    queue_id: int
+    commit_log_offset: int
     count: int
     unsafe: int = 0
     target: str = ""
+    time: int = msgspec.field(default_factory=lambda: time.time_ns() // 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,14 @@ class AckReader:
 
     def _add(self, path: Path, position: int, line: bytes) -> None:
         try:
-            entry = json.loads(line)
-            queue = SourceQueue(entry["brokerName"], entry["topic"], entry["queueId"])
-            before = self.reached.get(queue, QueueProgress())
-            self.reached[queue] = QueueProgress(
-                max(before.physical_offset, entry["commitLogOffset"]),
-                before.count + entry["count"],
-                before.unsafe + entry["unsafe"],
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            ack = msgspec.json.decode(line, type=Ack)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreCorrupt(path, position, f"this is no acknowledgement of a replay: {line[:80]!r}") from error
+        queue = SourceQueue(ack.broker_name, ack.topic, ack.queue_id)
+        before = self.reached.get(queue, QueueProgress())
+        self.reached[queue] = QueueProgress(
+            max(before.physical_offset, ack.commit_log_offset), before.count + ack.count, before.unsafe + ack.unsafe
+        )
 
 
 class ReplayLedger:
@@ -176,23 +178,7 @@ class AckWriter:
 
     def write(self, acks: list[Ack]) -> None:
         """Append one line per acknowledgement; all of them are on disk when this returns."""
-        lines = [
-            json.dumps(
-                {
-                    "time": time.time_ns() // 1_000_000,
-                    "brokerName": ack.queue.broker_name,
-                    "topic": ack.queue.topic,
-                    "queueId": ack.queue.queue_id,
-                    "commitLogOffset": ack.physical_offset,
-                    "count": ack.count,
-                    "unsafe": ack.unsafe,
-                    "target": ack.target,
-                },
-                ensure_ascii=False,
-            )
-            for ack in acks
-        ]
-        data = memoryview("".join(f"{line}\n" for line in lines).encode())
+        data = memoryview(b"".join(msgspec.json.encode(ack) + b"\n" for ack in acks))
         while data:
             data = data[os.write(self._file, data) :]
         sync_data(self._file)

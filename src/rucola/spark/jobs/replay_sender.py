@@ -214,7 +214,7 @@ class _ChunkSender:
         return await asyncio.gather(*(self._in_order(*each) for each in queues.items()))
 
     async def _in_order(self, queue: SourceQueue, rows: Sequence[_Row]) -> Ack:
-        ack = Ack(queue, -1, 0)
+        ack = Ack(*queue, -1, 0)
         async with self._locks[queue]:
             try:
                 if self.error is None:
@@ -243,6 +243,6 @@ class _ChunkSender:
                 raise found
             count += len(sent)
             unsafe += sum(result.status is not SendStatus.SEND_OK for result in found)
-            yield Ack(queue, sent[-1][0], count, unsafe, str(target))
+            yield Ack(*queue, sent[-1][0], count, unsafe, str(target))
         if invalid is not None:
             raise invalid

@@ -7,13 +7,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rucola.spark.jobs import charts, html_page
-from rucola.spark.jobs.charts import MAX_SERIES, Series, duration_text, number_text, size_text
+from rucola.spark.jobs.charts import Series, duration_text, number_text, size_text
 from rucola.spark.jobs.html_page import Column, Row, section, table, tiles, truncated
 from rucola.spark.jobs.time_axis import TimeAxis
 
 Tables = Mapping[str, Sequence[Row]]
-
-_REST: Final = "other topics"
 
 
 def page(sources: Sequence[str], tables: Tables) -> str:
@@ -60,17 +58,12 @@ def _tiles(topics: Sequence[Row], tables: Tables) -> str:
 
 
 def _traffic(topics: Sequence[Row], axis: TimeAxis, steps: Sequence[Row]) -> str:
-    # If there are more topics than colours, all topics that are not named share the last colour.
     largest = [row["topic"] for row in sorted(topics, key=lambda row: -row["messages"])]
-    labels = axis.labels
-    named = largest if len(largest) <= MAX_SERIES else largest[: MAX_SERIES - 1]
-    names = named if len(named) == len(largest) else [*named, _REST]
-    counts = {name: [0] * len(labels) for name in names}
-    sizes = {name: [0] * len(labels) for name in names}
-    for row in steps:
-        name = row["topic"] if row["topic"] in counts else _REST
-        counts[name][axis.position(row["begin"])] += row["messages"]
-        sizes[name][axis.position(row["begin"])] += row["bytes"]
+
+    def chart(value: str, unit: str) -> str:
+        values = ((row["topic"], axis.position(row["begin"]), row[value]) for row in steps)
+        return charts.stacked(axis.labels, values, unit, names=largest, rest="other topics")
+
     busiest = max(steps, key=lambda row: row["peakPerSecond"], default=None)
     caption = f"By {axis.unit}, the largest topics first."
     if busiest is not None:
@@ -78,11 +71,11 @@ def _traffic(topics: Sequence[Row], axis: TimeAxis, steps: Sequence[Row]) -> str
     return section(
         "Messages",
         caption,
-        charts.columns(labels, [Series(name, counts[name]) for name in names], "messages"),
+        chart("messages", "messages"),
     ) + section(
         "Bytes",
         f"Size of records in the log, by {axis.unit}.",
-        charts.columns(labels, [Series(name, sizes[name]) for name in names], "bytes"),
+        chart("bytes", "bytes"),
     )
 
 
@@ -162,21 +155,15 @@ def _lags(rows: Sequence[Row]) -> str:
 
 
 def _failures(axis: TimeAxis, steps: Sequence[Row]) -> str:
-    labels = axis.labels
-    counts: dict[str, list[int]] = {}
-    for row in steps:
-        if row["group"] is not None:
-            name = f"{row['group']} · {row['kind']}"
-            counts.setdefault(name, [0] * len(labels))[axis.position(row["begin"])] += row["messages"]
-    names = sorted(counts, key=lambda name: -sum(counts[name]))
-    shown = [Series(name, counts[name]) for name in names[: MAX_SERIES - 1]]
-    if names[MAX_SERIES - 1 :]:
-        rest = [sum(values) for values in zip(*(counts[name] for name in names[MAX_SERIES - 1 :]), strict=True)]
-        shown.append(Series("other groups", rest))
+    counts = (
+        (f"{row['group']} · {row['kind']}", axis.position(row["begin"]), row["messages"])
+        for row in steps
+        if row["group"] is not None
+    )
     return section(
         "Retries and dead letters",
         f"Messages that a group retried, and those that became dead letters, by {axis.unit}.",
-        charts.columns(labels, shown, "messages") if shown else charts.no_data(),
+        charts.stacked(axis.labels, counts, "messages", rest="other groups"),
     )
 
 
@@ -195,17 +182,13 @@ def _repeats(topics: Sequence[Row]) -> str:
 
 
 def _sizes(rows: Sequence[Row]) -> str:
-    found: dict[int, int] = {}
-    for row in rows:
-        found[row["upto"]] = found.get(row["upto"], 0) + row["messages"]
-    classes = []
-    upto = min(found, default=1)
-    while upto <= max(found, default=0):
+    largest = max((row["upto"] for row in rows), default=0)
+    classes, upto = list[int](), min((row["upto"] for row in rows), default=1)
+    while upto <= largest:
         classes.append(upto)
         upto *= 2
-    chart = charts.columns(
-        [f"≤ {size_text(each)}" for each in classes], [Series("records", [found.get(each, 0) for each in classes])], ""
-    )
+    values = (("records", classes.index(row["upto"]), row["messages"]) for row in rows)
+    chart = charts.stacked([f"≤ {size_text(each)}" for each in classes], values, "")
     return section("Sizes", "Records by their size in the log.", chart)
 
 
@@ -229,9 +212,5 @@ def _axis(topics: Sequence[Row]) -> TimeAxis:
     return TimeAxis.between(min(row["first"] for row in topics), max(row["last"] for row in topics))
 
 
-def _utc(time: datetime) -> datetime:
-    return time.astimezone(UTC)
-
-
 def _time(time: datetime) -> str:
-    return f"{_utc(time):%Y-%m-%d %H:%M:%S}"
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
