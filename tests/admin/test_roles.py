@@ -168,32 +168,6 @@ async def test_a_switchover_to_a_slave_that_is_gone_leaves_the_master(tmp_path: 
         await follows(first, second)
 
 
-async def test_promotion_says_what_it_would_lose(tmp_path: Path) -> None:
-    async with pair(tmp_path, messages=5) as (running, first, second), AdminClient(running.namesrv) as admin:
-        with raises(ConfigError, subject=first.address):
-            await admin.roles.promote(first.address)
-        with raises(ConfigError, subject=second.address):
-            await admin.roles.promote(second.address)
-        await second.stop()
-        await send(running, 3)
-        address = first.address
-        await first.stop()
-        await second.start()
-        with raises(ConfigError, subject=second.address):
-            await admin.roles.promote(second.address)
-        assert await admin.roles.promote(second.address, force=True) == 2
-        assert set(await send(running, 2)) == {SendStatus.SEND_OK}
-        # The old master returns: it is fenced, and gives up what it alone has only if it is forced to.
-        await first.start()
-        assert (await admin.roles.status(address)).fenced_by == 2
-        with raises(ConfigError, subject=address):
-            await admin.roles.demote(address)
-        await admin.roles.demote(address, force=True)
-        await follows(second, first)
-        (kept,) = (tmp_path / "broker-a" / "diverged").iterdir()
-        assert len(await stored(kept)) == 3
-
-
 async def test_a_master_that_hangs_is_not_taken_for_one_that_could_hand_over(tmp_path: Path) -> None:
     """Its connection to the slave is open, and it answers nothing."""
     async with cluster(tmp_path) as running, AdminClient(running.namesrv, timeout_ms=1000) as admin:

@@ -104,6 +104,7 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(
     assert re.search(r" serves +0 +0 *\n", table), "nothing would be lost with the master"
     refused = pair.admin(f"promote -b {second} --yes")
     assert (refused.exit_code, "rucola admin switchover" in refused.stderr) == (1, True)
+    assert pair.admin(f"promote -b {first} --yes").exit_code == 1, "it is master"
     # What the master has alone, and is killed with.
     pair.kill("second")
     pair.send(2)

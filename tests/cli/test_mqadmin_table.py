@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from rucola.cli.admin import admin
@@ -79,11 +78,6 @@ MQADMIN = {name: flags for name, *flags in map(str.split, FLAGS.replace("\n    "
 NOT_TO_BE_WRITTEN = {"print-log", "print-msg", "machine-room"}
 """Long names that contain a space in mqadmin, and so cannot be typed."""
 LEFT_OUT = {("queryMsgById", "u")}
-ASKS_FIRST = {
-    "cloneGroupOffset", "deleteAcl", "deleteAclConfig", "deleteExpiredCommitLog", "deleteKvConfig", "deleteSubGroup",
-    "deleteTopic", "deleteUser", "demote", "promote", "redriveDlq", "resetOffset", "resetOffsetByTime",
-    "skipAccumulatedMessage", "switchover", "updateGlobalWhiteAddr", "wipeWritePerm",
-}  # fmt: skip
 
 
 def tables() -> tuple[set[str], set[str]]:
@@ -116,13 +110,3 @@ def test_tables_list_every_command_of_mqadmin() -> None:
     supported, _ = tables()
     assert supported == set(MQADMIN)
     assert f"Rucola has all {len(MQADMIN)} commands" in DOCUMENT.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", sorted(admin.commands))
-def test_every_command_has_examples_and_json(name: str) -> None:
-    command = admin.commands[name]
-    assert f"rucola admin {name}" in (command.help or "")
-    options = {text for option in command.params if isinstance(option, click.Option) for text in option.opts}
-    assert {"--json", "--namesrvAddr", "-n"} <= options
-    assert ("--yes" in options) == (name in ASKS_FIRST)
-    assert all(isinstance(option, click.Option) and (option.help or len(option.opts) > 1) for option in command.params)

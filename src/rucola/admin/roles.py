@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from rucola.admin.cluster import ClusterAdmin
-from rucola.admin.requests import AdminRequests
+from rucola.admin.requests import AdminRequests, gather_fail_fast
 from rucola.domain.role import ELECTED, HaStatus
 from rucola.epochs import Epoch, divergence
 from rucola.errors import ConfigError, MQError
@@ -46,35 +46,42 @@ class RoleAdmin:
         )
         return decode_body(HaStatus, response.body)
 
-    async def group(self, address: str) -> dict[str, HaStatus]:
-        """Return the state of every responding broker with the name of the one at `address`, by address."""
-        asked = await self._ask_group(address)
-        return {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
+    async def statuses(self, addresses: Sequence[str]) -> tuple[dict[str, HaStatus], dict[str, MQError]]:
+        """Return the states of brokers, and the errors of those that do not respond, by address."""
 
-    async def _ask_group(self, address: str) -> dict[str, HaStatus | MQError]:
-        """Return every registered broker's state or error, by address. The broker at `address` must respond."""
-        own = await self.status(address)
-        data = (await self._cluster.info()).broker_addr_table.get(own.broker_name)
-        others = sorted({*data.broker_addrs.values()} - {address} if data is not None else set[str]())
-
-        async def ask(other: str) -> HaStatus | MQError:
+        async def ask(address: str) -> HaStatus | MQError:
             try:
-                return await self.status(other)
+                return await self.status(address)
             except MQError as error:
                 return error
 
-        return {address: own, **dict(zip(others, await asyncio.gather(*map(ask, others)), strict=True))}
+        asked = dict(zip(addresses, await gather_fail_fast(map(ask, addresses)), strict=True))
+        return (
+            {address: status for address, status in asked.items() if isinstance(status, HaStatus)},
+            {address: error for address, error in asked.items() if isinstance(error, MQError)},
+        )
+
+    async def group(self, address: str) -> dict[str, HaStatus]:
+        """Return the state of every responding broker with the name of the one at `address`, by address."""
+        return (await self._group(address))[0]
+
+    async def _group(self, address: str) -> tuple[dict[str, HaStatus], dict[str, MQError]]:
+        """Return the same, with the broker at `address` first, and the errors of those that do not respond."""
+        own = await self.status(address)
+        data = (await self._cluster.info()).broker_addr_table.get(own.broker_name)
+        others = sorted({*data.broker_addrs.values()} - {address} if data is not None else set[str]())
+        found, failures = await self.statuses(others)
+        return {address: own, **found}, failures
 
     async def _changeable_group(
         self, address: str, *, or_elected: bool = False
     ) -> tuple[HaStatus, dict[str, HaStatus], list[str]]:
         """Return the states of a broker and its group, and missing ones. ConfigError if elected."""
-        asked = await self._ask_group(address)
-        group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
+        group, failures = await self._group(address)
         own = group.pop(address)
         if own.is_elected and not or_elected:
             raise ConfigError(ELECTED)
-        return own, group, [one for one, status in asked.items() if isinstance(status, MQError)]
+        return own, group, [*failures]
 
     async def promote(self, address: str, *, force: bool = False) -> int:
         """Make a slave, or a fenced master, the master; return the epoch. ConfigError if messages would be lost.
@@ -145,9 +152,8 @@ class RoleAdmin:
         Its group must continue to acknowledge messages, with another copy of each if it waits for copies, and no broker
         of the group may be missing or catching up.
         """
-        asked = await self._ask_group(address)
-        group = {one: status for one, status in asked.items() if isinstance(status, HaStatus)}
-        risks = [f"{one} does not answer: {status}" for one, status in asked.items() if isinstance(status, MQError)]
+        group, failures = await self._group(address)
+        risks = [f"{one} does not answer: {error}" for one, error in failures.items()]
         own = group[address]
         masters = {one: status for one, status in group.items() if status.role != SLAVE and status.is_accepting}
         if len(masters) != 1:

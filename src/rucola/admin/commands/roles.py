@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Flag, Option, Result, command
 from rucola.domain.role import HaStatus
-from rucola.errors import MQError
 from rucola.presentation import Table, optional, time_text, whole
 
 Broker = Annotated[str, Option("-b --brokerAddr", "Address of the broker.", format="address")]
@@ -47,15 +45,8 @@ async def ha_status(
     table = (await client.cluster.info()).broker_addr_table
     found = {one for data in table.values() if name in (None, data.broker_name) for one in data.broker_addrs.values()}
     addresses = sorted(found if address is None else found | {address})
-    answers = await asyncio.gather(*map(client.roles.status, addresses), return_exceptions=True)
-    statuses, errors = dict[str, HaStatus](), dict[str, str]()
-    for one, answer in zip(addresses, answers, strict=True):
-        if isinstance(answer, MQError):
-            errors[one] = str(answer)
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            statuses[one] = answer
+    statuses, failures = await client.roles.statuses(addresses)
+    errors = {one: str(error) for one, error in failures.items()}
     by_name = sorted(statuses.items(), key=lambda item: (item[1].broker_name, item[1].broker_id))
     newest = _newest_epochs(statuses)
     text: list[str | Table] = [
