@@ -139,29 +139,30 @@ class Dispatcher:
 
     async def _deliver_run(self, listener: ListenerAdapter, run: list[Delivery], task: asyncio.Task[Any]) -> int:
         """Deliver those that a thread begins within RUN_S, requeue the others, and return the size of the next run."""
-        left, begin_s = deque(run), time.monotonic()
+        size, begin_s = len(run), time.monotonic()
         messages = deque([delivery.messages[0] for delivery in run])
         for delivery in run:
             self._in_flight.begin(delivery)
         try:
             calls = listener.start_in_thread(messages, self._pool(listener))
-            if len(run) > 1:
+            if size > 1:
                 await asyncio.wait([calls], timeout=RUN_S)
                 with suppress(IndexError):  # the thread takes them as well
                     while True:
                         messages.pop()
-                        uncalled = left.pop()
+                        uncalled = run.pop()
                         self._in_flight.end(uncalled, None)
                         self._ready_queue.requeue(uncalled)
-            outcomes = deque(await calls)
+            called = zip(run, await calls, strict=True)
             is_fast = time.monotonic() - begin_s < RUN_S
-            while left:
-                await self._deliver(left.popleft(), outcome_of(outcomes.popleft()), task)
+            # What succeeded is complete even if this worker ends while failures are retried.
+            for delivery, outcome in sorted(called, key=lambda each: each[1][1] is not None):
+                await self._deliver(delivery, outcome_of(outcome), task)
         finally:
             messages.clear()  # a cancelled worker has no use for further calls
-            for delivery in left:
-                self._in_flight.end(delivery, None)
-        return min(2 * len(run), MAX_RUN) if is_fast else 1
+            for delivery in run:
+                self._in_flight.end(delivery, None)  # no effect on those that have ended
+        return min(2 * size, MAX_RUN) if is_fast else 1
 
     async def _deliver(self, delivery: Delivery, call: Coroutine[Any, Any, None], task: asyncio.Task[Any]) -> None:
         """Await the listener's call, and complete or retry its delivery.

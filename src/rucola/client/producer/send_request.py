@@ -46,8 +46,9 @@ class SendStatus(Enum):
 
 
 _TIMERS = frozenset({properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS})
-_ALONE = _TIMERS | {
-    properties.DELAY, properties.WAIT, properties.TRAN_MSG, properties.MSG_TYPE, properties.INNER_MULTI_DISPATCH,
+_DELAYS = _TIMERS | {properties.DELAY}
+_ALONE = _DELAYS | {
+    properties.WAIT, properties.TRAN_MSG, properties.MSG_TYPE, properties.INNER_MULTI_DISPATCH,
 }  # fmt: skip
 _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
@@ -259,7 +260,8 @@ def _check_batchable(message: Message, first: Message, wait: str | None) -> None
 
 def is_batchable(message: Message) -> bool:
     """Return whether a message may share a request. A broker would not delay it, or lose its flags."""
-    is_delayed = message.delay_level > 0 or not _TIMERS.isdisjoint(message.properties)
+    found = message.properties
+    is_delayed = not _DELAYS.isdisjoint(found) and (message.delay_level > 0 or not _TIMERS.isdisjoint(found))
     return not (is_delayed or message.body_flags or message.topic.startswith(RETRY_PREFIX))
 
 
