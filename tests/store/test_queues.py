@@ -264,10 +264,10 @@ def test_files_of_idle_queues_are_unmapped_and_flushed_all_the_same(tmp_path: Pa
         return [file.is_mapped for queue in queues for file in queue.files]
 
     for queue in queues:
-        queue.append_one(0, 1000, 10, 1)
+        queue.append(0, pack_unit(1000, 10, 1))
     assert mapped() == [True] * 4 + [False] * 2
     pool.unmap_idle()
-    queues[0].append_one(1, 1010, 10, 2)
+    queues[0].append(1, pack_unit(1010, 10, 2))
     assert queues[1].unit(0) == (1000, 10, 1)
     held = queues[2].files.files[0]
     held.hold()  # by a flush in another thread
@@ -275,7 +275,7 @@ def test_files_of_idle_queues_are_unmapped_and_flushed_all_the_same(tmp_path: Pa
     assert mapped() == [True, True, True, False, False, False]
     held.release()
     for queue in queues:
-        queue.append_one(queue.max_offset, 2000, 10, 3)
+        queue.append(queue.max_offset, pack_unit(2000, 10, 3))
         queue.flush()
     assert mapped() == [True] * 4 + [False] * 2
     for queue in queues:

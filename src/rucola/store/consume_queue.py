@@ -59,7 +59,6 @@ TagsCodeReader = Callable[[int, int], int]
 """Returns the tags code of the record at a physical offset, or its second argument without a record."""
 
 _UNIT: Final = struct.Struct(">qiq")
-_pack_into: Final = _UNIT.pack_into
 _FILLER: Final = _UNIT.pack(0, FILLER_SIZE, 0)
 _ZEROS: Final = bytes(UNIT_SIZE)
 _NO_MAP: Final = mmap.mmap(-1, UNIT_SIZE)
@@ -167,7 +166,7 @@ class ConsumeQueue:
         self._map = _NO_MAP
         self._map_begin = 0
         self._room_end = 0
-        """The queue offset up to which `_map` has disk blocks, so that `append_one` may write."""
+        """The queue offset up to which `_map` has disk blocks, so that units may be written straight to it."""
         self._select_last_file()
         self._flushed_end = 0
         self.log_begin = 0
@@ -390,9 +389,14 @@ class ConsumeQueue:
 
     def append(self, queue_offset: int, units: bytes) -> None:
         """Append units at `max_offset`, or anywhere if empty. An OSError appends none; the call may be repeated."""
+        position, end = 0, len(units)
         if queue_offset != self.max_offset:
             self._start_at(queue_offset)
-        position, end = 0, len(units)
+        elif (following := queue_offset + end // UNIT_SIZE) <= self._room_end:
+            begin = (queue_offset - self._map_begin) * UNIT_SIZE
+            self._map[begin : begin + end] = units
+            self.max_offset = following
+            return
         while position < end:
             file = self._last
             at = queue_offset * UNIT_SIZE + position
@@ -410,14 +414,6 @@ class ConsumeQueue:
         if self._aside is None and self._last is not None and self._last.is_mapped:
             self._map, self._map_begin = self._last.map, self._last.begin // UNIT_SIZE
             self._room_end = self._map_begin + self._last.reserved // UNIT_SIZE
-
-    def append_one(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
-        """Write one unit, if possible straight into the mapped file; otherwise like `append`."""
-        if queue_offset == self.max_offset and queue_offset < self._room_end:
-            _pack_into(self._map, (queue_offset - self._map_begin) * UNIT_SIZE, physical_offset, size, tags_code)
-            self.max_offset = queue_offset + 1
-        else:
-            self.append(queue_offset, _UNIT.pack(physical_offset, size, tags_code))
 
     def _start_at(self, queue_offset: int) -> None:
         assert self.max_offset == self._files.begin // UNIT_SIZE, "a queue has no gaps"

@@ -4,8 +4,7 @@ A consumer can read a record once its unit is in the ConsumeQueue; a query by ke
 index: first its unique key, then each word of KEYS. Prepared and rolled-back transaction messages get no unit;
 rolled-back messages get no index entries either.
 
-Records are dispatched in batches, in the order of the log: units one by one if the last batch went to many queues, else
-with one write per queue. The results are equal.
+Records are dispatched in batches, in the order of the log, with one write per queue.
 
 The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer. There it is the
 time of delivery in milliseconds: computed from the delay level in the first, the property TIMER_OUT_MS in the second.
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +42,6 @@ TopicArrivals = tuple[list[ConsumeQueue], list[int], list[int]]
 ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
 """Gets all new units of a batch, by topic, once they can be read."""
 
-_NO_ARRIVALS: Final[TopicArrivals] = ([], [], [])
-
 
 class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
     """All ConsumeQueues by (topic, queue id). A lookup creates a missing queue, without a file yet."""
@@ -57,14 +53,6 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
         self.pool = MappingPool()
         self.lmq_count = 0
         """The number of light message queues."""
-        self._topics: dict[str, TopicQueues] = {}
-        """A cache of `of_topic`; deleting any queue of a topic drops the topic's entry."""
-
-    def of_topic(self, topic: str) -> TopicQueues:
-        queues = self._topics.get(topic)
-        if queues is None:
-            queues = self._topics[topic] = TopicQueues(self, topic)
-        return queues
 
     def __setitem__(self, name: tuple[str, int], queue: ConsumeQueue) -> None:
         self.lmq_count += is_lmq(name[0]) and name not in self
@@ -73,7 +61,6 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
     def __delitem__(self, name: tuple[str, int]) -> None:
         super().__delitem__(name)
         self.lmq_count -= is_lmq(name[0])
-        self._topics.pop(name[0], None)
 
     def __missing__(self, name: tuple[str, int]) -> ConsumeQueue:
         topic, queue_id = name
@@ -94,19 +81,6 @@ class ConsumeQueues(dict[tuple[str, int], ConsumeQueue]):
         return len(batch)
 
 
-class TopicQueues(dict[int, ConsumeQueue]):
-    """The queues of one topic by queue id, a faster lookup in `ConsumeQueues`."""
-
-    def __init__(self, queues: ConsumeQueues, topic: str) -> None:
-        super().__init__()
-        self._queues = queues
-        self._topic = topic
-
-    def __missing__(self, queue_id: int) -> ConsumeQueue:
-        queue = self[queue_id] = self._queues[self._topic, queue_id]
-        return queue
-
-
 class CommitLogDispatcher:
     """Writes the units and index entries of records. Belongs to the store's owner thread."""
 
@@ -116,8 +90,6 @@ class CommitLogDispatcher:
         """None if the store has no index (messageIndexEnable=false)."""
         self.delay_levels = delay_levels
         """The delay of each level in milliseconds, level 1 first (messageDelayLevel)."""
-        self._is_spread = False
-        """Whether most records of the last batch went to different queues; predicts the next batch."""
         self._is_interrupted = False
         """Whether the last `dispatch` raised; the next one has the same batch."""
         self._entries_there = 0
@@ -163,10 +135,13 @@ class CommitLogDispatcher:
         """Write the ConsumeQueue units of `batch`; otherwise like `dispatch`."""
         arrivals: dict[str, TopicArrivals] = {}
         try:
-            if self._is_spread or len(batch) == 1:
-                self._add_each(batch, arrivals)
-            else:
-                self._add_by_queue(batch, arrivals)
+            for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
+                queue = self.queues[topic, queue_id]
+                queue.append(queue_offset, units)
+                queues, *columns = arrivals.setdefault(topic, ([], [], []))
+                queues.append(queue)
+                columns[0].extend(tags_codes)
+                columns[1].extend(sizes)
         finally:
             # After an error, too: units that were written can be read, so they are announced, and flushed by a
             # checkpoint.
@@ -174,37 +149,6 @@ class CommitLogDispatcher:
                 touched.update(queues)
             if on_arrival is not None and arrivals:
                 on_arrival(arrivals)
-        # With fewer than two records per queue, grouping the next batch would save less than half of the writes.
-        self._is_spread = 2 * len(touched) > len(batch)
-
-    def _add_by_queue(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
-        for (topic, queue_id), (queue_offset, units, tags_codes, sizes) in self.units_by_queue(batch).items():
-            queue = self.queues[topic, queue_id]
-            queue.append(queue_offset, units)
-            of_topic = arrivals.setdefault(topic, ([], [], []))
-            of_topic[0].append(queue)
-            of_topic[1].extend(tags_codes)
-            of_topic[2].extend(sizes)
-
-    def _add_each(self, batch: Iterable[DispatchRequest], arrivals: dict[str, TopicArrivals]) -> None:
-        # Topic-dependent values are looked up again only when the topic changes; most batches have one topic.
-        last_topic, has_due_time, of_topic = "", False, _NO_ARRIVALS
-        queues: dict[int, ConsumeQueue] = {}
-        for request in batch:
-            if request.sys_flag & sysflag.TRANSACTION_PREPARED:
-                continue
-            topic = request.topic
-            if topic != last_topic:
-                last_topic = topic
-                has_due_time, queues = topic in DUE_TIME_TOPICS, self.queues.of_topic(topic)
-                of_topic = arrivals.setdefault(topic, ([], [], []))
-            tags_code = unit_tags_code(request, self.delay_levels) if has_due_time else request.tags_code
-            size = request.size
-            queue = queues[request.queue_id]
-            queue.append_one(request.queue_offset, request.physical_offset, size, tags_code)
-            of_topic[0].append(queue)
-            of_topic[1].append(tags_code)
-            of_topic[2].append(size)
 
     def units_by_queue(self, batch: Iterable[DispatchRequest]) -> dict[tuple[str, int], QueueUnits]:
         """Return the units of `batch` by queue; each queue's records must have consecutive queue offsets."""
