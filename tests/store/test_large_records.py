@@ -36,6 +36,9 @@ def test_large_and_small_messages_follow_one_another(open_store: OpenStore, tmp_
         assert store.record_at(physical_offset + 1) is None
     assert [store.record_at(at) for at in (-1, store.max_physical_offset, 1 << 50)] == [None] * 3
     assert str(first) not in Path("/proc/self/maps").read_text(), "single records of an earlier file are not mapped"
+    assert [path.samefile(first) for path in Path("/proc/self/fd").iterdir() if path.exists()].count(True) == 1
+    store.begin_retention_round(1, 12, [])
+    assert not any(path.samefile(first) for path in Path("/proc/self/fd").iterdir() if path.exists())
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3, 4])

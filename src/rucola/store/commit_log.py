@@ -295,5 +295,11 @@ class CommitLog:
                 if position > file.size - file.size // 4:
                     self._following(file).warm(0, window, pause)
 
+    def close_idle(self) -> None:
+        """Close the descriptors that `record` opened."""
+        for file in self.files:
+            if file.end <= self.end:
+                file.seal()
+
     def close(self) -> None:
         self.files.close()

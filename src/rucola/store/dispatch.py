@@ -157,25 +157,13 @@ class CommitLogDispatcher:
             if found is not None:
                 return found
         groups: dict[tuple[str, int], tuple[int, list[bytes], list[int], list[int]]] = {}
-        group: tuple[int, list[bytes], list[int], list[int]] | None = None
-        last_topic, last_id, has_due_time = "", -1, False
         for request in batch:
-            if request.sys_flag & sysflag.TRANSACTION_PREPARED:
-                continue
-            topic, queue_id = request.topic, request.queue_id
-            # Comparing the topic by identity is enough: an equal string that is another object only costs one more
-            # lookup.
-            if group is None or topic is not last_topic or queue_id != last_id:
-                last_topic, last_id = name = (topic, queue_id)
-                has_due_time = topic in DUE_TIME_TOPICS
-                group = groups.get(name)
-                if group is None:
-                    group = groups[name] = (request.queue_offset, [], [], [])
-            tags_code = unit_tags_code(request, self.delay_levels) if has_due_time else request.tags_code
-            size = request.size
-            group[1].append(pack_unit(request.physical_offset, size, tags_code))
-            group[2].append(tags_code)
-            group[3].append(size)
+            if not request.sys_flag & sysflag.TRANSACTION_PREPARED:
+                group = groups.setdefault((request.topic, request.queue_id), (request.queue_offset, [], [], []))
+                tags_code = unit_tags_code(request, self.delay_levels)
+                group[1].append(pack_unit(request.physical_offset, request.size, tags_code))
+                group[2].append(tags_code)
+                group[3].append(request.size)
         return {name: (first, b"".join(units), codes, sizes) for name, (first, units, codes, sizes) in groups.items()}
 
     def add_entries(self, batch: Sequence[DispatchRequest], skip: int = 0) -> None:

@@ -459,6 +459,7 @@ class MessageStore:
     def begin_retention_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
         """Start a retention round, given the local hour and the store's file systems; adjust the write state."""
         self._queues.pool.unmap_idle()
+        self._log.close_idle()
         self._retention.begin_round(now_ms, hour, disks)
         self.write_state.set_disk_full(self._retention.refusal)
 
