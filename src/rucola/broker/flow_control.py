@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 from rucola import refusals
 from rucola.access import Action, Caller, Check, Refused, Resource
@@ -34,21 +34,29 @@ logger = logging.getLogger(__name__)
 TICK_MS = 20
 
 
+@dataclass(slots=True)
 class _Gate:
-    __slots__ = ("name", "refusal")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.refusal: Callable[[], Refused] | None = None
+    name: str
+    actions: tuple[Action, ...]
+    limit: str
+    """The field of the configuration, in milliseconds of an iteration."""
+    key: str
+    busy: tuple[str, int, int, str] | None = None
+    """Kind, time, limit and key of the refusal; None if requests are served."""
 
     def check(self, caller: Caller, resource: Resource) -> None:
-        if self.refusal is not None:
-            raise self.refusal()
+        if self.busy is not None:
+            raise self._refusal()
 
-    def decide(self, refusal: Callable[[], Refused] | None) -> None:
-        if refusal is not None and self.refusal is None:
-            logger.warning("%s are refused: %s", self.name, refusal())
-        self.refusal = refusal
+    def set(self, busy: tuple[str, int, int, str] | None) -> None:
+        was_busy, self.busy = self.busy is not None, busy
+        if busy is not None and not was_busy:
+            logger.warning("%s are refused: %s", self.name, self._refusal())
+
+    def _refusal(self) -> Refused:
+        assert self.busy is not None
+        kind, waited_ms, limit_ms, key = self.busy
+        return Refused(refusals.BUSY, kind=kind, waited_ms=waited_ms, limit_ms=limit_ms, key=key)
 
 
 class FlowControl:
@@ -64,21 +72,21 @@ class FlowControl:
         self._last_tick_ms = clock()
         self._touching_since_ms: int | None = None
         """Written by the thread."""
-        self._sends = _Gate("messages")
-        self._pulls = _Gate("pulls")
-        self._transaction_ends = _Gate("ends of transactions")
-        self._heartbeats = _Gate("heartbeats")
-        self._gates = {
-            Action.PUBLISH: self._sends,
-            Action.RETRY: self._sends,
-            Action.FETCH: self._pulls,
-            Action.END_TRANSACTION: self._transaction_ends,
-            Action.HEARTBEAT: self._heartbeats,
-        }
+        sends = Action.PUBLISH, Action.RETRY
+        self._gates = (
+            _Gate("messages", sends, "wait_time_mills_in_send_queue", "waitTimeMillsInSendQueue"),
+            _Gate("pulls", (Action.FETCH,), "wait_time_mills_in_pull_queue", "waitTimeMillsInPullQueue"),
+            _Gate(
+                "ends of transactions", (Action.END_TRANSACTION,), "wait_time_mills_in_transaction_queue",
+                "waitTimeMillsInTransactionQueue",
+            ),
+            _Gate(
+                "heartbeats", (Action.HEARTBEAT,), "wait_time_mills_in_heartbeat_queue", "waitTimeMillsInHeartbeatQueue"
+            ),
+        )  # fmt: skip
 
     def check_for(self, action: Action) -> Check | None:
-        gate = self._gates.get(action)
-        return gate.check if gate is not None else None
+        return next((gate.check for gate in self._gates if action in gate.actions), None)
 
     async def touch(self, pages: Callable[[], None]) -> None:
         """Prefault pages in a thread, which measures the time: a blocked event loop must not count as a slow disk."""
@@ -94,32 +102,18 @@ class FlowControl:
 
     def tick(self) -> None:
         """Decide which requests are rejected from now on. To be called every `TICK_MS`."""
-        # 1. The tick is due every TICK_MS. Its lateness is the length of the loop iteration before it.
-        now_ms = self._clock()
-        #    A tick 250 ms after the last one follows an iteration of 230 ms: sends are rejected until the next tick.
+        config, now_ms, since_ms = self._config, self._clock(), self._touching_since_ms
+        # The tick is due every TICK_MS. Its lateness is the length of the loop iteration before it: a tick 250 ms after
+        # the last one follows an iteration of 230 ms, and sends are rejected until the next tick.
         iteration_ms = max(0, now_ms - self._last_tick_ms - TICK_MS, self._round_ms())
         self._last_tick_ms = now_ms
-        config = self._config
-
-        def too_long(limit_ms: int, key: str) -> Callable[[], Refused] | None:
-            if not config.broker_fast_failure_enable or iteration_ms < limit_ms:
-                return None
-            return partial(Refused, refusals.BUSY, kind="TIMEOUT", waited_ms=iteration_ms, limit_ms=limit_ms, key=key)
-
-        # 2. Each gate has its own limit; a busy disk closes only the sends' gate.
-        sends = self._disk_is_busy(now_ms) or too_long(config.wait_time_mills_in_send_queue, "waitTimeMillsInSendQueue")
-        self._sends.decide(sends)
-        self._pulls.decide(too_long(config.wait_time_mills_in_pull_queue, "waitTimeMillsInPullQueue"))
-        self._transaction_ends.decide(
-            too_long(config.wait_time_mills_in_transaction_queue, "waitTimeMillsInTransactionQueue")
-        )
-        self._heartbeats.decide(too_long(config.wait_time_mills_in_heartbeat_queue, "waitTimeMillsInHeartbeatQueue"))
-
-    def _disk_is_busy(self, now_ms: int) -> Callable[[], Refused] | None:
-        since_ms = self._touching_since_ms
         touched_ms = 0 if since_ms is None else now_ms - since_ms
-        limit_ms = self._config.os_page_cache_busy_time_out_mills
-        if touched_ms < limit_ms:
-            return None
-        key = "osPageCacheBusyTimeOutMills"
-        return partial(Refused, refusals.BUSY, kind="PCBUSY", waited_ms=touched_ms, limit_ms=limit_ms, key=key)
+        disk_limit_ms = config.os_page_cache_busy_time_out_mills
+        for gate in self._gates:
+            limit_ms = getattr(config, gate.limit)
+            if touched_ms >= disk_limit_ms and Action.PUBLISH in gate.actions:
+                gate.set(("PCBUSY", touched_ms, disk_limit_ms, "osPageCacheBusyTimeOutMills"))
+            elif config.broker_fast_failure_enable and iteration_ms >= limit_ms:
+                gate.set(("TIMEOUT", iteration_ms, limit_ms, gate.key))
+            else:
+                gate.set(None)
