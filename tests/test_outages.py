@@ -1,4 +1,4 @@
-"""Log lines of outages, over simulated time."""
+"""Log lines of outages, and those that peers can cause at will, over simulated time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.outages import FIRST_SUMMARY_S, MAX_SUBJECTS, Outages
+from rucola.outages import FIRST_SUMMARY_S, LINE_INTERVAL_S, MAX_SUBJECTS, Outages, log_rate_limited
+from simulation.memory_loop import MemoryLoop
 
 logger = logging.getLogger("test.outages")
 
@@ -103,3 +104,26 @@ def test_the_log_tells_the_truth_and_is_bounded(steps: list[tuple[bool, int]]) -
         assert third - first >= FIRST_SUMMARY_S
     again = [index for index, text in enumerate(handler.texts) if "works again" in text]
     assert all(index > 0 and "works again" not in handler.texts[index - 1] for index in again)
+
+
+def test_a_kind_has_one_line_in_an_interval_with_the_number_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    loop = MemoryLoop()
+
+    async def log(kind: str, message: str, *args: object, error: BaseException | None = None) -> None:
+        log_rate_limited(logging.getLogger("rucola.tests"), logging.WARNING, kind, message, *args, error=error)
+
+    def fail(*numbers: int) -> None:
+        for number in numbers:
+            loop.run(log("one", "peer %d failed", number))
+
+    fail(*range(1000))
+    loop.run(log("other", "100%% of %s", "it", error=KeyError("x")))
+    for intervals, numbers in ((1, (0, 1, 2)), (9, (7,)), (1, (8,))):
+        loop.now_ms += int(intervals * LINE_INTERVAL_S * 1000)
+        fail(*numbers)
+    loop.close()
+    assert [record.message for record in caplog.records] == [
+        "peer 0 failed", "100% of it", "peer 0 failed; 999 more since the last line",
+        "peer 7 failed; 2 more since the last line", "peer 8 failed",
+    ]  # fmt: skip
+    assert [record.exc_info is not None for record in caplog.records] == [False, True, False, False, False]

@@ -15,7 +15,7 @@ from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
-from rucola.remoting.connection_memory import ConnectionLimits
+from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.tls_config import TlsConfig
 from rucola.settings import Bytes, Port, Range
 from rucola.store.config import StoreConfig

@@ -1,4 +1,4 @@
-"""Log lines of outages: few, however often a loop fails.
+"""Few log lines, however often something fails: outages, and what peers can cause at will.
 
 An outage has a line at its start, summaries at growing intervals, and a line at its end:
 
@@ -7,18 +7,23 @@ An outage has a line at its start, summaries at growing intervals, and a line at
     broker broker-a: works again after 140 s, 137 failures
 
 A subject that fails again before the next summary is due continues its outage, so it has at most two lines per
-`FIRST_SUMMARY_S`.
+`FIRST_SUMMARY_S`. What has no end is logged at most once in `LINE_INTERVAL_S`:
+
+    10.0.0.7:50122: one-way SEND_MESSAGE_V2 failed: header field topic is missing; 98642 more since the last line
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakKeyDictionary
 
+LINE_INTERVAL_S: Final = 60.0
 FIRST_SUMMARY_S: Final = 60.0
 """Each later summary takes twice as long."""
 LONGEST_PAUSE_S: Final = 3600.0
@@ -114,3 +119,25 @@ class Outages:
     def _make_room(self) -> None:
         if len(self._outages) >= MAX_SUBJECTS:
             self._forget(next(iter(self._outages)))
+
+
+_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, int]]] = WeakKeyDictionary()
+"""When the next line of each kind is due, and the number of those that were not logged."""
+
+
+def log_rate_limited(
+    logger: logging.Logger, level: int, kind: str, message: str, *args: object, error: BaseException | None = None
+) -> None:
+    """Log at most one line of a kind per event loop in LINE_INTERVAL_S, with the number of those left out before.
+
+    Kinds are few, and never a peer's text. `error` adds a traceback.
+    """
+    loop = asyncio.get_running_loop()
+    lines = _lines.setdefault(loop, {})
+    due_s, count = lines.get(kind, (0.0, 0))
+    if (now_s := loop.time()) < due_s:
+        lines[kind] = due_s, count + 1
+        return
+    lines[kind] = now_s + LINE_INTERVAL_S, 0
+    more = f"; {count} more since the last line" if count else ""
+    logger.log(level, message + "%s", *args, more, exc_info=error)

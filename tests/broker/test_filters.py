@@ -58,7 +58,7 @@ def table(tmp_path: Path) -> ConsumerFilterTable:
 
 def filter_table(path: Path, **config: Any) -> ConsumerFilterTable:
     settings = BrokerConfig(**{"enable_property_filter": True, **config})
-    return ConsumerFilterTable(path / "consumerFilter.json", settings, Limits(settings, lambda: T0))
+    return ConsumerFilterTable(path / "consumerFilter.json", settings, Limits(settings))
 
 
 def test_bloom_filter_positions_equal_apaches() -> None:
@@ -87,7 +87,7 @@ def test_apaches_filter_file_round_trips(golden: Path, tmp_path: Path, table: Co
     assert json.loads((tmp_path / "consumerFilter.json").read_text()) == {"filterDataByTopic": {}}
 
 
-def test_a_full_table_keeps_its_filters_and_adds_none(tmp_path: Path) -> None:
+async def test_a_full_table_keeps_its_filters_and_adds_none(tmp_path: Path) -> None:
     table = filter_table(tmp_path, max_consumer_filters=2)
     for group in ("g", "h", "i"):
         table.register(group, [by_properties("a > 1")], T0)

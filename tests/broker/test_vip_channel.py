@@ -16,8 +16,8 @@ from rucola.errors import RemotingError
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
-from rucola.remoting.connection_memory import ConnectionLimits
-from rucola.remoting.read_hooks import ReadHooks
+from rucola.remoting.budget import ConnectionLimits
+from rucola.remoting.connection import ReadHooks
 from support.broker_peer import broker_peer, heartbeat
 from support.errors import raises
 from support.peer import pull_header, send_header

@@ -19,7 +19,7 @@ from rucola.protocol import header_limits
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.route import MAX_REGISTRATION_SIZE, MAX_TOPIC_SIZE
 from rucola.remoting import server_requests
-from rucola.remoting.connection_memory import FRAME_CHECK_INTERVAL_S, MIN_FRAME_RATE
+from rucola.remoting.budget import FRAME_CHECK_INTERVAL_S, MIN_FRAME_RATE
 from rucola.store.config import StoreConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")

@@ -3,95 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterator
 
 import pytest
 
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
+from rucola.remoting import turns
+from rucola.remoting.batching_event_loop import BatchingEventLoop
 from rucola.remoting.connection import Connection
-from rucola.remoting.turns import ITERATION_S, MAX_PYTHON_COST, PROBATION_S, SLICE_S, TURNS_S, YIELD_S, Slice, Turns
+from rucola.remoting.turns import ITERATION_S, TURNS_S, YIELD_S, Turns
 from support.remoting_peers import ECHO, RawPeer, Security, echo, request, running_server
 
 
-class Sockets:
-    """Time, and whether another socket is ready. Stands for the event loop that a slice asks."""
+class ClockLoop(BatchingEventLoop):
+    """Time passes as a test says."""
 
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.is_ready = False
-        self.asked_at_s: list[float] = []
+    now_s = 100.0
 
-    def is_any_ready(self) -> bool:
-        self.asked_at_s.append(self.now_s)
-        return self.is_ready
+    def time(self) -> float:
+        return self.now_s
 
-    def begin(self, length_s: float, *, takes_turns: bool = False) -> Slice:
-        begin_s = self.now_s
-        return Slice(
-            lambda: self.now_s, self.is_any_ready, begin_s, begin_s + YIELD_S, begin_s + length_s,
-            takes_turns=takes_turns,
-        )  # fmt: skip
+    def iterate(self) -> None:
+        self.call_soon(self.stop)
+        self.run_forever()
 
 
 @pytest.fixture
-def sockets() -> Sockets:
-    return Sockets()
+def loop() -> Iterator[ClockLoop]:
+    loop = ClockLoop()
+    yield loop
+    loop.close()
 
 
-def test_a_slice_lasts_to_its_end_while_no_other_socket_is_ready(sockets: Sockets) -> None:
-    part = sockets.begin(SLICE_S)
-    end_s = sockets.now_s + SLICE_S
-    while sockets.now_s + 0.00005 < end_s:
-        sockets.now_s += 0.00005
-        assert not part.is_over()
-    sockets.now_s = end_s + 0.0001
-    assert part.is_over()
-    # It asks every YIELD_S, and not at every step.
-    assert all(later - earlier > YIELD_S for earlier, later in pairwise(sockets.asked_at_s))
-    assert 0.5 < len(sockets.asked_at_s) * YIELD_S / SLICE_S <= 1
+def test_work_lasts_while_no_other_socket_is_ready(loop: ClockLoop) -> None:
+    work = Turns(loop)
+    begin_s = loop.now_s
+    look_s, looks = work.begin(), 0
+    while look_s:
+        assert loop.now_s < look_s <= loop.now_s + YIELD_S
+        loop.now_s = look_s
+        look_s, looks = work.look(-1), looks + 1
+    assert ITERATION_S <= loop.now_s - begin_s < ITERATION_S + 2 * YIELD_S
+    assert looks >= ITERATION_S / YIELD_S
+    # Other connections of this iteration have the least that each has.
+    assert work.begin() == loop.now_s + YIELD_S
+    assert not work.look(-1)
 
 
-def test_a_slice_ends_when_another_socket_is_ready(sockets: Sockets) -> None:
-    part = sockets.begin(SLICE_S)
-    sockets.is_ready = True
-    sockets.now_s += YIELD_S / 2
-    assert not part.is_over()
-    sockets.now_s += YIELD_S
-    assert part.is_over()
-    assert part.probation_end_s() == 0.0  # it has not used up its slice
+def test_another_socket_that_is_ready_goes_first(loop: ClockLoop) -> None:
+    work = Turns(loop)
+    here, peer = socket.socketpair()
+    with here, peer:
+        loop.add_reader(here, lambda: None)
+        work.begin()
+        assert work.look(-1)
+        peer.send(b"x")
+        assert work.look(here.fileno())
+        assert not work.look(-1)
+        loop.remove_reader(here)
 
 
-def test_a_connection_that_uses_up_its_slice_gets_short_ones(sockets: Sockets) -> None:
-    part = sockets.begin(SLICE_S)
-    sockets.now_s += 2 * SLICE_S
-    assert part.is_over()
-    assert part.probation_end_s() == pytest.approx(sockets.now_s + PROBATION_S)
+def test_turns_share_a_part_of_each_iteration(loop: ClockLoop) -> None:
+    """At least one request of one connection, after the reads; then the next one's."""
+    work = Turns(loop)
+    served: list[str] = []
 
+    def serve(name: str, cost_s: float) -> None:
+        served.append(name)
+        assert work.begin() <= loop.now_s + TURNS_S
+        loop.now_s += cost_s
+        assert not work.look(-1), "others wait"
+        work.wait(lambda: serve(name, cost_s))
 
-def test_a_connection_that_takes_turns_looks_at_the_clock_after_each_command(sockets: Sockets) -> None:
-    part = sockets.begin(TURNS_S, takes_turns=True)
-    assert part.step == 1
-    sockets.now_s += TURNS_S * 1.5
-    assert part.is_over()
-    assert not sockets.asked_at_s
-    assert part.probation_end_s() == pytest.approx(sockets.now_s + PROBATION_S)
-
-
-async def test_the_slices_of_one_iteration_have_one_end() -> None:
-    loop = asyncio.get_running_loop()
-    turns = Turns(loop)
-    begin_s = loop.time()
-    slices = [turns.begin_slice(-1, takes_turns=False) for _ in range(3)]
-    while loop.time() < begin_s + ITERATION_S:
-        pass
-    slices.append(turns.begin_slice(-1, takes_turns=False))
-    while loop.time() < begin_s + 2 * ITERATION_S:
-        pass
-    assert all(part.is_over() for part in slices)
+    for name, cost_s in (("a", 2 * TURNS_S), ("b", TURNS_S / 2), ("c", TURNS_S / 2)):
+        work.wait(lambda name=name, cost_s=cost_s: serve(name, cost_s))
+    assert not work.look(-1)
+    shares: list[str] = []
+    for _ in range(5):
+        loop.iterate()
+        shares.append("".join(served))
+        served.clear()
+    assert "".join(shares).startswith("abcabc")
+    assert set(shares) - {""} == {"a", "bc"}
 
 
 NOT_PLAIN = 4000
@@ -104,8 +102,12 @@ def not_plain(opaque: int) -> bytes:
     return struct.pack(">iI", 4 + len(header), len(header)) + header
 
 
-async def test_headers_that_python_decodes_share_each_iteration(transport: Security) -> None:
+async def test_headers_that_python_decodes_share_each_iteration(
+    transport: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two peers send 60 of them each; both are answered in order, and their memory is counted meanwhile."""
+    for name in ("ITERATION_S", "TURNS_S"):
+        monkeypatch.setattr(turns, name, 0)
     iteration, counted, is_done = 0, list[int](), False
     in_iteration: Counter[int] = Counter()
 
@@ -117,7 +119,7 @@ async def test_headers_that_python_decodes_share_each_iteration(transport: Secur
 
     def answer(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         in_iteration[iteration] += 1
-        counted.append(server.memory.partial_total)
+        counted.append(server.budget.bytes_in)
         return echo(connection, command)
 
     async with running_server({ECHO: answer}) as server:
@@ -132,12 +134,11 @@ async def test_headers_that_python_decodes_share_each_iteration(transport: Secur
             assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
         is_done = True
         assert max(counted) > NOT_PLAIN
-        assert server.memory.partial_total == 0
+        assert server.budget.bytes_in == 0
         for peer in peers:
             await peer.close()
-    # An iteration has reads first and then turns, which begin the next share.
-    share = -(-MAX_PYTHON_COST // NOT_PLAIN)
-    assert max(in_iteration.values()) <= 2 * share + len(peers)
+    # An iteration has reads first and then turns; the last request of a peer needs no Python.
+    assert max(in_iteration.values()) <= 2 + len(peers)
 
 
 async def test_damage_behind_headers_that_wait_ends_the_stream_after_them(transport: Security) -> None:

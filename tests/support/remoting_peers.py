@@ -12,8 +12,8 @@ from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, FrameDecoder
 from rucola.remoting.addresses import address_of
+from rucola.remoting.budget import ServerBudget
 from rucola.remoting.connection import Connection, Processor
-from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ClientTls, ServerTls
 
@@ -48,12 +48,12 @@ async def running_server(
     max_frame_size: int = MAX_FRAME_SIZE,
     tls: ServerTls | None = None,
     on_open: Callable[[Connection], None] | None = None,
-    memory: ConnectionMemory | None = None,
+    budget: ServerBudget | None = None,
 ) -> AsyncIterator[RemotingServer]:
     """A started server on a free port, stopped at the end."""
     tls = tls or SECURITY.server
     server = RemotingServer(
-        "127.0.0.1", 0, processors, max_frame_size=max_frame_size, tls=tls, on_open=on_open, memory=memory
+        "127.0.0.1", 0, processors, max_frame_size=max_frame_size, tls=tls, on_open=on_open, budget=budget
     )
     await server.start()
     try:

@@ -28,8 +28,8 @@ from rucola.errors import ConfigError, RemotingConnectError
 from rucola.message import properties
 from rucola.message.delay import parse_delay_levels
 from rucola.message.host import encode_host
+from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.client import host_and_port
-from rucola.remoting.connection_memory import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file

@@ -4,15 +4,13 @@ Every limit is a key of broker.conf (`BrokerConfig`, section Limits), and every 
 
     a heartbeat with 60000 groups; the limit is 256 (maxGroupsPerClient)
 
-The first refusal by a limit is logged, then their number once a minute; rocketmq_limit_refusals_total counts all.
+Each limit has a rate-limited log line; rocketmq_limit_refusals_total counts all refusals.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
 
 from rucola import refusals
 from rucola.access import Refused
@@ -21,30 +19,23 @@ from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.domain.client import HeartbeatData
 from rucola.domain.subscription import SubscriptionData
 from rucola.domain.topic import MAX_NAME_LENGTH
+from rucola.outages import log_rate_limited
 
 logger = logging.getLogger(__name__)
-
-LOG_INTERVAL_MS: Final = 60_000
 
 
 class Limits:
     """Limits of one broker, and how often each was exceeded. Belongs to the event loop."""
 
-    def __init__(self, config: BrokerConfig, clock: Callable[[], int]) -> None:
+    def __init__(self, config: BrokerConfig) -> None:
         self._config = config
-        self._clock = clock
         self.refusals: Counter[str] = Counter()
-        self._logged_ms: dict[str, int] = {}
 
     def refused(self, key: str, limit: int, found: str) -> Refused:
         """Count and log a refusal and return it. `found`, in lower case, is what exceeds the limit."""
         self.refusals[key] += 1
         refused = Refused(refusals.BEYOND_LIMIT, found=found, limit=limit, key=key)
-        now_ms = self._clock()
-        logged_ms = self._logged_ms.get(key)
-        if logged_ms is None or now_ms - logged_ms >= LOG_INTERVAL_MS:
-            self._logged_ms[key] = now_ms
-            logger.warning("refused: %s; %d refusals by this limit since the start", refused, self.refusals[key])
+        log_rate_limited(logger, logging.WARNING, key, "refused: %s", refused)
         return refused
 
     def check_new_topic(self, topic: str, count: int) -> None:

@@ -61,7 +61,7 @@ from rucola.domain.statistics import (
     group_key,
 )
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
-from rucola.remoting.connection_memory import ConnectionMemory
+from rucola.remoting.budget import ServerBudget
 
 _RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
@@ -111,11 +111,11 @@ class BrokerCollector:
         figures: Callable[[], dict[str, str]],
         roles: RoleService,
         directory: str | Path,
-        memory: ConnectionMemory,
+        budget: ServerBudget,
         hold: PullRequestHold,
         access_figures: Callable[[], AccessFigures],
     ) -> None:
-        self._memory = memory
+        self._budget = budget
         self._hold = hold
         self._access_figures = access_figures
         self._config = state.config
@@ -144,7 +144,7 @@ class BrokerCollector:
         return data.stats_minute.tps if data is not None else 0.0
 
     def _broker(self) -> Iterator[Metric]:
-        config, own, roles, memory = self._config, self._own, self._roles, self._memory
+        config, own, roles, budget = self._config, self._own, self._roles, self._budget
         address, cluster = f"{config.broker_ip1}:{config.listen_port}", config.broker_cluster_name
         labels = (*_OWN[:1], "brokerIP", *_OWN[1:])
         for name, counted in (("tps", BROKER_PUT_NUMS), ("qps", BROKER_GET_NUMS)):
@@ -170,8 +170,8 @@ class BrokerCollector:
                 "when the role of the broker switched last; 0 if it never did",
                 roles.last_switch.at_ms / 1000,
             ),
-            ("unsent_bytes", "bytes that congested connections have not sent", memory.unsent_total),
-            ("partial_frame_bytes", "bytes of frames that are not complete", memory.partial_total),
+            ("unsent_bytes", "bytes that congested connections have not sent", budget.bytes_out),
+            ("partial_frame_bytes", "bytes of frames that are not complete", budget.bytes_in),
             ("held_pulls", "pulls that wait for a message", len(self._hold)),
             ("acl_broken_files", "files that keep their last good accounts", access.broken_files),
         ):
@@ -188,7 +188,7 @@ class BrokerCollector:
                 "put",
                 self._puts.failures,
             ),
-            ("connections_closed", "connections that a limit closed, or did not accept", "limit", memory.closed),
+            ("connections_closed", "connections that a limit closed, or did not accept", "limit", budget.closed),
             ("limit_refusals", "requests refused by a limit, by its key", "limit", self._limits.refusals),
         ):
             values = {(*own, key): count for key, count in sorted(counts.items())}

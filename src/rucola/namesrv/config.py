@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rucola import settings
-from rucola.remoting.connection_memory import ConnectionLimits
+from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from rucola.namesrv.routes import RouteTable
 from rucola.namesrv.services import RouteService
-from rucola.remoting.connection_memory import ConnectionMemory
+from rucola.remoting.budget import ServerBudget
 
 _PREFIX = "rocketmq_namesrv_"
 
@@ -32,13 +32,13 @@ class NamesrvCollector:
         connections: Sized,
         routes: RouteTable,
         service: RouteService,
-        memory: ConnectionMemory,
+        budget: ServerBudget,
         denied: Callable[[], int],
     ) -> None:
         self._connections = connections
         self._routes = routes
         self._service = service
-        self._memory = memory
+        self._budget = budget
         self._denied = denied
         self._process = ProcessCollector(registry=None)
 
@@ -47,8 +47,8 @@ class NamesrvCollector:
             ("connections", "open connections", len(self._connections)),
             ("brokers", "registered addresses of brokers", self._routes.broker_count),
             ("topics", "topics that have a route", self._routes.topic_count),
-            ("unsent_bytes", "bytes that congested connections have not sent", self._memory.unsent_total),
-            ("partial_frame_bytes", "bytes of frames that are not complete", self._memory.partial_total),
+            ("unsent_bytes", "bytes that congested connections have not sent", self._budget.bytes_out),
+            ("partial_frame_bytes", "bytes of frames that are not complete", self._budget.bytes_in),
         ):
             yield GaugeMetricFamily(_PREFIX + name, text, value)
         for name, text, value in (
@@ -59,7 +59,7 @@ class NamesrvCollector:
             yield CounterMetricFamily(_PREFIX + name, text, value)
         text = "connections that a limit closed, or did not accept"
         closed = CounterMetricFamily(f"{_PREFIX}connections_closed", text, labels=("limit",))
-        for key, count in sorted(self._memory.closed.items()):
+        for key, count in sorted(self._budget.closed.items()):
             closed.add_metric((key,), count)
         yield closed
         yield from self._process.collect()

@@ -27,9 +27,9 @@ from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapte
 from rucola.namesrv.routes import RouteTable
 from rucola.namesrv.services import ConfigurationService, RouteService
 from rucola.remoting.access_gate import AccessGate
+from rucola.remoting.budget import ServerBudget
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.connection import Connection
-from rucola.remoting.connection_memory import ConnectionMemory
 from rucola.remoting.endpoints import processor_table
 from rucola.remoting.exposure import check_exposure, check_metrics_exposure
 from rucola.remoting.metrics_config import MetricsExporterType
@@ -102,7 +102,7 @@ class Namesrv:
         self._kv_config = KVConfig(config.kv_config_path, lambda: configuration.config)
         self.routes = RouteTable(lambda: configuration.config, keeps_addresses=config.acl_enable, on_gone=self._sweep)
         self._service = RouteService(self.routes, self._kv_config, self._configuration, clock_ms)
-        self._memory = ConnectionMemory(config.connection_limits)
+        self._budget = ServerBudget(config.connection_limits)
         adapters = (
             RouteAdapter(self._service),
             KVAdapter(self._kv_config),
@@ -116,7 +116,7 @@ class Namesrv:
             processor_table(endpoints, chain, gate=self._access.gate),
             tls=self._tls,
             on_close=self._closed,
-            memory=self._memory,
+            budget=self._budget,
         )
         self._scanning: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
@@ -225,7 +225,7 @@ class Namesrv:
             self._server.connections,
             self.routes,
             self._service,
-            self._memory,
+            self._budget,
             lambda: 0 if gate is None else gate.denied,
         )
         metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector.collect, self._tls)

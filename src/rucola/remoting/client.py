@@ -14,9 +14,8 @@ from rucola.errors import BrokerError, RemotingConnectError
 from rucola.protocol.codes import RequestCode, ResponseCode, misdirected
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor
+from rucola.remoting.connection import CLOSE_TIMEOUT_S, Connection, Processor, receive_buffer
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.server_requests import ServerRequests
 from rucola.remoting.single_flight import SingleFlight
 from rucola.remoting.tls import ClientTls, why_refused
@@ -48,7 +47,7 @@ class RemotingClient:
         self._max_frame_size = max_frame_size
         self.tls = tls
         self._followed = None if tls is None else tls.follow()
-        self._buffer = ReceiveBuffer()
+        self._buffer = receive_buffer()
         self._connections: dict[str, Connection] = {}
         self._connecting: SingleFlight[str, Connection] = SingleFlight()
         self._is_closed = False

@@ -12,25 +12,20 @@ the connection stays open. One-way requests are never answered.
 
 **States.**
 
-    state      entered by                          behaviour
-    new        construction                        cannot send; `is_open` is false
-    open       connection_made                     reads, processes, writes
-    counted    pause_writing, above UNCOUNTED      accepted connections only: as open, unsent bytes are counted
-    congested  unsent bytes, or a large frame      accepted connections only: does not read, keeps decoded requests
-    waiting    `wait`                              does not read: other connections complete large frames
-    resting    `rest`                              does not read for some milliseconds: a frame comes byte by byte
-    open       resume_writing                      processes the kept requests, reads again
-    closing    close, or a damaged stream          reads nothing; `send` drops its command; sends earlier writes
-                                                   for CLOSE_TIMEOUT_S at most
-    closed     connection_lost                     requests in flight fail with RemotingConnectError; `closed` is set
+    state      entered by                  behaviour
+    new        construction                cannot send; `is_open` is false
+    open       connection_made             reads, processes, writes
+    paused     its Budget                  does not read, keeps decoded requests; processes them before it reads again
+    closing    close, or a damaged stream  reads nothing; `send` drops its command; sends earlier writes for
+                                           CLOSE_TIMEOUT_S at most
+    closed     connection_lost             requests in flight fail with RemotingConnectError; `closed` is set
 
 **Batching.** All frames of a read are processed, and their replies leave in one write, on a BatchingEventLoop with
 those of other connections. All connections of a loop share one receive buffer. Requests that follow each other can be
-served together (`read_hooks`). Many requests, and headers that Python decodes, wait for turns (`turns`).
+served together (`ReadHooks`).
 
-**Back pressure.** A server stops reading from a peer whose unsent responses reach the limit (WRITE_LIMIT by default);
-`connection_memory` bounds the total. A client never stops reading: two such peers could wait for each other for ever.
-`server_requests` bounds its responses.
+**Back pressure.** `budget` says when a server does not read from a connection. A client only lets others go first: two
+peers that stop reading could wait for each other for ever. `server_requests` bounds its responses.
 
 **Half-open connections.** A client closes a connection whose peer has vanished (`idle_times.Silence`), so that its
 requests can be retried. The kernel's keepalive covers idle connections.
@@ -47,28 +42,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from rucola.access import Caller
 from rucola.acl.challenge import Challenge
 from rucola.acl.credentials import Credentials
 from rucola.errors import RemoteProtocolError, RemotingConnectError, RemotingTimeout
+from rucola.outages import log_rate_limited
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, UnreadableCommand
 from rucola.protocol.frame import LARGE_SIZE, FrameDecoder, FrameError
 from rucola.remoting.addresses import address_of
 from rucola.remoting.batching_event_loop import WriteBatching, write_batching_of
-from rucola.remoting.connection_memory import UNCOUNTED, ConnectionMemory
+from rucola.remoting.budget import UNCOUNTED, Budget, Pause, ServerBudget
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.idle_times import KERNEL_TELLS, MeasuredIdleTimes, Silence, kernel_idle_times_ms
 from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.large_writes import LargeBody, LargeWrites
-from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.refusals import error_response
-from rucola.remoting.seldom_lines import log_seldom
 from rucola.remoting.tls import hint_of_silence, subject_of
-from rucola.remoting.turns import turns_of
+from rucola.remoting.turns import Turns, turns_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,36 +74,55 @@ ReadServer: TypeAlias = "Callable[[Connection, memoryview], tuple[bytes, int]]"
 RunServer: TypeAlias = "Callable[[Connection, list[RemotingCommand]], list[bytes]]"
 
 
+class ReadHooks(NamedTuple):
+    """How a server serves several requests of one read together; by default their processors serve one by one."""
+
+    reads: Sequence[ReadServer] = ()
+    """Called with an undecoded read until one has served requests at its start: returns responses, and the position
+    after these requests, or 0."""
+    runs: Mapping[int, RunServer] = {}
+    """By request code: called, instead of a processor, with several requests that follow each other."""
+
+
 class Processors(Protocol):
     def get(self, code: int, default: Processor, /) -> Processor: ...
 
 
+READ_SIZE: Final = 256 * 1024
+"""Bytes, the most that one read returns."""
+SMALL_READ_SIZE: Final = 8 * 1024
+"""The same while reads bring more work than fits: decoding 256 KB can take 3 ms."""
 WRITE_LIMIT: Final = 4 * 1024 * 1024
-"""Bytes of responses joined into one write; by default the limit of unsent bytes, too."""
-UNSLICED: Final = 64
-"""Commands of a read that wait for no turn."""
+"""Bytes of responses joined into one write."""
+MAX_RUN: Final = 64
+"""Requests that are served together."""
 CLOSE_TIMEOUT_S = 3.0
 """Seconds until a closing connection drops its unsent bytes."""
+
+
+def receive_buffer() -> memoryview:
+    """Return a buffer for all connections of a loop: the decoder copies bytes before `buffer_updated` returns."""
+    return memoryview(bytearray(READ_SIZE))
 
 
 class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `memory` and `read_hooks` (see ReadHooks) are those of a server. `on_open` and `on_close` are called with the
-    connection. `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
+    `server_budget` and `read_hooks` are those of a server. `on_open` and `on_close` are called with the connection.
+    `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
     with `credentials`, if given. `has_answered` if a connection to the same address has received anything before.
     """
 
     def __init__(
         self,
         processors: Processors,
-        buffer: ReceiveBuffer,
+        buffer: memoryview,
         max_frame_size: int,
-        memory: ConnectionMemory | None,
+        server_budget: ServerBudget | None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         credentials: Credentials | None = None,
-        read_hooks: tuple[Sequence[ReadServer], Mapping[int, RunServer]] = ((), {}),
+        read_hooks: ReadHooks = ReadHooks(),  # noqa: B008 - immutable
         *,
         has_answered: bool = False,
     ) -> None:
@@ -121,10 +135,10 @@ class Connection(asyncio.BufferedProtocol):
         """For signatures of version 2, in the direction of the server."""
         self.closed = asyncio.Event()
         self._processor_of = processors.get
-        self._buffer = buffer
-        self._view, self._turns_until_s = buffer.view, 0.0  # where to receive; end of short slices (0: none)
+        self._buffer = self._view = buffer  # the part in which it receives
         self._decoder = FrameDecoder(max_frame_size, self._may_decode)
-        self._memory = memory
+        self._server_budget = server_budget
+        self._budget = Budget(self, server_budget)
         self._credentials = credentials
         self._reads, self._runs = read_hooks
         self._on_open = on_open
@@ -132,10 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         self.has_answered = has_answered
         """Whether any byte was received, by this connection or by one before it to the same address."""
         self._has_logged_unreadable = False  # an unreadable frame: only the first one is
-        self._is_congested = self.is_sliced = False  # unsent bytes are at their limit; kept bytes wait for a turn
-        self._is_waiting = self._has_partial_frame = False  # for others' partial frames; its own is counted
-        self._is_resting = False  # see `rest`
-        self._kept: list[RemotingCommand] = []
+        self._kept: list[RemotingCommand] = []  # while it is paused
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
         self._pending_replies: set[asyncio.Future[Answer]] = set()  # being computed; keeps their tasks alive
         self._large: LargeWrites | None = None  # while the transport is too full for all of a large frame
@@ -145,7 +156,8 @@ class Connection(asyncio.BufferedProtocol):
         self._close_reason = "closed"  # the error of requests in flight if the transport has none
         self._transport: asyncio.Transport | None = None  # None before it is connected, and after
         self._measured_times: MeasuredIdleTimes | None = None  # None if the kernel measures idle times
-        self._batching: WriteBatching  # this one and the next two are set by `connection_made`
+        self._turns: Turns  # this one and the next three are set by `connection_made`
+        self._batching: WriteBatching
         self._write: Callable[[bytes], None]
         self._write_uncounted: Callable[[bytes], None]
 
@@ -155,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_congested(self) -> bool:
-        return self._is_congested
+        return Pause.OUTPUT in self._budget.paused
 
     @property
     def idle_ms(self) -> int:
@@ -206,9 +218,8 @@ class Connection(asyncio.BufferedProtocol):
         large.append(head)
         large.append(body)
         if self._large is None and not large.advance():
-            self._large, self._write = large, self._write_behind
-            self._is_congested = True
-            self._set_reading()
+            self._large, self._write = large, self._write_counted
+            self._budget.pause(Pause.OUTPUT)
             self._schedule_large(large)
 
     def answer(self, command: RemotingCommand, answer: Answer) -> None:
@@ -264,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
     def timed_out(self, command: RemotingCommand, waited_ms: float) -> None:
         """Forget a request that timed out, and close the connection if it is half-open."""
         self.forget(command)
-        if self._memory is not None or self._transport is None or self._transport.is_closing():
+        if self._server_budget is not None or self._transport is None or self._transport.is_closing():
             return
         now_ms = asyncio.get_running_loop().time() * 1000
         if silence_ms := self._silence.timed_out(now_ms, waited_ms, self._idle_times_ms()[1]):
@@ -287,20 +298,28 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def wait(self, is_waiting: bool) -> None:
-        """Pause or resume reading while other connections complete large frames."""
-        self._is_waiting = is_waiting
-        self._set_reading()
+    # For its budget.
 
-    def rest(self, is_resting: bool) -> None:
-        """Pause or resume reading a frame that comes byte by byte."""
-        self._is_resting = is_resting
-        self._set_reading()
+    def pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is None:
+            return
+        kept, self._kept = self._kept, []
+        self._process(kept)
+        if self._decoder.is_behind and not self._budget.paused:
+            self.buffer_updated(0)
+        if not self._budget.paused and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
         """Return the error response, None if the opaque is unreadable; an unreadable response fails its request."""
         if not self._has_logged_unreadable:
-            log_seldom(logger, logging.WARNING, "unreadable", "%s: a frame cannot be read: %s", self.peer, command.why)
+            log_rate_limited(
+                logger, logging.WARNING, "unreadable", "%s: a frame cannot be read: %s", self.peer, command.why
+            )
         self._has_logged_unreadable = True
         if not command.opaque_is_known:
             return None
@@ -315,15 +334,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._batching = write_batching_of(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._turns, self._batching = turns_of(loop), write_batching_of(loop)
         self._write = self._batching.writer_of(self._transport)
         if not KERNEL_TELLS:
             self._measured_times = MeasuredIdleTimes()
             self._write = self._measured_times.measuring(self._write)
         self._write_uncounted = self._write
-        if self._memory is not None:
+        if self._server_budget is not None:
             self._transport.set_write_buffer_limits(high=UNCOUNTED)
-        enable_keepalive(transport.get_extra_info("socket"), is_client=self._memory is None)
+        enable_keepalive(transport.get_extra_info("socket"), is_client=self._server_budget is None)
         name = transport.get_extra_info("peername")
         self.peer = address_of(name) if name else "?"
         self.caller = self.latest_caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
@@ -332,13 +352,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = str(exc or self._close_reason)
-        if self._in_flight and self._transport is not None and self._memory is None and not self.has_answered:
+        if self._in_flight and self._transport is not None and self._server_budget is None and not self.has_answered:
             why += hint_of_silence(self._transport)
         self._transport = None
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if not self._decoder.is_between_frames:
-            log_seldom(logger, logging.INFO, "cut off", "%s: closed in the middle of a frame", self.peer)
+            log_rate_limited(logger, logging.INFO, "cut off", "%s: closed in the middle of a frame", self.peer)
         self._decoder = FrameDecoder()  # the other one refers to this connection
         for answer in self._in_flight.values():
             if not answer.done():
@@ -348,36 +368,31 @@ class Connection(asyncio.BufferedProtocol):
         self._in_flight.clear()
         if self._large is not None:
             self._large.release()
-        if self._memory is not None:
-            self._memory.forget(self)
+        self._budget.close()
         self.closed.set()
         if self._on_close:
             self._on_close(self)
 
     def pause_writing(self) -> None:
-        if self._memory is not None and self._transport is not None:
-            if self._large is None:
-                self._write = self._write_counted
-            self._count_unsent(self._transport)
+        if self._server_budget is not None:
+            self._write = self._write_counted
+            self._count_unsent()
 
     def resume_writing(self) -> None:
-        if self._memory is None or self._transport is None:
+        if self._server_budget is None or self._transport is None:
             return
         if (large := self._large) is not None:
             if not large.advance():
                 self._schedule_large(large)
                 return
-            self._large, self._write = None, self._write_counted
+            self._large = None
             if large.is_full:
                 return  # it was paused again
         self._write = self._write_uncounted
-        self._memory.unsent(self, 0)
-        # Kept requests come first. Their replies may congest the connection again.
-        if self._is_congested:
-            self._is_congested = False
-            self._process_kept()
-        if not self._is_congested:
-            self._memory.on_writable(self)
+        self._budget.sent(0)
+        self._budget.resume(Pause.OUTPUT)  # the replies to kept requests may cause the next pause
+        if not self.is_congested:
+            self._server_budget.on_writable(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view
@@ -386,9 +401,9 @@ class Connection(asyncio.BufferedProtocol):
         self.has_answered = True
         if self._measured_times is not None:
             self._measured_times.on_received()
-        data = self._view[:nbytes]
-        is_behind = self._decoder.buffered or self._kept or self._turns_until_s or self._is_congested
-        for serve in self._reads if not is_behind else ():
+        data, budget = self._view[:nbytes], self._budget
+        is_usual = not (self._decoder.buffered or budget.paused) and self._view is self._buffer
+        for serve in self._reads if is_usual else ():
             responses, served = serve(self, data)
             if responses:
                 self._write(responses)
@@ -400,140 +415,101 @@ class Connection(asyncio.BufferedProtocol):
         try:
             commands = self._decoder.receive_data(data)
         except FrameError as error:
-            self._process(error.commands)
-            log_seldom(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
+            self._process(self._kept + error.commands)
+            log_rate_limited(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
             self.close()
+            return
+        if budget.paused:  # a transport has more after it was paused
+            self._kept += commands
+        elif budget.bytes_in and commands and len(commands[0].body) >= LARGE_SIZE:
+            self._kept = commands  # decoding a message of megabytes takes as long as storing it
+            self._wait_for_turn()
         else:
-            if self._kept or self._is_congested:  # by `read_hooks`, or a transport has more after it was paused
-                self._kept += commands
-            elif self._has_partial_frame and commands and len(commands[0].body) >= LARGE_SIZE:
-                self._process_later(commands)  # decoding a message of megabytes takes as long as storing it
-            else:
-                self._process(commands, is_rest=len(data) < nbytes)
-            if (self._has_partial_frame or not commands) and self._memory is not None and self._transport is not None:
-                self._has_partial_frame = (size := self._decoder.buffered) > 0
-                self._memory.on_read(self, len(data), size, is_complete=bool(commands))
-        if self._turns_until_s and not self._kept and asyncio.get_running_loop().time() > self._turns_until_s:
-            self._turns_until_s, self._view = 0.0, self._buffer.view
+            self._process(commands)
+        if not commands or budget.bytes_in or budget.paused:
+            budget.received(len(data), self._decoder.buffered, is_complete=bool(commands))
+        if self._view is not self._buffer and nbytes and not budget.paused:
+            self._view = self._buffer
 
-    def _may_decode(self, cost: int) -> bool:
+    def _may_decode(self) -> bool:
         """Whether Python may decode a header now; otherwise wait for a turn."""
-        if turns_of(asyncio.get_running_loop()).may_decode(cost):
+        if self._turns.may_decode():
             return True
-        self._has_partial_frame = self._memory is not None
         self._wait_for_turn()
         return False
 
+    def _wait_for_turn(self) -> None:
+        if Pause.WORK not in self._budget.paused:
+            self._budget.pause(Pause.WORK)
+            self._turns.wait(partial(self._budget.resume, Pause.WORK))
+
     def _write_counted(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._large is not None:
+            self._large.append(data)
+        else:
             self._write_uncounted(data)
             self._batching.flush()  # otherwise the transport does not have it yet
-            # Unless `resume_writing` has ended the counting.
-            if self._write == self._write_counted:
-                self._count_unsent(self._transport)
+        if self._write == self._write_counted:  # unless `resume_writing` has ended the counting
+            self._count_unsent()
+
+    def _count_unsent(self) -> None:
+        self._budget.sent(self.unsent_bytes + (0 if self._large is None else self._large.size))
 
     def _schedule_large(self, large: LargeWrites) -> None:
         """Continue in its turn; a full transport calls `resume_writing` instead."""
         if not large.is_full:
-            turns_of(asyncio.get_running_loop()).wait(self.resume_writing)
+            self._turns.wait(self.resume_writing)
 
-    def _write_behind(self, data: bytes) -> None:
-        if self._transport is not None and self._large is not None:
-            self._large.append(data)
-            self._count_unsent(self._transport)
-
-    def _count_unsent(self, transport: asyncio.Transport) -> None:
-        assert self._memory is not None
-        size = transport.get_write_buffer_size() + (0 if self._large is None else self._large.size)
-        self._memory.unsent(self, size)
-        if not self._is_congested and self._memory.is_congested(size):
-            self._is_congested = True
-            self._set_reading()
-
-    def _set_reading(self) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._is_congested or self._is_waiting or self.is_sliced or self._is_resting:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
-
-    def _process(self, commands: list[RemotingCommand], *, is_rest: bool = False) -> None:
-        """Process a read and write its replies together; once congested, keep the rest for `resume_writing`."""
-        replies, size, position = list[bytes](), 0, 0
-        takes_turns = is_rest or len(commands) > UNSLICED or self._turns_until_s
-        for end in self._slice_ends(commands) if takes_turns else (len(commands),):
-            while position < end:
-                command = commands[position]
-                position += 1
-                if command.flag & FLAG_RESPONSE:
-                    request = self._in_flight.pop(command.opaque, None)
-                    if request is not None and not request.done():
-                        request.set_result(command)
-                    continue
-                serve_run = self._runs.get(command.code) if position < end else None
-                if serve_run is not None and self._is_next_in_run(commands[position], serve_run):
-                    first = position - 1
-                    while position < end and self._is_next_in_run(commands[position], serve_run):
-                        position += 1
-                    frame = b"".join(serve_run(self, commands[first:position])) or None
-                else:
-                    try:
-                        reply = self._processor_of(command.code, _not_supported)(self, command)
-                        # Spares a call: `encode_reply` would return the bytes unchanged.
-                        if isinstance(reply, bytes) and not command.flag:
-                            frame = reply
-                        else:
-                            frame = self.encode_reply(command, reply)
-                    except Exception as error:
-                        frame = self.encode_reply(command, error_response(self.peer, command, error))
-                if frame is not None:
-                    replies.append(frame)
-                    size += len(frame)
-                    if size > WRITE_LIMIT:
-                        self._write(b"".join(replies))
-                        replies, size = [], 0
-                        if self._is_congested:
-                            self._kept = commands[position:]
-                            return
+    def _process(self, commands: list[RemotingCommand]) -> None:
+        """Process commands, and write their replies together; once paused, keep the rest."""
+        replies, size, position, end = list[bytes](), 0, 0, len(commands)
+        budget, now_s, look_s = self._budget, self._turns.now_s, self._turns.begin() if end > 1 else 0.0
+        while position < end:
+            if position and not budget.paused and now_s() > look_s:
+                look_s = self._turns.look(self.descriptor)
+                if not look_s:
+                    self._view = self._buffer[:SMALL_READ_SIZE]
+                    self._wait_for_turn()
+            if position and budget.paused:
+                self._kept = commands[position:]
+                break
+            command = commands[position]
+            position += 1
+            if command.flag & FLAG_RESPONSE:
+                request = self._in_flight.pop(command.opaque, None)
+                if request is not None and not request.done():
+                    request.set_result(command)
+                continue
+            serve_run = self._runs.get(command.code) if position < end else None
+            if serve_run is not None and self._is_next_in_run(commands[position], serve_run):
+                first = position - 1
+                run_end = min(first + MAX_RUN, end)
+                while position < run_end and self._is_next_in_run(commands[position], serve_run):
+                    position += 1
+                frame = b"".join(serve_run(self, commands[first:position])) or None
+            else:
+                try:
+                    reply = self._processor_of(command.code, _not_supported)(self, command)
+                    # Spares a call: `encode_reply` would return the bytes unchanged.
+                    if isinstance(reply, bytes) and not command.flag:
+                        frame = reply
+                    else:
+                        frame = self.encode_reply(command, reply)
+                except Exception as error:
+                    frame = self.encode_reply(command, error_response(self.peer, command, error))
+            if frame is not None:
+                replies.append(frame)
+                size += len(frame)
+                if size > WRITE_LIMIT:
+                    self._write(b"".join(replies))
+                    replies, size = [], 0
         if replies:
             self._write(b"".join(replies))
 
     def _is_next_in_run(self, command: RemotingCommand, serve_run: RunServer) -> bool:
         return not command.flag & FLAG_RESPONSE and self._runs.get(command.code) is serve_run
-
-    def _slice_ends(self, commands: list[RemotingCommand]) -> Iterator[int]:
-        """Yield the ends of parts for a slice of time; the rest waits for the next turn."""
-        part = turns_of(asyncio.get_running_loop()).begin_slice(self.descriptor, takes_turns=self._turns_until_s > 0)
-        for begin in range(0, len(commands), part.step):
-            if begin and part.is_over():
-                if until_s := part.probation_end_s():
-                    self._turns_until_s, self._view = until_s, self._buffer.small_view
-                self._process_later(commands[begin:])
-                return
-            yield min(begin + part.step, len(commands))
-
-    def _process_later(self, commands: list[RemotingCommand]) -> None:
-        self._kept = commands
-        self._wait_for_turn()
-
-    def _wait_for_turn(self) -> None:
-        if not self.is_sliced:
-            self.is_sliced = True
-            self._set_reading()
-            turns_of(asyncio.get_running_loop()).wait(self._process_next_slice)
-
-    def _process_next_slice(self) -> None:
-        self.is_sliced = False
-        if not self._is_congested and self._transport is not None:
-            self._process_kept()
-
-    def _process_kept(self) -> None:
-        kept, self._kept = self._kept, []
-        self._process(kept)
-        if self._decoder.is_behind and not (self._kept or self._is_congested or self.is_sliced):
-            self.buffer_updated(0)
-        self._set_reading()
 
     def encode_reply(self, command: RemotingCommand, reply: Reply) -> bytes | None:
         """Encode the response to a request; None if there is none (yet)."""

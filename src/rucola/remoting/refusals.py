@@ -7,9 +7,9 @@ from typing import Final
 
 from rucola.access import Reason, Refused
 from rucola.errors import MQError
+from rucola.outages import log_rate_limited
 from rucola.protocol.codes import ResponseCode, name_of
 from rucola.protocol.command import RemotingCommand
-from rucola.remoting.seldom_lines import log_seldom
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,11 @@ def error_response(peer: str, command: RemotingCommand, error: BaseException) ->
         remark = str(error)
         if command.is_oneway:
             kind = f"one-way {command.code}"
-            log_seldom(logger, logging.WARNING, kind, "%s: one-way %s failed: %s", peer, name_of(command.code), error)
+            log_rate_limited(
+                logger, logging.WARNING, kind, "%s: one-way %s failed: %s", peer, name_of(command.code), error
+            )
     else:
         name, cause = name_of(command.code), type(error).__name__
-        log_seldom(logger, logging.ERROR, f"{cause} of {name}", "%s: %s failed", peer, name, error=error)
+        log_rate_limited(logger, logging.ERROR, f"{cause} of {name}", "%s: %s failed", peer, name, error=error)
         remark = f"{name} failed inside the server ({cause}); its log says more"
     return command.response(ResponseCode.SYSTEM_ERROR, remark=remark)

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rucola.protocol.frame import MAX_FRAME_SIZE
-from rucola.remoting.connection import Connection, Processor
-from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
+from rucola.remoting.budget import ConnectionLimits, ServerBudget
+from rucola.remoting.connection import Connection, Processor, ReadHooks, receive_buffer
 from rucola.remoting.exposure import cannot_listen
-from rucola.remoting.read_hooks import ReadHooks
-from rucola.remoting.receive_buffer import ReceiveBuffer
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 
@@ -39,13 +37,13 @@ class RemotingServer:
         tls: ServerTls | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
-        memory: ConnectionMemory | None = None,
+        budget: ServerBudget | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.processors = processors
         self.connections: set[Connection] = set()
-        self.memory = memory or ConnectionMemory(ConnectionLimits())
+        self.budget = budget or ServerBudget(ConnectionLimits())
         self.read_hooks = ReadHooks()
         """May be set until `start`."""
         self._max_frame_size = max_frame_size
@@ -82,11 +80,11 @@ class RemotingServer:
             self.bind()
         assert self._socket is not None
         self._is_stopped = False
-        buffer = ReceiveBuffer()
+        buffer = receive_buffer()
 
         def connection() -> Connection:
             return Connection(
-                self.processors, buffer, self._max_frame_size, self.memory, self._opened, self._closed,
+                self.processors, buffer, self._max_frame_size, self.budget, self._opened, self._closed,
                 read_hooks=self.read_hooks,
             )  # fmt: skip
 
@@ -137,7 +135,7 @@ class RemotingServer:
                 connection.close()
 
     def _opened(self, connection: Connection) -> None:
-        if not self.memory.admit(connection.descriptor):
+        if not self.budget.admit(connection.descriptor):
             connection.abort()
             return
         self.connections.add(connection)
@@ -149,6 +147,6 @@ class RemotingServer:
     def _closed(self, connection: Connection) -> None:
         if connection in self.connections:  # otherwise it was not accepted
             self.connections.discard(connection)
-            self.memory.release()
+            self.budget.release()
             if self._on_close:
                 self._on_close(connection)

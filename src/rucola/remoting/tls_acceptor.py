@@ -6,7 +6,7 @@ served as on a port without TLS. Until the end of its handshake a connection is 
 1. It is closed after the handshake timeout.
 2. At most `max_pending_handshakes` are pending; others wait in the kernel's queue. If a new connection waits longer
    than PENDING_AGE_S, the oldest pending one is ended, so that silent connections cannot occupy all places.
-3. At most one log line per port and LOG_INTERVAL_S about failed connections, with their number.
+3. Failed connections of a port have a rate-limited log line, with their number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from rucola.outages import Outages
+from rucola.outages import Outages, log_rate_limited
 from rucola.remoting.connection import CLOSE_TIMEOUT_S
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_config import TlsMode
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_BYTE: Final = b"\x16"
 PENDING_AGE_S: Final = 0.5
 """Age at which a pending connection may be ended for a new one."""
-LOG_INTERVAL_S: Final = 10.0
 RETRY_S: Final = 1.0
 """Delay after a failed accept, such as without a free descriptor."""
 
@@ -77,9 +76,6 @@ class TlsAcceptor:
         # Oldest first, with the loop's time of their acceptance.
         self._pending: dict[asyncio.Task[None], float] = {}
         self._has_room = asyncio.Event()
-        # Since the last line, and when the next line may be written.
-        self._failures = 0
-        self._next_line_s = 0.0
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
     async def stop(self) -> None:
@@ -145,13 +141,8 @@ class TlsAcceptor:
                 sock.close()
 
     def _failed(self, why: str) -> None:
-        """Count a failed connection; log at most one line per LOG_INTERVAL_S."""
-        self._failures += 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._next_line_s:
-            logger.warning("TLS on port %d: %d connections failed, the last: %s", self._port, self._failures, why)
-            self._failures = 0
-            self._next_line_s = now_s + LOG_INTERVAL_S
+        kind = f"TLS on port {self._port}"
+        log_rate_limited(logger, logging.WARNING, kind, "%s: a connection failed: %s", kind, why)
 
 
 async def _peek(sock: socket.socket) -> bytes:

@@ -1,13 +1,11 @@
-"""Turns: round-robin time slices for connections that sent many requests at once.
+"""Turns: the connections of an event loop with more work than fits share its time, round robin.
 
-    1. A connection processes the requests of a read for `SLICE_S` at most, and all connections for `ITERATION_S` in
-       one iteration. After each `YIELD_S` other sockets that are ready go first.
-    2. The rest waits for its turn in a later iteration, as do large messages that are written in pieces.
-    3. Connections that have used up a slice share `TURNS_S` in each iteration until they have waited for no turn for
-       `PROBATION_S`.
+A connection processes the requests of a read for `YIELD_S`, then further ones while no other socket is ready and no
+other connection waits for its turn, for `ITERATION_S` at most. The rest is processed in its turns. All turns of an
+iteration together last for `TURNS_S`, but at least one request; reads follow.
 
-Headers that Python decodes, MAX_PYTHON_COST in one iteration, come first: at the limit, a connection waits with all of
-its received bytes. A read with up to `connection.UNSLICED` requests is never interrupted.
+Headers that Python decodes, up to 4 ms each, take the same time; their connection waits with all received bytes. Large
+messages that are written in pieces wait for turns, too.
 """
 
 from __future__ import annotations
@@ -21,56 +19,53 @@ from weakref import WeakKeyDictionary
 
 from rucola.remoting.batching_event_loop import write_batching_of
 
-SLICE_S: Final = 0.003
 YIELD_S: Final = 0.00025
 """A check for other ready sockets takes 3 µs."""
-STEP: Final = 4
-"""Commands between two looks at the clock."""
 ITERATION_S: Final = 0.003
-"""For all connections."""
-PROBATION_S: Final = 1.0
-"""Otherwise a client with hundreds of requests per round trip would have a full slice each time."""
+"""For all connections, unless they have less than YIELD_S."""
 TURNS_S: Final = 0.0002
-"""For all connections that have used up a slice."""
-
-MAX_PYTHON_COST: Final = 8 * 1024
-"""Bytes of headers, in addition to one header: 2 to 12 ms."""
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 
 
 class Turns:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._now_s = loop.time
+        self.now_s = loop.time
         # A due timer runs after the sockets of an iteration; `call_soon` would run before them.
         self._after_reads: Callable[[Callable[[], None]], object] = partial(loop.call_later, 0)
         self._batching = write_batching_of(loop)
         self._waiting: deque[Callable[[], None]] = deque()
+        self._is_begun = self._is_turn = self._has_decoded = False
         self._begin_s = 0.0
-        self._is_begun = False
-        self._python_cost = 0
-        """Of this iteration."""
 
-    def may_decode(self, cost: int) -> bool:
-        """Count a header to decode in Python; False if its connection has to wait for its turn."""
-        self._begin()
-        if self._python_cost >= MAX_PYTHON_COST:
-            return False
-        self._python_cost += cost
-        return True
+    def begin(self) -> float:
+        """Start a connection's work; return when to `look`."""
+        return self._begin_s + TURNS_S if self._is_turn else self.now_s() + YIELD_S
 
-    def begin_slice(self, descriptor: int, *, takes_turns: bool) -> Slice:
-        """Start a connection's time slice; shorter if it has used up one."""
+    def look(self, descriptor: int) -> float:
+        """Return when a connection has to look again; 0.0 if others go first."""
         self._begin()
-        now_s = self._now_s()
-        end_s = self._begin_s + TURNS_S if takes_turns else min(now_s + SLICE_S, self._begin_s + ITERATION_S)
-        is_any_ready = partial(self._batching.is_any_ready, but=descriptor)
-        return Slice(self._now_s, is_any_ready, now_s, self._begin_s + YIELD_S, end_s, takes_turns=takes_turns)
+        now_s = self.now_s()
+        if now_s >= self._begin_s + ITERATION_S or self._waiting or self._batching.is_any_ready(but=descriptor):
+            return 0.0
+        return now_s + YIELD_S
+
+    def may_decode(self) -> bool:
+        """Whether Python may decode a header now: one in each iteration, and further ones while there is time."""
+        self._begin()
+        is_first, self._has_decoded = not self._has_decoded, True
+        return is_first or self.now_s() < self._begin_s + (TURNS_S if self._is_turn else ITERATION_S)
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Call `resume` at the connection's turn."""
         self._waiting.append(resume)
         self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun, self._has_decoded = True, False
+            self._begin_s = self.now_s()
+            self._after_reads(self._next)
 
     def _next(self) -> None:
         self._is_begun = False
@@ -78,50 +73,14 @@ class Turns:
             return
         self._batching.flush()
         self._begin()
-        end_s = self._begin_s + TURNS_S
-        for _ in range(len(self._waiting)):
-            self._waiting.popleft()()
-            if self._now_s() >= end_s:
-                return
-
-    def _begin(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            self._python_cost = 0
-            self._begin_s = self._now_s()
-            self._after_reads(self._next)
-
-
-class Slice:
-    """One connection's time slice; checks the clock every `step` commands."""
-
-    def __init__(
-        self, now_s: Callable[[], float], is_any_ready: Callable[[], bool], begin_s: float, look_s: float,
-        end_s: float, *, takes_turns: bool,
-    ) -> None:  # fmt: skip
-        """`look_s` is the first check for other ready sockets."""
-        self.step = 1 if takes_turns else STEP
-        self._now_s = now_s
-        self._is_any_ready = is_any_ready
-        self._begin_s = begin_s
-        self._end_s = end_s
-        self._look_s = min(look_s, end_s)
-        self._takes_turns = takes_turns
-
-    def is_over(self) -> bool:
-        """Whether the connection has to wait for its turn."""
-        now_s = self._now_s()
-        if now_s <= self._look_s:
-            return False
-        if now_s > self._end_s or self._is_any_ready():
-            return True
-        self._look_s = min(now_s + YIELD_S, self._end_s)
-        return False
-
-    def probation_end_s(self) -> float:
-        """When full slices resume; 0 unless this one was used up."""
-        now_s = self._now_s()
-        return now_s + PROBATION_S if self._takes_turns or now_s - self._begin_s > SLICE_S else 0.0
+        self._is_turn = True
+        try:
+            for _ in range(len(self._waiting)):
+                self._waiting.popleft()()
+                if self.now_s() >= self._begin_s + TURNS_S:
+                    return
+        finally:
+            self._is_turn = False
 
 
 def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:

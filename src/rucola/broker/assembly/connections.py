@@ -15,10 +15,9 @@ from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
 from rucola.rates import SAMPLE_INTERVAL_MS
-from rucola.remoting.connection import Connection, Processor
-from rucola.remoting.connection_memory import BufferedConnection, ConnectionMemory
+from rucola.remoting.budget import BudgetedConnection, ServerBudget
+from rucola.remoting.connection import Connection, Processor, ReadHooks
 from rucola.remoting.exposure import check_exposure
-from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
 from rucola.store.dispatch import TopicArrivals
 
@@ -43,8 +42,8 @@ class Connections:
             self._on_group_left,
             lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
         )
-        self.memory = ConnectionMemory(config.connection_limits, self._on_writable)
-        self._listeners = Listeners(config, self.processors, self._on_close, self.memory, environment.tls)
+        self.budget = ServerBudget(config.connection_limits, self._on_writable)
+        self._listeners = Listeners(config, self.processors, self._on_close, self.budget, environment.tls)
 
     def bind(self, running: AsyncExitStack) -> None:
         """Bind the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError."""
@@ -89,7 +88,7 @@ class Connections:
         self.calls.closed(connection)
         self.hold.closed(connection)
 
-    def _on_writable(self, connection: BufferedConnection) -> None:
+    def _on_writable(self, connection: BudgetedConnection) -> None:
         assert isinstance(connection, Connection)
         self.calls.writable(connection)
         self.hold.writable(connection)

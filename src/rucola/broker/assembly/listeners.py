@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from rucola.broker.config import BrokerConfig
 from rucola.errors import RemotingError
 from rucola.protocol.route import vip_port
-from rucola.remoting.connection import Connection, Processor
-from rucola.remoting.connection_memory import ConnectionLimits, ConnectionMemory
-from rucola.remoting.read_hooks import ReadHooks
+from rucola.remoting.budget import ConnectionLimits, ServerBudget
+from rucola.remoting.connection import Connection, Processor, ReadHooks
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
 
@@ -29,13 +28,13 @@ class Listeners:
         config: BrokerConfig,
         processors: Mapping[int, Processor],
         on_close: Callable[[Connection], None],
-        memory: ConnectionMemory | None = None,
+        budget: ServerBudget | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         self._config = config
         self._processors = processors
         self._on_close = on_close
-        self._memory = memory or ConnectionMemory(ConnectionLimits())
+        self._budget = budget or ServerBudget(ConnectionLimits())
         self._tls = tls
         self._servers: list[RemotingServer] = []
 
@@ -85,7 +84,7 @@ class Listeners:
             self._processors,
             tls=self._tls,
             on_close=self._on_close,
-            memory=self._memory,
+            budget=self._budget,
         )
         server.bind()
         return server

@@ -33,7 +33,7 @@ class Metadata:
         self._directory = directory
         self._clock = environment.clock
         self.persistence = TablePersistence()
-        self.limits = Limits(config, environment.clock)
+        self.limits = Limits(config)
         enable_lmq = environment.store_config.enable_lmq
         self.topics = TopicConfigTable(
             directory / "topics.json", config, self._on_topics_changed, self.limits, enable_lmq=enable_lmq

@@ -36,7 +36,7 @@ async def start_metrics(
         serving.services.runtime_info.figures,
         serving.services.roles,
         environment.store_config.store_path_root_dir,
-        connections.memory,
+        connections.budget,
         connections.hold,
         access.figures,
     )

@@ -28,8 +28,8 @@ from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
 from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
+from rucola.remoting.connection import ReadHooks
 from rucola.remoting.endpoints import checks_of, processor_table
-from rucola.remoting.read_hooks import ReadHooks
 from rucola.slices import in_slices
 
 TOUCH_PAGES_INTERVAL_MS = 100

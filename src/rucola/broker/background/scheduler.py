@@ -31,8 +31,7 @@ from typing import TypeVar
 
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.errors import MQError
-from rucola.outages import Outages
-from rucola.remoting.seldom_lines import log_seldom
+from rucola.outages import Outages, log_rate_limited
 from rucola.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -195,4 +194,4 @@ def _note_failure(outages: Outages, name: str, error: Exception) -> None:
     if isinstance(error, (MQError, OSError)):
         outages.failed(f"task {name}", error)
     else:
-        log_seldom(logger, logging.ERROR, f"task {name}", "task %s failed", name, error=error)
+        log_rate_limited(logger, logging.ERROR, f"task {name}", "task %s failed", name, error=error)

@@ -40,7 +40,7 @@ from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.retry import known_limit
 from rucola.protocol.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.remoting.access_gate import AccessGate
-from rucola.remoting.connection import UNSLICED, Answer, Connection, Processor, Reply
+from rucola.remoting.connection import MAX_RUN, Answer, Connection, Processor, Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Handler, Request
 from rucola.remoting.refusals import error_response
 from rucola.slices import in_slices
@@ -214,7 +214,7 @@ class SendAdapter:
         """Serve the sends at the start of a read from its bytes, see `ReadHooks`."""
         if speed.read_sends is None:
             return b"", 0
-        columns = speed.read_sends(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, UNSLICED, *self._limits())
+        columns = speed.read_sends(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE, MAX_RUN, *self._limits())
         if columns is None:
             return b"", 0
         opaques, counts, ends, credentials = columns[:4]

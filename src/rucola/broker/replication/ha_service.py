@@ -47,6 +47,7 @@ from rucola.broker.replication.transfer_progress import Pace, TransferProgress
 from rucola.broker.role import SlaveProgress
 from rucola.epochs import divergence
 from rucola.errors import MQError, RemotingConnectError, StoreError
+from rucola.outages import log_rate_limited
 from rucola.protocol.replication import (
     MAX_TRANSFER_SIZE,
     NO_VISIBLE_END,
@@ -56,7 +57,6 @@ from rucola.protocol.replication import (
 )
 from rucola.protocol.replication_epochs import Greeting
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
-from rucola.remoting.seldom_lines import log_seldom
 from rucola.remoting.tls import ServerTls
 from rucola.store.config import BrokerRole, PutMessageStatus
 from rucola.store.message_store import MessageStore
@@ -260,7 +260,7 @@ class HAService(Replication):
         except MQError as error:
             # Slaves reconnect every few seconds, and a peer can vary the reason by what it reports.
             kind = f"{type(error).__name__} of a slave"
-            log_seldom(logger, logging.WARNING, kind, "slave %s disconnected: %s", connection.peer, error)
+            log_rate_limited(logger, logging.WARNING, kind, "slave %s disconnected: %s", connection.peer, error)
         finally:
             self._connections.discard(connection)
             self._on_progress()
