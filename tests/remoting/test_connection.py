@@ -357,6 +357,18 @@ async def test_many_requests_of_one_read_leave_turns_to_other_connections(monkey
         await other.close()
 
 
+async def test_requests_before_damage_are_answered_in_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("YIELD_S", "ITERATION_S", "TURNS_S"):
+        monkeypatch.setattr(turns, name, 0)
+    async with running_server({ECHO: echo}) as server:
+        peer = await RawPeer.to(server)
+        requests = [request(ECHO, b"x") for _ in range(100)]
+        await peer.send(b"".join(command.encode() for command in requests) + b"\xff" * 8)
+        answers = FrameDecoder().receive_data(await peer.end())
+        assert [answer.opaque for answer in answers] == [command.opaque for command in requests]
+        await peer.close()
+
+
 async def test_two_peers_that_send_much_do_not_block_each_other() -> None:
     async with running_server({ECHO: echo}) as server:
         client = RemotingClient(tls=SECURITY.client)

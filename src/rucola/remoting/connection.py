@@ -147,6 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether any byte was received, by this connection or by one before it to the same address."""
         self._has_logged_unreadable = False  # an unreadable frame: only the first one is
         self._kept: list[RemotingCommand] = []  # while it is paused
+        self._is_damaged = False  # closes when the commands before the damage are processed
         self._in_flight: dict[int, asyncio.Future[RemotingCommand]] = {}  # outgoing requests by opaque
         self._pending_replies: set[asyncio.Future[Answer]] = set()  # being computed; keeps their tasks alive
         self._large: LargeWrites | None = None  # while the transport is too full for all of a large frame
@@ -311,7 +312,9 @@ class Connection(asyncio.BufferedProtocol):
         self._process(kept)
         if self._decoder.is_behind and not self._budget.paused:
             self.buffer_updated(0)
-        if not self._budget.paused and not self._transport.is_closing():
+        if self._is_damaged and not self._kept:
+            self.close()
+        elif not self._budget.paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def process_unreadable(self, command: UnreadableCommand) -> RemotingCommand | None:
@@ -412,13 +415,13 @@ class Connection(asyncio.BufferedProtocol):
             if served:
                 data = data[served:]
                 break
+        if self._is_damaged:
+            return
         try:
             commands = self._decoder.receive_data(data)
         except FrameError as error:
-            self._process(self._kept + error.commands)
             log_rate_limited(logger, logging.WARNING, "damaged", "%s: closing the connection: %s", self.peer, error)
-            self.close()
-            return
+            commands, self._is_damaged = error.commands, True
         if budget.paused:  # a transport has more after it was paused
             self._kept += commands
         elif budget.bytes_in and commands and len(commands[0].body) >= LARGE_SIZE:
@@ -430,6 +433,8 @@ class Connection(asyncio.BufferedProtocol):
             budget.received(len(data), self._decoder.buffered, is_complete=bool(commands))
         if self._view is not self._buffer and nbytes and not budget.paused:
             self._view = self._buffer
+        if self._is_damaged and not self._kept:
+            self.close()
 
     def _may_decode(self) -> bool:
         """Whether Python may decode a header now; otherwise wait for a turn."""
@@ -467,14 +472,13 @@ class Connection(asyncio.BufferedProtocol):
         replies, size, position, end = list[bytes](), 0, 0, len(commands)
         budget, now_s, look_s = self._budget, self._turns.now_s, self._turns.begin() if end > 1 else 0.0
         while position < end:
-            if position and not budget.paused and now_s() > look_s:
-                look_s = self._turns.look(self.descriptor)
-                if not look_s:
+            if position:
+                if not budget.paused and now_s() > look_s and not (look_s := self._turns.look(self.descriptor)):
                     self._view = self._buffer[:SMALL_READ_SIZE]
                     self._wait_for_turn()
-            if position and budget.paused:
-                self._kept = commands[position:]
-                break
+                if budget.paused:
+                    self._kept = commands[position:]
+                    break
             command = commands[position]
             position += 1
             if command.flag & FLAG_RESPONSE:
