@@ -125,7 +125,7 @@ class _Repair:
     def run(self, *, dry_run: bool, allow_loss: bool) -> LakeRepairResult:
         root = self.lake.root
         if self._has_interrupted_commit(dry_run=dry_run):
-            return self._again().run(dry_run=dry_run, allow_loss=allow_loss)
+            return _Repair(self.lake, self.findings).run(dry_run=dry_run, allow_loss=allow_loss)
         # 1. What is there.
         snapshot, older = (self._json(path, Snapshot) for path in _copies(snapshot_path(root)))
         pending = self._json(pending_path(root), PendingCommit)
@@ -211,9 +211,6 @@ class _Repair:
             )
         )
         return replace(result, key_files=len(index))
-
-    def _again(self) -> _Repair:
-        return _Repair(self.lake, self.findings)
 
     def _has_interrupted_commit(self, *, dry_run: bool) -> bool:
         """Complete a pending commit, and return whether there was one that could be completed."""

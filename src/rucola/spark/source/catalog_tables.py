@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from rucola.errors import ConfigError
 from rucola.name_server_addresses import name_servers_in_environment
-from rucola.spark.source.options import READ_OPTION_NAMES, SINK_OPTION_NAMES, SOURCE_OPTION_NAMES
+from rucola.spark.source.options import READ_OPTION_NAMES, SINK_OPTION_NAMES, SOURCE_OPTION_NAMES, check_names
 from rucola.spark.source.schema import TYPES
 
 _METADATA: Final = "rocketmq.options"
@@ -53,13 +53,7 @@ def options_of_new_table(given: Mapping[str, str], provider: str) -> dict[str, s
     options = {name.removeprefix(_PREFIX): value for name, value in lower.items() if name.startswith(_PREFIX)}
     if "path" in lower:
         options["path"] = lower["path"]
-    known = {name.lower() for name in (*READ_OPTION_NAMES, *SINK_OPTION_NAMES)}
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"the data source {provider} has no option {name!r} for a table; it has "
-                f"{', '.join(dict.fromkeys((*READ_OPTION_NAMES, *SINK_OPTION_NAMES)))}"
-            )
+    check_names(options, tuple(dict.fromkeys((*READ_OPTION_NAMES, *SINK_OPTION_NAMES))), "a table")
     return options
 
 

@@ -165,18 +165,22 @@ READ_OPTION_NAMES: Final = (*_COMBINED, *_names(ReadOptions), *_CREDENTIALS)
 SINK_OPTION_NAMES: Final = (*_names(SinkOptions), *_CREDENTIALS)
 
 
+def check_names(options: Iterable[str], names: tuple[str, ...], what: str) -> None:
+    """Raise ConfigError for a name of an option that is not among `names`, ignoring case."""
+    known = {name.lower() for name in names}
+    for name in options:
+        if name.lower() not in known:
+            raise ConfigError(
+                f"the data source rocketmq has no option {name!r} for {what}; it has {', '.join(names)}", subject=name
+            )
+
+
 class _GivenOptions:
     """Options as Spark passes them, each parsed on request. Names ignore case; unknown ones raise ConfigError."""
 
     def __init__(self, options: Mapping[str, str], names: tuple[str, ...], what: str) -> None:
         self._given = {name.lower(): value for name, value in options.items() if name.lower() != _CHECKPOINT}
-        known = {name.lower() for name in names}
-        for name in self._given:
-            if name not in known:
-                raise ConfigError(
-                    f"the data source rocketmq has no option {name!r} for {what}; it has {', '.join(names)}",
-                    subject=name,
-                )
+        check_names(self._given, names, what)
 
     def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
         text = self._given.get(name.lower())

@@ -11,10 +11,10 @@ same number twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
@@ -23,6 +23,8 @@ from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_LEAST: Final = -(1 << 63)
+_MOST: Final = (1 << 63) - 1
 
 
 def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[ReadOptions, list[Filter]]:
@@ -31,39 +33,25 @@ def apply_filters(options: ReadOptions, filters: Sequence[Filter]) -> tuple[Read
     queue_filter = options.queue_filter
     for each in filters:
         match each:
-            case EqualTo(("topic",), str(topic)):
-                queue_filter = queue_filter.intersect(topics={topic})
-            case In(("topic",), topics):
-                queue_filter = queue_filter.intersect(topics=topics)
-            case EqualTo(("queueId",), int(queue_id)):
-                queue_filter = queue_filter.intersect(queue_ids={queue_id})
-            case In(("queueId",), queue_ids):
-                queue_filter = queue_filter.intersect(queue_ids=queue_ids)
-            case EqualTo(("queueOffset",), int(offset)):
-                queue_filter = queue_filter.intersect(begin=offset, end=offset + 1)
-            case GreaterThan(("queueOffset",), int(offset)):
-                queue_filter = queue_filter.intersect(begin=offset + 1)
-            case GreaterThanOrEqual(("queueOffset",), int(offset)):
-                queue_filter = queue_filter.intersect(begin=offset)
-            case LessThan(("queueOffset",), int(offset)):
-                queue_filter = queue_filter.intersect(end=offset)
-            case LessThanOrEqual(("queueOffset",), int(offset)):
-                queue_filter = queue_filter.intersect(end=offset + 1)
-            case EqualTo(("tags",), str(tag)):
-                options = _with_tags(options, {tag})
-            case In(("tags",), tags):
-                options = _with_tags(options, set(tags) - {None})
-            # Times have microseconds, storeTimestamp milliseconds: round so that exactly the matching rows are left.
-            case EqualTo(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):
-                options = _with_time(options, _milliseconds(time, up=True), _milliseconds(time) + 1)
-            case GreaterThan(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):
-                options = _with_time(options, _milliseconds(time) + 1, None)
-            case GreaterThanOrEqual(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):
-                options = _with_time(options, _milliseconds(time, up=True), None)
-            case LessThan(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):
-                options = _with_time(options, None, _milliseconds(time, up=True))
-            case LessThanOrEqual(("storeTimestamp",), datetime(tzinfo=tzinfo()) as time):
-                options = _with_time(options, None, _milliseconds(time) + 1)
+            case EqualTo(("topic",), str()) | In(("topic",)):
+                queue_filter = queue_filter.intersect(topics=_values(each))
+            case EqualTo(("queueId",), int()) | In(("queueId",)):
+                queue_filter = queue_filter.intersect(queue_ids=_values(each))
+            case EqualTo(("tags",), str()) | In(("tags",)):
+                tags = _values(each)
+                options = replace(options, tags=tags if options.tags is None else options.tags & tags)
+            case EqualTo() | GreaterThan() | GreaterThanOrEqual() | LessThan() | LessThanOrEqual():
+                match each.attribute, each.value:
+                    case ("queueOffset",), int(offset):
+                        begin, end = _range(each, offset, offset)
+                        queue_filter = queue_filter.intersect(begin=begin, end=end)
+                    case ("storeTimestamp",), datetime(tzinfo=tzinfo()) as time:
+                        # Times have microseconds, storeTimestamp milliseconds: exactly the matching rows are left.
+                        since = time - _EPOCH
+                        begin, end = _range(each, since // _MILLISECOND, -(-since // _MILLISECOND))
+                        options = _with_time(options, begin, end)
+                    case _:
+                        left.append(each)
             case _:
                 left.append(each)
     # Rows of damaged records are returned regardless of the filters, so Spark must evaluate all of them.
@@ -85,23 +73,29 @@ def filter_ranges(queue_filter: QueueFilter, ranges: OffsetRanges) -> dict[Origi
     return left
 
 
-def _with_tags(options: ReadOptions, tags: Iterable[str]) -> ReadOptions:
-    return replace(options, tags=frozenset(tags) if options.tags is None else options.tags & frozenset(tags))
+def _values(each: EqualTo | In) -> frozenset[Any]:
+    return frozenset(each.value if isinstance(each, In) else [each.value]) - {None}
 
 
-def _with_time(options: ReadOptions, begin: int | None, end: int | None) -> ReadOptions:
-    if begin is not None and options.starting_timestamp is not None:
-        begin = max(begin, options.starting_timestamp)
-    if end is not None and options.ending_timestamp is not None:
-        end = min(end, options.ending_timestamp)
+def _range(each: Filter, down: int, up: int) -> tuple[int, int]:
+    """Return the range of integers that match a comparison with a number between `down` and `up`, half-open."""
+    match each:
+        case EqualTo():
+            return up, down + 1
+        case GreaterThan():
+            return down + 1, _MOST
+        case GreaterThanOrEqual():
+            return up, _MOST
+        case LessThan():
+            return _LEAST, up
+        case _:
+            return _LEAST, down + 1
+
+
+def _with_time(options: ReadOptions, begin: int, end: int) -> ReadOptions:
+    first, last = options.starting_timestamp, options.ending_timestamp
     return replace(
         options,
-        starting_timestamp=options.starting_timestamp if begin is None else begin,
-        ending_timestamp=options.ending_timestamp if end is None else end,
+        starting_timestamp=first if begin == _LEAST else max(begin, begin if first is None else first),
+        ending_timestamp=last if end == _MOST else min(end, end if last is None else last),
     )
-
-
-def _milliseconds(time: datetime, *, up: bool = False) -> int:
-    """Return a time in milliseconds, the resolution of storeTimestamp, rounded down or, with `up`, up."""
-    since = time - _EPOCH
-    return -(-since // _MILLISECOND) if up else since // _MILLISECOND
