@@ -25,7 +25,7 @@ async def read_queue(
 ) -> AsyncGenerator[MessageExt, None]:
     """Yield messages stored from `begin_ms` to `end_ms`, inclusive, up to the end offset at the first request.
 
-    Those before `begin_offset` are left out.
+    Those before `begin_offset` are left out. RemotingError if a broker, such as a slave that lags, has not all of them.
     """
     offset = max(begin_offset, await consumer.min_offset(queue))
     end = await consumer.max_offset(queue)
@@ -41,11 +41,7 @@ async def read_queue(
                 if begin_ms is None or message.store_timestamp >= begin_ms:
                     yield message
         if result.next_begin_offset <= offset:
-            if result.status is PullStatus.NO_MATCHED_MSG:
-                raise RemotingError(
-                    f"{queue} cannot be read at offset {offset} now: its broker wants the pull repeated"
-                )
-            return
+            raise RemotingError(f"{queue} cannot be read at offset {offset} now, and has messages up to {end - 1}")
         offset = result.next_begin_offset
 
 
