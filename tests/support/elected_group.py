@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.store.directory_reader import StoreReader
+from rucola.store.tools.check import check
 from support.etcd import EtcdServer
 from support.ports import HOST, free_port, free_ports
 from support.processes import Machines
@@ -144,6 +146,15 @@ class ElectedGroup:
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await client.invoke_ok(self.address(await self.master()), request)
         await client.close()
+
+    async def stop(self) -> None:
+        """Stop all brokers, the master first; their stores are sound, and their logs equal."""
+        first = await self.master()
+        for number in (first, *(self.brokers.keys() - {first})):
+            assert await asyncio.to_thread(self.brokers[number].stop) == 0
+        for number in self.brokers:
+            assert (problems := check(self.directory(number))) == [], f"broker {number}: {problems}"
+        assert logs_are_equal(self), "the logs differ"
 
 
 def _with(variables: Mapping[str, str], program: Sequence[str]) -> list[str]:

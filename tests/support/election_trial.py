@@ -22,8 +22,7 @@ from typing import Self
 from rucola.client import Producer
 from rucola.remoting.client import RemotingClient
 from rucola.store.directory_reader import StoreReader
-from rucola.store.tools.check import check
-from support.elected_group import ElectedGroup, logs_are_equal
+from support.elected_group import ElectedGroup
 from support.send_ledger import Polls, SendLedger, Stored, changes_of_master, check_ledgers, lost, read_all
 from support.waiting import until
 
@@ -58,7 +57,7 @@ class Trial:
         async with Producer("p", group.namesrv, retry_times=0) as producer:
             trial = cls(group, producer)
             yield trial
-            await trial.stop()
+            await group.stop()
 
     async def undergo(self, *faults: Callable[[], Awaitable[None]], may_lose: bool = False) -> None:
         """Let one fault after the other happen under load, and judge each."""
@@ -157,15 +156,6 @@ class Trial:
             for directory in sorted((self.group.directory(number) / "diverged").glob("*")):
                 found |= digests_of(directory)
         return found
-
-    async def stop(self) -> None:
-        """Stop all brokers, the master first; their stores are sound, and their logs equal."""
-        group, first = self.group, await self.group.master()
-        for number in (first, *(group.brokers.keys() - {first})):
-            assert await asyncio.to_thread(group.brokers[number].stop) == 0
-        for number in group.brokers:
-            assert check(group.directory(number)) == []
-        assert logs_are_equal(group)
 
 
 def digests_of(directory: Path) -> set[bytes]:
