@@ -31,6 +31,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -617,6 +618,16 @@ def open_queues(
     with ThreadPoolExecutor(_THREADS, "open-queues") as threads:
         opened = threads.map(of_topics, parts)
         return {(queue.topic, queue.queue_id): queue for queues in opened for queue in queues}
+
+
+@contextmanager
+def opened_queue(topic: str, queue_id: int, directory: Path) -> Iterator[ConsumeQueue]:
+    """Open one queue, read-only, for the duration of the block. Raises StoreCorrupt."""
+    files = MappedFileQueue.open(directory)
+    try:
+        yield ConsumeQueue(topic, queue_id, files)
+    finally:
+        files.close()
 
 
 def flush_queues(queues: Sequence[ConsumeQueue], *, beside_others: bool) -> None:

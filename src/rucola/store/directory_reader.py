@@ -135,9 +135,8 @@ class StoreReader:
         """Yield the messages from `begin`, a record's start, up to `end`. Raises StoreCorrupt at an invalid record."""
         for item in self.runs(begin):
             if isinstance(item, ScanEnd):
-                if item.damage is not None and (end is None or item.physical_offset < end):
-                    file = self._mapped(item.physical_offset)
-                    raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
+                if end is None or item.physical_offset < end:
+                    self.check_end(item)
                 return
             for position in item.positions.tolist():
                 if end is not None and item.file.begin + position >= end:
@@ -146,6 +145,12 @@ class StoreReader:
                     yield decode(item.file.map, position, check_crc=False)
                 except InvalidMessage as error:
                     raise StoreCorrupt(item.file.path, position, str(error)) from error
+
+    def check_end(self, end: ScanEnd) -> None:
+        """Raise StoreCorrupt if a scan ended at damage."""
+        if end.damage is not None:
+            file = self._mapped(end.physical_offset)
+            raise StoreCorrupt(file.path, end.physical_offset - file.begin, end.damage)
 
     def _mapped(self, physical_offset: int) -> MappedFile:
         file = self._log.find(physical_offset)

@@ -38,7 +38,7 @@ class WriteStatus(Enum):
 class WriteState:
     """The write state; any thread may read it or call `fail`, so a lock makes transitions atomic."""
 
-    __slots__ = ("_disk_full", "_fenced", "_is_slave", "_lock", "_stalled", "is_writable", "reason", "status")
+    __slots__ = ("_conditions", "_lock", "is_writable", "reason", "status")
 
     def __init__(self, *, is_slave: bool = False) -> None:
         self.status = WriteStatus.CLOSED
@@ -46,10 +46,12 @@ class WriteState:
         """Why puts are refused, for responses and logs; None if WRITABLE."""
         self.is_writable = False
         """An attribute because each put reads it."""
-        self._is_slave = is_slave
-        self._disk_full: str | None = None
-        self._stalled: str | None = None
-        self._fenced: str | None = None
+        self._conditions: dict[WriteStatus, str | None] = dict.fromkeys(
+            (WriteStatus.SLAVE, WriteStatus.FENCED, WriteStatus.STALLED, WriteStatus.DISK_FULL)
+        )
+        """Several may hold. The first in this order is shown; when it ends, the next one is."""
+        if is_slave:
+            self._conditions[WriteStatus.SLAVE] = SLAVE_REASON
         self._lock = threading.Lock()
 
     @property
@@ -76,22 +78,19 @@ class WriteState:
 
     def set_disk_full(self, reason: str | None) -> None:
         """Refuse puts while the disk is too full; None ends that. No effect if CLOSED or FAILED."""
-        with self._lock:
-            self._disk_full = reason
-            if not self._is_final():
-                self._set_open()
+        self._set_condition(WriteStatus.DISK_FULL, reason)
 
     def set_stalled(self, reason: str | None) -> None:
         """Refuse puts while messages cannot be dispatched; None ends that. No effect if CLOSED or FAILED."""
-        with self._lock:
-            self._stalled = reason
-            if not self._is_final():
-                self._set_open()
+        self._set_condition(WriteStatus.STALLED, reason)
 
     def set_fenced(self, reason: str | None) -> None:
         """Refuse puts because of another master; None ends that. No effect if CLOSED or FAILED."""
+        self._set_condition(WriteStatus.FENCED, reason)
+
+    def _set_condition(self, status: WriteStatus, reason: str | None) -> None:
         with self._lock:
-            self._fenced = reason
+            self._conditions[status] = reason
             if not self._is_final():
                 self._set_open()
 
@@ -99,17 +98,8 @@ class WriteState:
         return self.status is WriteStatus.CLOSED or self.status is WriteStatus.FAILED
 
     def _set_open(self) -> None:
-        # Several conditions may hold. The first in this order is shown; when it ends, the next one is.
-        if self._is_slave:
-            self._set(WriteStatus.SLAVE, SLAVE_REASON)
-        elif self._fenced is not None:
-            self._set(WriteStatus.FENCED, self._fenced)
-        elif self._stalled is not None:
-            self._set(WriteStatus.STALLED, self._stalled)
-        elif self._disk_full is not None:
-            self._set(WriteStatus.DISK_FULL, self._disk_full)
-        else:
-            self._set(WriteStatus.WRITABLE, None)
+        holding = ((status, reason) for status, reason in self._conditions.items() if reason is not None)
+        self._set(*next(holding, (WriteStatus.WRITABLE, None)))
 
     def _set(self, status: WriteStatus, reason: str | None) -> None:
         self.status, self.reason, self.is_writable = status, reason, reason is None

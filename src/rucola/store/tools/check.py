@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,7 @@ from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, peek
 from rucola.store.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rucola.store.config_files import temporary_files
-from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, queue_directories
+from rucola.store.consume_queue import FILLER_SIZE, UNIT_SIZE, ConsumeQueue, opened_queue, queue_directories
 from rucola.store.directory_entries import STORE_ENTRIES
 from rucola.store.directory_lock import check_store_directory, is_served
 from rucola.store.diverged_tail import is_diverged_tail
@@ -138,12 +139,7 @@ class _Log:
 
 
 def _match_units(state: _QueueState, directory: Path, queue: tuple[str, int], expected: npt.NDArray[np.int64]) -> None:
-    try:
-        files = MappedFileQueue.open(directory)
-    except StoreCorrupt:
-        return  # reported by the check of the queue
-    try:
-        actual = ConsumeQueue(*queue, files)
+    with suppress(StoreCorrupt), opened_queue(*queue, directory) as actual:  # reported by the check of the queue
         ends = np.flatnonzero(np.diff(expected[:, 0]) != 1) + 1
         for records in np.split(expected, ends):
             first = int(records[0, 0])
@@ -157,8 +153,6 @@ def _match_units(state: _QueueState, directory: Path, queue: tuple[str, int], ex
             for queue_offset, physical_offset, _ in records[~is_matched][:MAX_FINDINGS].tolist():
                 if len(state.missing) < MAX_FINDINGS:
                     state.missing[queue_offset] = physical_offset
-    finally:
-        files.close()
 
 
 def check(
@@ -201,17 +195,8 @@ def _collect(
 def _dispatched_end(store: Path) -> int:
     end = 0
     for topic, queue_id, directory in queue_directories(store / "consumequeue"):
-        try:
-            files = MappedFileQueue.open(directory)
-        except StoreCorrupt:
-            continue  # reported by the check of this queue
-        try:
-            queue = ConsumeQueue(topic, queue_id, files)
-            if queue.max_offset > queue.min_offset:
-                physical_offset, size, _ = queue.unit(queue.max_offset - 1)
-                end = max(end, physical_offset + size)
-        finally:
-            files.close()
+        with suppress(StoreCorrupt), opened_queue(topic, queue_id, directory) as queue:
+            end = max(end, queue.max_physical_offset)
     return end
 
 
@@ -395,19 +380,14 @@ def _check_epochs(log: _Log, store: Path) -> Iterator[CheckFinding]:
 def _check_queue(log: _Log, topic: str, queue_id: int, directory: Path) -> Iterator[CheckFinding]:
     state = log.queues.pop((topic, queue_id), None) or _QueueState()
     try:
-        files = MappedFileQueue.open(directory)
+        with opened_queue(topic, queue_id, directory) as queue:
+            # Records lead to different units. So if as many units point into the log, each leads to its record.
+            if state.missing or _count_units(log, queue) != state.matched:
+                yield from _check_units(log, state, queue)
+            if log.served_end is None:
+                yield from _check_zeros_after(queue.files, queue.max_offset * UNIT_SIZE)
     except StoreCorrupt as error:
         yield CheckFinding(Path(error.path), error.position, error.why)
-        return
-    try:
-        queue = ConsumeQueue(topic, queue_id, files)
-        # Records lead to different units. So if as many units point into the log, each leads to its record.
-        if state.missing or _count_units(log, queue) != state.matched:
-            yield from _check_units(log, state, queue)
-        if log.served_end is None:
-            yield from _check_zeros_after(files, queue.max_offset * UNIT_SIZE)
-    finally:
-        files.close()
 
 
 def _count_units(log: _Log, queue: ConsumeQueue) -> int:

@@ -40,9 +40,7 @@ def dump(
         total = sum(file.size for file in reader.commit_log_files)
         for item in reader.runs():
             if isinstance(item, ScanEnd):
-                if item.damage is not None:
-                    file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
-                    raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
+                reader.check_end(item)
                 if progress is not None:
                     progress(total, total)
                 return

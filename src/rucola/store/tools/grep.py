@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rucola.errors import StoreCorrupt
 from rucola.message import MessageExt
 from rucola.message.compression import read_body
 from rucola.message.hashing import tags_code
@@ -162,9 +161,7 @@ def _in_log(reader: StoreReader, query: SearchQuery, progress: ProgressCallback 
     total = sum(file.size for file in reader.commit_log_files if file.begin >= begin)
     for item in reader.runs(begin):
         if not isinstance(item, RecordRun):
-            if item.damage is not None:
-                file = max(file for file in reader.commit_log_files if file.begin <= item.physical_offset)
-                raise StoreCorrupt(file.path, item.physical_offset - file.begin, item.damage)
+            reader.check_end(item)
             break
         in_time = (item.store_timestamps >= query.begin_ms) & (item.store_timestamps < query.end_ms)
         for position in item.positions[in_time].tolist():

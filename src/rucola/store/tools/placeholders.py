@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +28,7 @@ import numpy.typing as npt
 
 from rucola.errors import StoreCorrupt
 from rucola.message.record import MIN_RECORD_SIZE
-from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, queue_directories
-from rucola.store.mapped_file import MappedFileQueue
+from rucola.store.consume_queue import FILLER_SIZE, opened_queue, queue_directories
 from rucola.store.tools.salvage import Hole, QueueName, QueueRecords, SalvagedLog
 
 _BEFORE: Final = -1
@@ -228,17 +228,8 @@ def _hole_of(queue: QueueName, record: _Record, why: str, found: SalvagedLog) ->
 
 def _surviving_units(directory: Path) -> Iterable[tuple[QueueName, _Units]]:
     for topic, queue_id, path in queue_directories(directory):
-        try:
-            files = MappedFileQueue.open(path)
-        except StoreCorrupt:
-            continue
-        try:
-            queue = ConsumeQueue(topic, queue_id, files)
+        with suppress(StoreCorrupt), opened_queue(topic, queue_id, path) as queue:
             rows = queue.units(queue.min_offset, queue.max_offset)
             is_unit = (rows["size"] >= MIN_RECORD_SIZE) & (rows["size"] != FILLER_SIZE)
             addresses = np.where(is_unit, rows["physical_offset"], -1).astype(np.int64)
             yield (topic, queue_id), _Units(queue.min_offset, addresses)
-        except StoreCorrupt:
-            continue
-        finally:
-            files.close()
