@@ -42,7 +42,7 @@ class RemotingClient:
         credentials: Credentials | None = None,
     ) -> None:
         self._credentials = credentials
-        self._processors = ServerRequests(processors or {})
+        self._requests = ServerRequests(processors or {})
         self._on_close = on_close
         self._max_frame_size = max_frame_size
         self.tls = tls
@@ -129,7 +129,7 @@ class RemotingClient:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(
-                        self._processors,
+                        self._requests.processor_of,
                         self._buffer,
                         self._max_frame_size,
                         None,

@@ -44,7 +44,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from rucola.access import Caller
 from rucola.acl.challenge import Challenge
@@ -84,10 +84,6 @@ class ReadHooks(NamedTuple):
     """By request code: called, instead of a processor, with several requests that follow each other."""
 
 
-class Processors(Protocol):
-    def get(self, code: int, default: Processor, /) -> Processor: ...
-
-
 READ_SIZE: Final = 256 * 1024
 """Bytes, the most that one read returns."""
 SMALL_READ_SIZE: Final = 8 * 1024
@@ -108,14 +104,15 @@ def receive_buffer() -> memoryview:
 class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `server_budget` and `read_hooks` are those of a server. `on_open` and `on_close` are called with the connection.
-    `peer` is "ip:port" of the other side. `closed` is set when the socket is closed. Requests are signed
-    with `credentials`, if given. `has_answered` if a connection to the same address has received anything before.
+    `processor_of` returns the processor of a code, or the default. `server_budget` and `read_hooks` are those of a
+    server. `on_open` and `on_close` are called with the connection. `peer` is "ip:port" of the other side. `closed` is
+    set when the socket is closed. Requests are signed with `credentials`, if given. `has_answered` if a connection to
+    the same address has received anything before.
     """
 
     def __init__(
         self,
-        processors: Processors,
+        processor_of: Callable[[int, Processor], Processor],
         buffer: memoryview,
         max_frame_size: int,
         server_budget: ServerBudget | None,
@@ -134,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self.challenge = Challenge()
         """For signatures of version 2, in the direction of the server."""
         self.closed = asyncio.Event()
-        self._processor_of = processors.get
+        self._processor_of = processor_of
         self._buffer = self._view = buffer  # the part in which it receives
         self._decoder = FrameDecoder(max_frame_size, self._may_decode)
         self._server_budget = server_budget

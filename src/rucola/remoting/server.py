@@ -84,7 +84,7 @@ class RemotingServer:
 
         def connection() -> Connection:
             return Connection(
-                self.processors, buffer, self._max_frame_size, self.budget, self._opened, self._closed,
+                self.processors.get, buffer, self._max_frame_size, self.budget, self._opened, self._closed,
                 read_hooks=self.read_hooks,
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ class ServerRequests:
     def __init__(self, processors: Mapping[int, Processor]) -> None:
         self._processors = processors
 
-    def get(self, code: int, default: Processor) -> Processor:
+    def processor_of(self, code: int, default: Processor) -> Processor:
         """Return the processor of a code, or the default, within the bounds."""
         process = self._processors.get(code, default)
 
