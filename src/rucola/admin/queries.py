@@ -76,11 +76,11 @@ class _KeyQuery:
         self._result = KeyQueryResult([])
 
     async def run(self) -> KeyQueryResult:
-        """Return the newest messages, newest first. Raises the first failure if every broker failed."""
+        """Return the newest messages, newest first. Raises the first failure if all failed and found nothing."""
         result = self._result
         addresses = await self._indexes.addresses(self._topic)
         await gather_fail_fast(map(self._query, addresses))
-        if result.failures and len(result.failures) == len(addresses):
+        if result.failures and len(result.failures) == len(addresses) and not result.messages:
             raise next(iter(result.failures.values()))
         result.messages.sort(key=store_position, reverse=True)
         result.is_cut = len(result.messages) > self._most or bool(result.incomplete_seconds)
