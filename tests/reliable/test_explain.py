@@ -82,7 +82,7 @@ def fill(connection: Connection, db: OutboxDatabase, queue: MessageQueue, begin:
         "sends": by_kind("1", "0", "1", "9", "1"),
         "broker": by_kind(broker, "NULL", broker, "NULL", broker),
         "offset": by_kind(n, "NULL", "NULL", "NULL", n),
-        "due_at": by_kind("NULL", "1", "2", "3", f"{now} + 60000 + {n}"),
+        "due_at": by_kind("NULL", "1", "2", "3", f"{now} + 3600000 + {n}"),
         "confirmed_at": by_kind(at, "NULL", "NULL", "NULL", "NULL"),
     }
     words["source_of_settled"] = f"{words['source']} WHERE {n} % 100 <> 0"
