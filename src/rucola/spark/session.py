@@ -154,14 +154,12 @@ class LazySession:
         master: str | None = None,
         *,
         use_spark: bool | None = None,
-        configuration: Mapping[str, str] | None = None,
     ) -> None:
         if master is not None and use_spark is False:
             raise ConfigError(f"a job without Spark has no master; leave out the master {master}, or use Spark")
         self._app_name = app_name
         self._master = master
         self._use_spark = use_spark
-        self._configuration = configuration
         self.session: SparkSession | None = None
         self.is_starting = False
 
@@ -177,7 +175,7 @@ class LazySession:
         if self.session is None:
             self.is_starting = True
             try:
-                self.session = local_session(self._app_name, master=self._master, configuration=self._configuration)
+                self.session = local_session(self._app_name, master=self._master)
             finally:
                 self.is_starting = False
         return self.session

@@ -38,7 +38,7 @@ from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.message.topics import check_topic
 from rucola.spark.error_translation import without_tracebacks
 from rucola.spark.source.options import SinkOptions, connection_of
-from rucola.spark.source.row_messages import check_schema, message_of, row_name
+from rucola.spark.source.row_messages import check_schema, message_of, row_name, rows_of
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class TaskWriter:
             thread.run(producer.open())
             for batch in batches:
                 for begin in range(0, batch.num_rows, CHUNK_ROWS):
-                    thread.run(sender.send(batch.slice(begin, CHUNK_ROWS).to_pylist(maps_as_pydicts="lossy")))
+                    thread.run(sender.send(rows_of(batch.slice(begin, CHUNK_ROWS))))
         except MQError as error:
             kind = InvalidMessage if isinstance(error, InvalidMessage) else RemotingError
             sent = sender.sent
