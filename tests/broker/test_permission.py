@@ -23,7 +23,7 @@ ALL = PERM_READ | PERM_WRITE
 def permission(path: Path, broker: int = ALL, topic: int = ALL, consume_enable: bool = True) -> Permission:
     """Permissions with a topic T, a retry topic of the group g with the same permission, and the group g."""
     config = BrokerConfig(broker_permission=broker, broker_ip1="1.2.3.4")
-    limits = Limits(config, lambda: 0)
+    limits = Limits(config)
     topics = TopicConfigTable(path / "topics.json", config, lambda: None, limits)
     groups = SubscriptionGroupTable(path / "groups.json", config, lambda: None, limits)
     for name in ("T", "%RETRY%g"):

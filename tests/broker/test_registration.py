@@ -99,7 +99,7 @@ async def test_a_name_server_that_has_the_other_topics_gets_only_those_that_chan
     namesrv, client = RemotingServer(HOST, 0, codes), RemotingClient()
     await namesrv.start()
     config = BrokerConfig(namesrv_addr=f"{HOST}:{namesrv.port}")
-    topics = TopicConfigTable(tmp_path / "topics.json", config, lambda: None, Limits(config, lambda: 0))
+    topics = TopicConfigTable(tmp_path / "topics.json", config, lambda: None, Limits(config))
     topics.load(1)
     system = list(topics)
     registration = Registration(config, topics, client)

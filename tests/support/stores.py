@@ -131,7 +131,7 @@ def topic_table(store: MessageStore) -> TopicConfigTable:
         Path(store.config.store_path_root_dir) / "config" / "topics.json",
         config,
         lambda: None,
-        Limits(config, lambda: 0),
+        Limits(config),
     )
     table.load(0)
     return table
