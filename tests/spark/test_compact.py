@@ -23,7 +23,7 @@ MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
 def indexed(lake: Path) -> list[tuple[int, str, int]]:
     """Every entry of the key index: hash, topic, physical offset."""
-    return [(entry["hash"], entry["topic"], entry["commitLogOffset"]) for entry in lake_entries(lake)]
+    return sorted((entry["hash"], entry["topic"], entry["commitLogOffset"]) for entry in lake_entries(lake))
 
 
 @pytest.mark.spark
