@@ -143,7 +143,8 @@ def _exported(
         return
     with tempfile.TemporaryDirectory(prefix="export-", dir=out) as directory:
         table_export.write(tables, Path(directory), log.commits, consumers=consumers)
-        yield Path(directory)
+        with translate_spark_errors():  # while the files exist, whose absence on a worker shows that it has others
+            yield Path(directory)
 
 
 def _write_lists(
