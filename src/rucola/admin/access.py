@@ -84,10 +84,9 @@ class AccessAdmin:
         """Delete a user and its policies."""
         await self._requests.invoke(address, RequestCode.AUTH_DELETE_USER, UserRequestHeader(username=name))
 
-    async def user(self, address: str, name: str) -> list[UserInfo]:
-        """Return the user, or nothing."""
+    async def user(self, address: str, name: str) -> UserInfo | None:
         response = await self._requests.invoke(address, RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
-        return [decode_body(UserInfo, response.body)] if response.body else []
+        return decode_body(UserInfo, response.body) if response.body else None
 
     async def users(self, address: str, text: str | None = None) -> list[UserInfo]:
         """Return the users whose names contain a text."""
@@ -109,11 +108,10 @@ class AccessAdmin:
         header = DeleteAclRequestHeader(subject=subject, resource=resource)
         await self._requests.invoke(address, RequestCode.AUTH_DELETE_ACL, header)
 
-    async def policies(self, address: str, subject: str) -> list[AclInfo]:
-        """Return the policies of a subject, if it has some."""
+    async def policies(self, address: str, subject: str) -> AclInfo | None:
         header = AclRequestHeader(subject=subject)
         response = await self._requests.invoke(address, RequestCode.AUTH_GET_ACL, header)
-        return [decode_body(AclInfo, response.body)] if response.body else []
+        return decode_body(AclInfo, response.body) if response.body else None
 
     async def all_policies(
         self, address: str, subject: str | None = None, resource: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 from typing import Annotated
 
@@ -205,7 +205,8 @@ async def get_user(client: AdminClient, target: Masters, name: UserName) -> list
     Examples:
       rucola admin getUser -b localhost:10911 -u billing
     """
-    return _users(await target.ask(client, lambda one: client.access.user(one, name)))
+    found = await target.ask(client, lambda one: client.access.user(one, name))
+    return _users(filter(None, found.values()))
 
 
 @command("listUser", columns=_USER)
@@ -220,11 +221,11 @@ async def list_user(
     Examples:
       rucola admin listUser -b localhost:10911
     """
-    return _users(await target.ask(client, lambda one: client.access.users(one, text)))
+    found = await target.ask(client, lambda one: client.access.users(one, text))
+    return _users(chain.from_iterable(found.values()))
 
 
-def _users(found: Mapping[str, list[UserInfo]]) -> list[Row]:
-    users = chain.from_iterable(found.values())
+def _users(users: Iterable[UserInfo]) -> list[Row]:
     return [{"username": one.username, "userType": one.user_type, "userStatus": one.user_status} for one in users]
 
 
@@ -318,7 +319,8 @@ async def get_acl(client: AdminClient, target: Masters, subject: Subject) -> lis
     Examples:
       rucola admin getAcl -b localhost:10911 -s User:billing
     """
-    return _policies(await target.ask(client, lambda one: client.access.policies(one, subject)))
+    found = await target.ask(client, lambda one: client.access.policies(one, subject))
+    return _policies(filter(None, found.values()))
 
 
 @command("listAcl", columns=_POLICY)
@@ -334,16 +336,17 @@ async def list_acl(
     Examples:
       rucola admin listAcl -b localhost:10911 -r Topic:Orders
     """
-    return _policies(await target.ask(client, lambda one: client.access.all_policies(one, subject, resource)))
+    found = await target.ask(client, lambda one: client.access.all_policies(one, subject, resource))
+    return _policies(chain.from_iterable(found.values()))
 
 
-def _policies(found: Mapping[str, list[AclInfo]]) -> list[Row]:
+def _policies(found: Iterable[AclInfo]) -> list[Row]:
     return [
         {
             "subject": acl.subject, "policyType": policy.policy_type, "resource": entry.resource,
             "actions": entry.actions, "sourceIps": entry.source_ips or [], "decision": entry.decision,
         }
-        for acl in chain.from_iterable(found.values())
+        for acl in found
         for policy in acl.policies
         for entry in policy.entries
     ]  # fmt: skip
