@@ -514,6 +514,7 @@ async def test_relay_and_consumer_survive_a_database_crash(own_db: OutboxDatabas
         await until(lambda: bool(crashed) and db.server is not None and db.server.process.poll() is not None)
         assert db.server is not None
         db.server.start()
+        db.engine().dispose()  # the crash has ended its connections
         await until(lambda: {stub.status for stub in stubs(db)} == {"CONFIRMED"})
     with db.engine().connect() as connection:
         texts = list(connection.scalars(select(invoices.c.text)))
