@@ -25,7 +25,7 @@ from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, audit, replay, search
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import parquet_files, read_lake
+from rucola.spark.lake import key_index, parquet_files, read_lake
 from rucola.spark.lake.lookup import messages_of
 from rucola.spark.lake.snapshot import Snapshot, read_snapshot
 from rucola.spark.session import SMALL_SIZE, AnySession, LazySession
@@ -166,13 +166,14 @@ def test_files_of_an_earlier_version_are_read(small_store: SmallStore, tmp_path:
     fill(small_store, 20)
     archive.run(HERE, small_store.path, tmp_path / "lake")
     new = ("bodyError", "bornTimestampRaw", "storeTimestampRaw")
-    for path in (tmp_path / "lake").glob("topic=*/*/*.parquet"):
-        older = tmp_path.joinpath("older", *path.parts[-3:])
-        older.parent.mkdir(parents=True)
-        table = pq.read_table(path, partitioning=None)
+    for file in read_snapshot(tmp_path / "lake").rows:
+        older = tmp_path / "older" / file.path
+        older.parent.mkdir(parents=True, exist_ok=True)
+        table = pq.read_table(tmp_path / "lake" / file.path, partitioning=None)
         pq.write_table(table.drop_columns(list(new)), older)
-        (rows,) = parquet_files.read_staged_rows(older, tuple(COLUMNS))
-        (expected,) = parquet_files.read_staged_rows(path, tuple(COLUMNS))
+        smaller = replace(file, size=older.stat().st_size)
+        (rows,) = parquet_files.read_file(tmp_path / "older", smaller, COLUMNS)
+        (expected,) = parquet_files.read_file(tmp_path / "lake", file, COLUMNS)
         assert rows.drop_columns(list(new)).equals(expected.drop_columns(list(new)))
         assert all(rows[name].null_count == len(rows) for name in new)
         assert len(messages_of(pa.Table.from_batches([rows.drop_columns(list(new))]))) == len(rows)
@@ -208,7 +209,7 @@ def test_many_rows_are_split_into_several_files(
 ) -> None:
     """What is buffered is bounded; keys are cut by their hash."""
     monkeypatch.setattr(parquet_files, "_MAX_BUFFERED", 1)
-    monkeypatch.setattr(parquet_files, "ENTRIES_PER_FILE", 100)
+    monkeypatch.setattr(key_index, "ENTRIES_PER_FILE", 100)
     monkeypatch.setattr("rucola.spark.source.record_layout.BATCH_ROWS", 40)
     fill(small_store, 200)
     first = archive.run(HERE, small_store.path, tmp_path / "lake")
@@ -265,7 +266,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "local_session", refuse)
 
 
-@pytest.mark.parametrize("command", ["archive", "compact", "audit", "replay", "search"])
+@pytest.mark.parametrize("command", ["archive", "audit", "replay", "search"])
 def test_options_decide_where_a_job_runs(
     asked: None, small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -277,7 +278,6 @@ def test_options_decide_where_a_job_runs(
         archive.run(HERE, small_store.path, lakes[0])
     arguments = {
         "archive": ["--store", str(small_store.path), "--out", str(lakes[1])],
-        "compact": ["--lake", str(lakes[0])],
         "audit": ["--from", str(small_store.path)],
         "replay": ["--from", str(lakes[0]), "--dry-run"],
         "search": ["--lake", str(lakes[0])],
@@ -293,7 +293,7 @@ def test_options_decide_where_a_job_runs(
     assert isinstance(result().exception, Asked)
     assert result("--no-spark", "--master", "local[1]").exit_code == 1
     assert result("--no-spark").exit_code == 0
-    if command in ("archive", "compact"):
+    if command == "archive":
         return  # it is done
     monkeypatch.setattr(session, "SMALL_SIZE", SMALL_SIZE)
     assert result().exit_code == 0

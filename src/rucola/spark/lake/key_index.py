@@ -114,7 +114,7 @@ def merge(files: Sequence[OpenFile], directory: Path) -> int:
     parts = -(-count // ENTRIES_PER_FILE)
     for number in range(parts):
         begin, end = _HASHES * number // parts, _HASHES * (number + 1) // parts
-        found = [ENTRY.empty_table()]
+        found = [pa.Table.from_batches([], ENTRY)]
         for open_file, of_file in zip(files, bounds, strict=True):
             groups = [group for group, (least, most) in enumerate(of_file) if least < end and begin <= most]
             if groups:
