@@ -90,7 +90,7 @@ class StoreReader:
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def commit_log_files(self) -> list[LogFile]:
         return [LogFile(file.path, file.begin, file.size) for file in self._log]
 
