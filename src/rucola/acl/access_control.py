@@ -16,7 +16,7 @@ Corresponds to `PlainAccessValidator` and `PlainPermissionManager.validate` of A
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hmac import compare_digest
 from typing import Any, Final, NoReturn, Protocol
 
@@ -31,6 +31,7 @@ from rucola.acl.signature import SIGNATURE_NUMBER, Signer, other_signed_text
 from rucola.acl.signed_content import SignedContent, remember, signed_content
 from rucola.acl.user_store import UserStore
 from rucola.protocol.command import RemotingCommand
+from rucola.speed import Credentials
 
 
 class Accounts(Protocol):
@@ -102,21 +103,30 @@ class AccessControl:
         return _with_user(caller, user)
 
     def authenticate_first(
-        self, caller: Caller, contents: Iterable[SignedContent | None], challenge: Challenge
+        self,
+        caller: Caller,
+        data: memoryview,
+        credentials: Sequence[Credentials | None],
+        ends: Sequence[int],
+        challenge: Challenge,
     ) -> tuple[Caller, int]:
-        """Return the caller with the user of the first requests, and their number.
+        """Return the caller with the user of the first requests in `data`, and their number.
 
         These end before a request that has another user, or that `authenticate` might refuse.
         """
         if self._accounts.is_white(caller.host):
-            return _with_user(caller, WHITE), sum(1 for _ in contents)
+            return _with_user(caller, WHITE), len(ends)
         count = 0
-        for content in contents:
+        for found, end in zip(credentials, ends, strict=True):
+            if found is None:
+                break
+            access_key, signature, text, body_at = found
+            content = SignedContent(access_key, signature, text, data[body_at:end])
             try:
-                user = self._accounts.principal(content, caller.host, challenge) if content is not None else None
+                user = self._accounts.principal(content, caller.host, challenge)
             except Refused:
                 break
-            if user is None or (count and user is not caller.user):
+            if count and user is not caller.user:
                 break
             caller = _with_user(caller, user)
             count += 1

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from rucola.access import ADMINISTRATIVE, Action, Caller, Reason, Refused, Resource
 from rucola.acl.access_control import AccessControl
 from rucola.acl.audit_log import AuditLog
-from rucola.acl.signed_content import SignedContent
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
@@ -68,14 +67,8 @@ class AccessGate:
         """
         if self._access is None:
             return connection.caller, len(ends)
-        caller, count = self._access.authenticate_first(
-            connection.latest_caller,
-            (
-                SignedContent(found[0], found[1], found[2], data[found[3] : end]) if found is not None else None
-                for found, end in zip(credentials, ends, strict=True)
-            ),
-            connection.challenge,
-        )
+        latest, challenge = connection.latest_caller, connection.challenge
+        caller, count = self._access.authenticate_first(latest, data, credentials, ends, challenge)
         connection.latest_caller = caller
         return caller, count
 
