@@ -50,7 +50,7 @@ from rucola.spark.source.options import SinkOptions, parse_sink_options
 
 GROUP: Final = "rucola_replay"
 
-_QUEUE: Final = ["brokerName", "topic", "queueId"]
+_QUEUE: Final = list(replay_sender.QUEUE_COLUMNS)
 _QUEUES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
 _LANE: Final = "lane int, bounds binary"
 _SENT: Final = "sent bigint"

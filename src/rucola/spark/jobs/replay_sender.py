@@ -19,7 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -31,23 +31,15 @@ from rucola.client.producer.send_request import COMPRESS_THRESHOLD
 from rucola.errors import InvalidMessage, MQError, RemotingError
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.shared_files import SharedPiece
+from rucola.spark.source.grouping import Groups
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.row_messages import message_of, rows_of
 
 T = TypeVar("T")
 
-COLUMNS: Final = (
-    "brokerName",
-    "topic",
-    "queueId",
-    "commitLogOffset",
-    "body",
-    "properties",
-    "flag",
-    "msgId",
-    "bodyError",
-    "sysFlag",
-)
+QUEUE_COLUMNS: Final = ("brokerName", "topic", "queueId")
+_ROW_COLUMNS: Final = ("commitLogOffset", "body", "properties", "flag", "msgId", "bodyError", "sysFlag")
+COLUMNS: Final = QUEUE_COLUMNS + _ROW_COLUMNS
 
 CHUNK_ROWS: Final = 4096
 
@@ -143,9 +135,9 @@ class ResendTask:
             sender = _ChunkSender(producer, self.target.topic, partition)
             try:
                 async with aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks:
-                    async for rows in chunks:
-                        await limiter.acquire(len(rows))
-                        in_flight.append(asyncio.create_task(sender.send(rows)))
+                    async for chunk in chunks:
+                        await limiter.acquire(sum(map(len, chunk.values())))
+                        in_flight.append(asyncio.create_task(sender.send(chunk)))
                         if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
                             sent += await complete()
                         if sender.error is not None:
@@ -162,24 +154,29 @@ class ResendTask:
 
 
 class _Row(NamedTuple):
-    queue: SourceQueue
     number: int
     fields: dict[str, Any]
 
 
+_Chunk: TypeAlias = dict[SourceQueue, list[_Row]]
+
+
 def _chunks(
     batches: Iterator[pa.RecordBatch], chunk_rows: int, reached: Mapping[SourceQueue, QueueProgress]
-) -> Iterator[list[_Row]]:
-    """Yield the rows that no broker has acknowledged yet."""
+) -> Iterator[_Chunk]:
+    """Yield the rows that no broker has acknowledged yet, by queue."""
     for batch in batches:
         for begin in range(0, batch.num_rows, chunk_rows):
-            rows = rows_of(batch.slice(begin, chunk_rows))
-            queues = [SourceQueue(row["brokerName"], row["topic"], row["queueId"]) for row in rows]
-            yield [
-                _Row(queue, number, row)
-                for number, (queue, row) in enumerate(zip(queues, rows, strict=True), begin)
-                if row["commitLogOffset"] > reached.get(queue, QueueProgress()).physical_offset
-            ]
+            part = batch.slice(begin, chunk_rows)
+            rows, chunk = rows_of(part.select(_ROW_COLUMNS)), {}
+            groups = Groups(pa.Table.from_batches([part]), QUEUE_COLUMNS)
+            for key, numbers in zip(groups.keys.to_pylist(), groups.numbers(), strict=True):
+                queue = SourceQueue(*key.values())
+                after = reached.get(queue, QueueProgress()).physical_offset
+                chunk[queue] = [
+                    _Row(begin + number, rows[number]) for number in numbers if rows[number]["commitLogOffset"] > after
+                ]
+            yield chunk
 
 
 async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
@@ -206,12 +203,9 @@ class _ChunkSender:
         # Locks are taken in the order of the calls, and so of the chunks.
         self._locks: dict[SourceQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def send(self, rows: Sequence[_Row]) -> list[Ack]:
+    async def send(self, chunk: _Chunk) -> list[Ack]:
         """Send a chunk; return what of each queue was acknowledged."""
-        queues: dict[SourceQueue, list[_Row]] = defaultdict(list)
-        for row in rows:
-            queues[row.queue].append(row)
-        return await asyncio.gather(*(self._in_order(*each) for each in queues.items()))
+        return await asyncio.gather(*(self._in_order(*each) for each in chunk.items()))
 
     async def _in_order(self, queue: SourceQueue, rows: Sequence[_Row]) -> Ack:
         ack = Ack(*queue, -1, 0)

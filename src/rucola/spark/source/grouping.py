@@ -39,6 +39,10 @@ class Groups:
             found = found.append_column(name, arrow(values) if isinstance(values, np.ndarray) else values)
         return found
 
+    def numbers(self) -> list[list[int]]:
+        """Return the numbers of the rows of each group, in ascending order."""
+        return [rows.tolist() for rows in np.split(self._order, self.edges[1:-1])]
+
     def count(self) -> Array:
         """Return the number of rows of each group."""
         return np.diff(self.edges)
