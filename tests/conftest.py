@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import lzma
 import os
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,6 +48,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             names = [*item.fixturenames, *(value for value in parameters if isinstance(value, str))]
             if not EXTERNAL.isdisjoint(names):
                 item.add_marker(pytest.mark.external)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Restore the log: a server's command sets the level, and PySpark the format of the handlers that it is given.
+
+    pytest gives them to loggers that do not propagate, as PySpark's are once it has logged an error of a query.
+    """
+    level = logging.root.level
+    try:
+        return (yield)
+    finally:
+        logging.root.setLevel(level)
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ PROGRAMS = PAGE.texts("python")
 @pytest.mark.slow
 def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_program_{number}": source for number, source in enumerate(PROGRAMS, 1)})
-    result = pytester.runpytest_inprocess("-q", "-W", "error", "-p", "no:asyncio")
+    result = pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:asyncio")
     result.assert_outcomes(passed=PAGE.text.count("\ndef test_"))
 
 
