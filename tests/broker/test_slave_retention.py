@@ -19,6 +19,7 @@ from support.waiting import until
 
 STORE = {
     "mapped_file_size_commit_log": 4096,
+    "clean_file_forcibly_enable": True,
     "clean_resource_interval": 5,
     "delete_commit_log_files_interval": 1,
     "message_delay_level": "1h",

@@ -39,7 +39,7 @@ class ClockAndDisk:
 
 
 def store_config(path: Path) -> StoreConfig:
-    settings: dict[str, Any] = SMALL_FILES | {"mapped_file_size_commit_log": 4096}
+    settings: dict[str, Any] = SMALL_FILES | {"mapped_file_size_commit_log": 4096, "clean_file_forcibly_enable": True}
     return StoreConfig(path, HOST, clean_resource_interval=5, delete_commit_log_files_interval=1, **settings)
 
 

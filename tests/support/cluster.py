@@ -35,6 +35,7 @@ SMALL_FILES = {
     "mapped_file_size_consume_queue": 20_000,
     "max_hash_slot_num": 1000,
     "max_index_num": 4000,
+    "clean_file_forcibly_enable": False,  # else messages vanish on a machine whose disk is nearly full
 }
 
 

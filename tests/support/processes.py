@@ -53,6 +53,7 @@ class Machines:
         """Start a broker; under a directory used before, with what is there."""
         slave = {"brokerId": "1"} if role == "SLAVE" else {}
         small = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "100", "maxIndexNum": "400"}
+        small |= {"cleanFileForciblyEnable": "false"}  # else they vanish on a machine whose disk is nearly full
         running = self._start(
             directory,
             "broker",
