@@ -322,7 +322,7 @@ def usage(server: Server, store: Path) -> Usage:
     return Usage(
         len(list((process / "fd").iterdir())),
         len((process / "maps").read_text().splitlines()),
-        len(list((store / "consumequeue").glob("*/*"))),
+        sum(not directories for _, directories, _ in os.walk(store / "consumequeue")),  # some are being deleted
         server.memory()["anonymous"],
     )
 
