@@ -90,7 +90,7 @@ static PyMethodDef methods[] = {
     FAST(select_entries,
          "select_entries(map, slot count, next number, begin timestamp, hash, max count, begin, end, before)"
          " -> physical offsets | None"),
-    FAST(read_records, "read_records(map, begin, written, physical offsets, max bytes) -> (records, physical offsets) | None"),
+    FAST(read_records, "read_records(map or descriptor, begin, written, physical offsets, max bytes) -> records | None"),
     FAST(read_units,
          "read_units(units, queue offset, map, begin, written, max count, max bytes, accepts)"
          " -> (records, their number, units read) | None"),

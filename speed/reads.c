@@ -2,7 +2,10 @@
 
 #include "speed.h"
 
+#include <unistd.h>
+
 #define MIN_RECORD_SIZE 91
+#define RECORD_GUESS 4096 /* bytes in which most records fit */
 #define MAX_TOPIC_LENGTH 127
 #define HOSTS_V6 0x30
 #define BORN_HOST_V6 0x10
@@ -33,49 +36,76 @@ static int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_off
     return get_u16(at + position) <= MAX_PROPERTIES_SIZE && position + 2 + get_u16(at + position) == size ? size : 0;
 }
 
-/* Counterpart: latest_records of rucola.store.query.
+/* Read `size` bytes at a position of a file, without the interpreter lock. Return 0 with an exception if it has fewer. */
+static int read_at(int fd, uint8_t *at, int64_t size, int64_t position) {
+    ssize_t got;
+    Py_BEGIN_ALLOW_THREADS;
+    got = pread(fd, at, (size_t)size, (off_t)position);
+    Py_END_ALLOW_THREADS;
+    if (got != size)
+        PyErr_SetFromErrno(PyExc_OSError);
+    return got == size;
+}
 
-(map, physical offset of its begin, bytes that the log has written there, physical offsets, max bytes)
--> (records, physical offsets) | None if one of them is outside the map */
+/* The record at a position of a map or, if that is NULL, of a file that have `left` bytes more; NULL with or without an
+exception. */
+static PyObject *record_at(const uint8_t *map, int fd, int64_t position, int64_t left, int64_t physical_offset) {
+    uint8_t guess[RECORD_GUESS], *copy;
+    int64_t size, known = map || left < RECORD_GUESS ? left : RECORD_GUESS;
+    PyObject *record;
+    if (left < MIN_RECORD_SIZE || (!map && !read_at(fd, guess, known, position)))
+        return NULL;
+    size = get_i32(map ? map + position : guess);
+    if (size < MIN_RECORD_SIZE || size > left || !(record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size)))
+        return NULL;
+    if (known > size)
+        known = size;
+    copy = (uint8_t *)PyBytes_AsString(record);
+    memcpy(copy, map ? map + position : guess, (size_t)known);
+    if ((known < size && !read_at(fd, copy + known, size - known, position + known)) ||
+        !record_size(copy, size, physical_offset))
+        Py_CLEAR(record);
+    return record;
+}
+
+/* Counterpart: CommitLog.records.
+
+(map or descriptor, physical offset of its begin, bytes that the log has written there, physical offsets, max bytes)
+-> records or None, up to the first offset elsewhere or more than `max bytes` | None if there are none */
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    Py_buffer view;
-    int64_t begin, written, physical_offset, max_bytes, total = 0;
-    PyObject *records = NULL, *offsets = NULL, *result = NULL;
+    Py_buffer view = {0};
+    int64_t begin, written, physical_offset, max_bytes;
+    int32_t fd = -1;
+    PyObject *records = NULL;
     (void)module;
     if (count != 5 || !take_i64(args[1], &begin) || !take_i64(args[2], &written) || begin < 0 || written < 0 ||
         !PyList_Check(args[3]) || !take_i64(args[4], &max_bytes) ||
-        PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+        (!take_i32(args[0], &fd) && PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0))
         return decline();
-    if (written > view.len || !(records = PyList_New(0)) || !(offsets = PyList_New(0)))
+    if ((view.buf && written > view.len) || !(records = PyList_New(0)))
         goto done;
-    for (Py_ssize_t number = PyList_Size(args[3]); number--;) {
-        PyObject *offset = PyList_GetItem(args[3], number), *record;
-        const uint8_t *at;
-        int64_t size;
-        int failed;
-        if (!offset || !take_i64(offset, &physical_offset) || physical_offset < begin ||
+    for (Py_ssize_t number = 0; number < PyList_Size(args[3]) && max_bytes >= 0; number++) {
+        PyObject *record;
+        if (!take_i64(PyList_GetItem(args[3], number), &physical_offset) || physical_offset < begin ||
             physical_offset - begin >= written)
-            goto done;
-        at = (const uint8_t *)view.buf + (physical_offset - begin);
-        size = record_size(at, written - (physical_offset - begin), physical_offset);
-        if (!size)
-            continue;
-        total += size;
-        if (total > max_bytes && total > size)
             break;
-        record = PyBytes_FromStringAndSize((const char *)at, (Py_ssize_t)size);
-        failed = !record || PyList_Append(records, record) < 0 || PyList_Append(offsets, offset) < 0;
+        record = record_at(view.buf, fd, physical_offset - begin, written - (physical_offset - begin), physical_offset);
+        if (record)
+            max_bytes -= PyBytes_Size(record);
+        else if (!PyErr_Occurred())
+            record = Py_NewRef(Py_None);
+        if (!record || PyList_Append(records, record) < 0)
+            Py_CLEAR(records);
         Py_XDECREF(record);
-        if (failed)
-            goto done;
+        if (!records)
+            break;
     }
-    if (PyList_Reverse(records) == 0 && PyList_Reverse(offsets) == 0)
-        result = PyTuple_Pack(2, records, offsets);
+    if (records && !PyList_Size(records))
+        Py_CLEAR(records);
 done:
-    Py_XDECREF(records);
-    Py_XDECREF(offsets);
-    PyBuffer_Release(&view);
-    return result ? result : decline();
+    if (view.buf)
+        PyBuffer_Release(&view);
+    return records ? records : decline();
 }
 
 /* A text that most records share with the one before: a topic or a host. */

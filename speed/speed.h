@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 9
+#define RUCOLA_SPEED_INTERFACE 10
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 9
+INTERFACE: Final = 10
 """As in speed/speed.h. An extension with another number is from other sources, and not used."""
 
 
@@ -139,9 +139,9 @@ select_entries: Callable[[mmap, int, int, int, int, int, int, int, int], list[in
 select_entries = _function("select_entries")
 """(map, slot count, next number, start timestamp, arguments of `IndexFile.select_steps`) -> its result, if short."""
 
-read_records: Callable[[mmap, int, int, list[int], int], tuple[list[bytes], list[int]] | None] | None
+read_records: Callable[[mmap | int, int, int, list[int], int], list[bytes | None] | None] | None
 read_records = _function("read_records")
-"""(map, its start offset, bytes that the log has written, physical offsets, max bytes) -> `query.latest_records`."""
+"""(map or descriptor, its start offset, bytes written, arguments of `CommitLog.records`) -> its result."""
 
 _Accepts = Callable[[int], bool] | None
 

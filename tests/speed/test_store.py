@@ -136,6 +136,9 @@ def test_an_index_file_too_small_for_its_numbers_is_not_touched(tmp_path: Path) 
         index.file.close()
 
 
+LOG_FILE = 6000
+
+
 def _record(queue_offset: int, physical_offset: int, body: bytes, host: bytes, string: bytes) -> bytes:
     message = MessageInner("T\u00e4", 0, body, string, 0, 0, 1, host)
     return encode(message, queue_offset, physical_offset, 2, bytes(20))
@@ -144,26 +147,28 @@ def _record(queue_offset: int, physical_offset: int, body: bytes, host: bytes, s
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes], CommitLog]:
     folder = tmp_path_factory.mktemp("log")
-    (folder / f"{0:020}").write_bytes(bytes(2000))
-    (folder / f"{2000:020}").write_bytes(bytes(2000))
-    files = MappedFileQueue.open(folder, writable=True, file_size=2000)
+    for begin in (0, LOG_FILE):
+        (folder / f"{begin:020}").write_bytes(bytes(LOG_FILE))
+    files = MappedFileQueue.open(folder, writable=True, file_size=LOG_FILE)
 
     def fill(data: bytes) -> CommitLog:
         for file in files.files:
-            file.map[:] = data[file.begin : file.end].ljust(2000, b"\0")
+            file.map[:] = data[file.begin : file.end].ljust(LOG_FILE, b"\0")
         return CommitLog(files, len(data))
 
     return fill
 
 
 RECORDS = st.lists(
-    st.tuples(st.binary(max_size=60), st.sampled_from([bytes(8), bytes(20)]), st.just(b"") | st.binary(max_size=9)),
+    st.tuples(
+        st.binary(max_size=60) | st.just(bytes(5000)), st.sampled_from([bytes(8), bytes(20)]), st.binary(max_size=9)
+    ),
     max_size=8,
 )
-DAMAGE = st.lists(st.tuples(st.integers(0, 3999), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])), max_size=4)
+DAMAGE = st.lists(st.tuples(st.integers(0, 2 * LOG_FILE - 1), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])), max_size=4)
 
 
-@given(RECORDS, DAMAGE, st.lists(st.integers(-5, 4100), max_size=4))
+@given(RECORDS, DAMAGE, st.lists(st.integers(-5, 2 * LOG_FILE + 100), max_size=4))
 def test_records_of_a_log(
     logs: Callable[[bytes], CommitLog], records: list[Any], damage: list[tuple[int, int]], others: list[int]
 ) -> None:
@@ -177,6 +182,20 @@ def test_records_of_a_log(
     log = logs(bytes(data))
     assert_same(lambda: slices.run(latest_records(log, offsets)))
     assert_same(lambda: slices.run(latest_records(log, [*offsets, *others])))
+
+
+def test_a_read_that_fails_is_no_missing_record(tmp_path: Path) -> None:
+    """Python repeats it, and raises the error."""
+    if speed.read_records is not None:
+        path = tmp_path / "file"
+        record = _record(0, 0, bytes(5000), bytes(8), b"")
+        path.write_bytes(record)
+        with path.open("rb") as file:
+            fd = file.fileno()
+            assert speed.read_records(fd, 0, len(record), [0, 9], 9000) == [record, None]
+            path.write_bytes(record[:4500])
+            assert speed.read_records(fd, 0, len(record), [9, 0], 9000) is None
+        assert speed.read_records(fd, 0, len(record), [0], 9000) is None
 
 
 def _read(
@@ -217,7 +236,7 @@ def test_both_read_the_same_records(
             log_bytes[at] = byte
         if units:
             units[at % len(units)] = byte
-    log = logs(bytes(log_bytes[:4000]))
+    log = logs(bytes(log_bytes[: 2 * LOG_FILE]))
     accepts = None if codes is None else codes.__contains__
 
     def get() -> Any:

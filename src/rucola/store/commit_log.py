@@ -22,24 +22,25 @@ Corresponds to org.apache.rocketmq.store.CommitLog.
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import sysflag
 from rucola.message.properties import parse
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, RecordParts, peek
 from rucola.store.held_bytes import HeldBytes
-from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
+from rucola.store.mapped_file import MappedFile, MappedFileQueue
 
 BLANK_SIZE: Final = FRAME.size
 """The bytes of a blank that are written. Each file keeps this much free after its last record."""
 _MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
 _RESERVE_WINDOW: Final = 8 << 20
-_RECORD_GUESS: Final = PAGE_SIZE
-"""Bytes in which most records fit."""
 _WARM_WINDOW: Final = 4 << 20
 _MAX_WARM_WINDOW: Final = 64 << 20
 _WRITE_FROM: Final = 4096
@@ -192,22 +193,31 @@ class CommitLog:
 
     def record(self, physical_offset: int) -> bytes | None:
         """Return the record that starts at a physical offset, or None if none does."""
+        return self.records([physical_offset], 0)[0]
+
+    def records(self, physical_offsets: list[int], max_bytes: int) -> list[bytes | None]:
+        """Return the record that starts at each of the first physical offsets, at least one; None where none does.
+
+        Ends before an offset in another file, or after the record with which there are more than `max_bytes`.
+        """
+        physical_offset = physical_offsets[0]
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.end:
-            return None
-        begin, written = physical_offset - file.begin, min(self.end, file.end) - file.begin
-        data = file.read_near(begin, min(begin + _RECORD_GUESS, written))
-        if len(data) < HEAD_SIZE:
-            return None
-        end = begin + FRAME.unpack_from(data)[0]
-        if len(data) < end - begin and end <= written:
-            data += file.read_near(begin + len(data), end)
-        try:
-            if peek(data := data[: max(end - begin, 0)]).physical_offset == physical_offset:
-                return data
-        except InvalidMessage:
-            pass
-        return None
+            return [None]
+        source = file.map if file is self._file else file.source()
+        written = min(self.end, file.end) - file.begin
+        if speed.read_records is not None:
+            found = speed.read_records(source, file.begin, written, physical_offsets, max_bytes)
+            if found is not None:
+                return found
+        begin = physical_offset - file.begin
+        head = _read(source, begin, min(begin + HEAD_SIZE, written))
+        if len(head) == HEAD_SIZE and begin < (end := begin + FRAME.unpack_from(head)[0]) <= written:
+            record = _read(source, begin, end)
+            with suppress(InvalidMessage):
+                if peek(record).physical_offset == physical_offset:
+                    return [record]
+        return [None]
 
     def next_record(self, physical_offset: int) -> int:
         """Return where the first record at or after a physical offset begins; the end of the log if none does.
@@ -303,3 +313,7 @@ class CommitLog:
 
     def close(self) -> None:
         self.files.close()
+
+
+def _read(source: mmap.mmap | int, begin: int, end: int) -> bytes:
+    return os.pread(source, end - begin, begin) if isinstance(source, int) else source[begin:end]

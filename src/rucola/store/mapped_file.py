@@ -222,15 +222,12 @@ class MappedFile:
         with self.opened() as fd:
             return os.pread(fd, end - begin, begin)
 
-    def read_near(self, begin: int, end: int) -> bytes:
-        """Return a range that is read once. A page fault that reads ahead takes ten times as long. Raises OSError."""
-        if not self.reads_ahead:
-            return self.map[begin:end]
+    def source(self) -> mmap.mmap | int:
+        """Return a descriptor, since a page fault that reads ahead takes ten times as long as a pread, or the map."""
         try:
-            fd = self.descriptor()
+            return self.descriptor()
         except OSError:  # the process may be out of descriptors
-            return self.map[begin:end]
-        return os.pread(fd, end - begin, begin)
+            return self.map
 
     def put(self, position: int, data: bytes) -> None:
         """Write to the mapping, to a position that has blocks, or to the file. Raises OSError."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from rucola import speed
 from rucola.store.commit_log import CommitLog
 from rucola.store.config import QueryResult
 from rucola.store.index import Index
 
 MAX_QUERY_SIZE: Final = 8 * 1024 * 1024
 """Bytes of records that a query returns, beyond the first: a frame has 16 MiB at most."""
+_STEP: Final = 8
+"""Records in a step. Each may have to be read from the disk."""
 
 
 def query_steps(
@@ -38,22 +39,18 @@ def query_steps(
 
 def latest_records(log: CommitLog, physical_offsets: list[int]) -> Generator[None, None, tuple[list[bytes], list[int]]]:
     """Return the last existing records that fit a response, at least one, with their ascending offsets."""
-    file = log.files.find(physical_offsets[0]) if physical_offsets else None
-    if speed.read_records is not None and file is not None and log.end <= file.end:  # its pages are mapped
-        found = speed.read_records(file.map, file.begin, log.end - file.begin, physical_offsets, MAX_QUERY_SIZE)
-        if found is not None:
-            return found
     records: list[bytes] = []
     offsets: list[int] = []
     size = 0
-    for physical_offset in reversed(physical_offsets):
-        record = log.record(physical_offset)
+    latest_first = physical_offsets[::-1]
+    while latest_first and size <= MAX_QUERY_SIZE:
+        found = log.records(latest_first[:_STEP], MAX_QUERY_SIZE - size)
+        for physical_offset, record in zip(latest_first, found, strict=False):
+            if record is not None:
+                size += len(record)
+                if size <= MAX_QUERY_SIZE or not records:
+                    records.append(record)
+                    offsets.append(physical_offset)
+        del latest_first[: len(found)]
         yield
-        if record is None:
-            continue
-        size += len(record)
-        if records and size > MAX_QUERY_SIZE:
-            break
-        records.append(record)
-        offsets.append(physical_offset)
     return records[::-1], offsets[::-1]
