@@ -77,6 +77,36 @@ async def test_a_closed_peer_fails_a_write_and_ends_a_read() -> None:
         assert "broke: " in await outcome.get()
 
 
+async def test_what_arrives_is_passed_on_until_the_peer_closes_is_silent_or_is_refused() -> None:
+    wants_more = asyncio.Event()
+
+    async def serve(stream: Stream) -> None:
+        await stream.write(LARGE)
+        await wants_more.wait()
+        await stream.write(b"!")
+        if await stream.read(1):
+            return
+        await asyncio.Event().wait()
+
+    def refuse(data: bytes) -> None:
+        raise RemotingError("refused", data.decode())
+
+    async with running_stream_server(serve) as address:
+        stream = await connect(address)
+        parts: list[bytes] = []
+        with pytest.raises(TimeoutError):
+            await stream.read_all(1 << 16, parts.append, 0.2)
+        assert b"".join(parts) == LARGE
+        assert max(map(len, parts)) <= 1 << 16
+        wants_more.set()
+        with raises(RemotingError, subject="!"):
+            await stream.read_all(1 << 16, refuse, 30)
+        await stream.write(b"x")
+        assert await stream.read_all(1 << 16, parts.append, 30) is None
+        assert b"".join(parts) == LARGE
+        stream.close()
+
+
 async def test_an_error_while_serving_ends_its_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     async def serve(stream: Stream) -> None:
         if await stream.read(1) == b"!":

@@ -56,6 +56,43 @@ class Stream:
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
+    async def read_all(self, max_size: int, on_data: Callable[[bytes], None], timeout_s: float) -> None:
+        """Call `on_data` with up to `max_size` bytes as they arrive, until the peer closes; TimeoutError after silence.
+
+        That takes no task, future or change of the selector for each of them.
+        """
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        heard = loop.time()
+
+        def readable() -> None:
+            nonlocal heard
+            try:
+                data = self._socket.recv(max_size)
+                heard = loop.time()
+                if data:
+                    on_data(data)
+                    return
+                ended.set_result(None)
+            except BlockingIOError:
+                return
+            except Exception as error:
+                ended.set_exception(error)
+            loop.remove_reader(self._socket)
+
+        loop.add_reader(self._socket, readable)
+        try:
+            while not ended.done() and (left := heard + timeout_s - loop.time()) > 0:
+                await asyncio.wait([ended], timeout=left)
+        finally:
+            loop.remove_reader(self._socket)
+        if not ended.done():
+            raise TimeoutError
+        try:
+            ended.result()
+        except OSError as error:
+            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         """Send both, usually by one system call. The buffers must stay unchanged until this returns."""
         try:
@@ -120,6 +157,14 @@ class TlsStream(Stream):
             return b""
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+
+    async def read_all(self, max_size: int, on_data: Callable[[bytes], None], timeout_s: float) -> None:
+        while True:
+            async with asyncio.timeout(timeout_s):
+                data = await self.read(max_size)
+            if not data:
+                return
+            on_data(data)
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         try:

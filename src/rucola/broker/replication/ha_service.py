@@ -280,16 +280,16 @@ class HAService(Replication):
             self._on_report(connection, physical_offset)
         if connection.member_id is not None:
             await self._on_joined(connection.member_id)
-        while True:
-            try:
-                async with asyncio.timeout(interval_ms / 1000):
-                    data = await stream.read(READ_SIZE)
-            except TimeoutError:
-                raise StoreError(f"no report within {interval_ms} ms (haHousekeepingInterval)") from None
-            if not data:
-                raise RemotingConnectError("it closed the connection")
+
+        def on_data(data: bytes) -> None:
             for physical_offset in decoder.receive_data(data):
                 self._on_report(connection, physical_offset)
+
+        try:
+            await stream.read_all(READ_SIZE, on_data, interval_ms / 1000)
+        except TimeoutError:
+            raise StoreError(f"no report within {interval_ms} ms (haHousekeepingInterval)") from None
+        raise RemotingConnectError("it closed the connection")
 
     async def _welcome(self, connection: _HAConnection, stream: Stream) -> bytes:
         received = b"" if self._admission is None else await self._admission(stream)
@@ -362,10 +362,12 @@ class HAService(Replication):
                     size = len(held)
                     await stream.write(self._header(connection, position, size), held.view)
                     position += size
-                # A write that the kernel accepts at once does not suspend: yield at least, so that other tasks run.
-                lag = self._store.max_physical_offset - connection.reported
-                is_behind = lag >= self._config.ha_slave_fallbehind_max
-                await asyncio.sleep(pace.delay_s(size) if rate and is_behind else 0)
+                end = self._store.max_physical_offset
+                is_behind = end - connection.reported >= self._config.ha_slave_fallbehind_max
+                if rate and is_behind:
+                    await asyncio.sleep(pace.delay_s(size))
+                elif position < end:  # yield: a write that the kernel accepts at once does not suspend
+                    await asyncio.sleep(0)
             elif position < self._store.min_physical_offset:
                 raise StoreError(
                     f"it needs the log from {position}, which now begins at {self._store.min_physical_offset}: "
@@ -375,10 +377,10 @@ class HAService(Replication):
                 wait_s = self._config.ha_send_heartbeat_interval / 1000
                 if connection.told_end < position:
                     wait_s = min(wait_s, TELL_INTERVAL_S)
-                try:
-                    async with asyncio.timeout(wait_s):
-                        await connection.wake.wait()
-                except TimeoutError:
+                heartbeat = loop.call_later(wait_s, connection.wake.set)
+                await connection.wake.wait()
+                heartbeat.cancel()
+                if loop.time() >= heartbeat.when():
                     await stream.write(self._header(connection, position, 0))
 
     def _header(self, connection: _HAConnection, physical_offset: int, size: int) -> bytes:
