@@ -234,6 +234,8 @@ async def test_redrive_to_the_retry_topic_reaches_the_group_alone(tmp_path: Path
         results = await scene.redrive(only_group=True)
         assert {(result.status, result.topic) for result in results} == {(SENT, "%RETRY%g")}
         assert await scene.copies() == {}
+        assert await scene.copies("%RETRY%g") == dict.fromkeys([b"%d" % number for number in range(COUNT)], 1)
+        assert len({result.sent and result.sent.queue_offset for result in results} - {None}) == COUNT
         copies = await scene.admin.messages.query_by_key("%RETRY%g", "k0")
         assert [copy.properties["RETRY_TOPIC"] for copy in copies.messages] == ["T"], "consumers restore it"
         await scene.reset_offset()

@@ -343,6 +343,11 @@ class Redrive:
             _fail(results, error)
             return
         await self._wait_for_rate_limit(len(copies))
+        # A retry topic takes no batches, and its messages have no order.
+        parts = [[copy] for copy in copies] if self._only_group else [copies]
+        await gather_fail_fast(self._send_copies(part, queue) for part in parts)
+
+    async def _send_copies(self, copies: Sequence[tuple[RedriveResult, Message]], queue: MessageQueue) -> None:
         async with aclosing(self._sender.send(copies, itemgetter(1), queue)) as requests:
             async for request, found in requests:
                 if isinstance(found, MQError):
