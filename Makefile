@@ -11,7 +11,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 STAMP := $(VENV)/.ready
 LOCKS := requirements-build.lock requirements.lock
-SOURCES := .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions docs/pictures $(wildcard benchmarks)
+SOURCES := .ci/protobuf.py .ci/pythons.py hatch_build.py src tests examples docs/conf.py docs/extensions docs/pictures $(wildcard benchmarks)
 
 # Every test process, and every program that a test starts, imports the same modules. Where Python may not keep what it
 # compiled, each of them compiles the sources and rewrites the assertions again: twice the processor time of `quick`.
@@ -48,7 +48,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 TESTS :=
 AREAS := test-core test-broker test-client test-faults test-ha test-reliable test-spark test-cli test-e2e
 test-core: ## formats, store, remoting, name server, rules of the code: 1.5 minutes
-test-core: TESTS := tests/fuzz tests/message tests/namesrv tests/protocol tests/remoting tests/speed tests/store \
+test-core: TESTS := tests/fuzz tests/http2 tests/message tests/namesrv tests/protocol tests/remoting tests/speed tests/store \
 	tests/test_accelerator.py tests/test_fastjson.py tests/test_files.py tests/test_house.py tests/test_outages.py \
 	tests/test_settings.py
 test-broker: ## broker and access control: 1.5 minutes
@@ -132,6 +132,11 @@ fuzz: setup ## mutated input for every parser, store, lake and server, for hours
 speed: $(STAMP) ## compile the accelerator again
 	@$(VENV)/bin/python hatch_build.py
 	@$(VENV)/bin/rucola --version
+
+# After a change of its commits: the messages of gRPC, from the .proto files of RocketMQ and gRPC.
+.PHONY: protobuf
+protobuf: $(STAMP) ## generate the messages of gRPC again
+	@$(VENV)/bin/python .ci/protobuf.py
 
 # The extension checks each access to memory and each operation on numbers, while the comparisons with Python run.
 .PHONY: sanitize

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +19,8 @@ from rucola.http2 import grpc as served
 from rucola.http2.frames import PREFACE, WORD, frame, header_block, settings_frame
 from rucola.http2.grpc import Call, Failed, MessageReceiver, Status, spawned, unary
 from rucola.http2.server import GrpcServer
+from rucola.remoting.budget import ConnectionLimits, ServerBudget
+from support.certificates import Certificates
 
 LARGE = 4 << 20
 
@@ -225,6 +228,21 @@ async def test_stopping_lets_calls_finish(service: Service) -> None:
     assert not server.connections
 
 
+async def test_tls(service: Service, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    server = GrpcServer("127.0.0.1", 0, service.methods(), tls=certificates.server())
+    await server.start()
+    trusted = grpc.ssl_channel_credentials((certificates.directory / "ca.pem").read_bytes())
+    async with grpc.aio.secure_channel(f"localhost:{server.port}", trusted) as channel:
+        assert await channel.unary_unary("/T/Echo")(b"x") == b"x"
+    own = [(certificates.directory / f"client.{kind}").read_bytes() for kind in ("key", "pem")]
+    with_certificate = grpc.ssl_channel_credentials((certificates.directory / "ca.pem").read_bytes(), *own)
+    async with grpc.aio.secure_channel(f"localhost:{server.port}", with_certificate) as channel:
+        assert await channel.unary_unary("/T/Echo")(bytes(100_000)) == bytes(100_000)
+    await server.stop()
+    assert [call.caller.certificate for call in service.calls] == ["", ""]  # the server asked for none
+
+
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,3 +308,98 @@ async def test_responses_wait_for_a_client_that_does_not_read(server: GrpcServer
         await asyncio.sleep(0)
     assert service.sent < 1000
     client.close()
+
+
+# -- the budget -------------------------------------------------------------------------------------------------------
+
+
+def begin_call(path: str, stream_id: int, data: bytes) -> bytes:
+    """A call whose request goes on; its first DATA frames."""
+    head = frame(frames.HEADERS, frames.END_HEADERS, stream_id, header_block(fields(path=path)))
+    parts = [data[at : at + 16_000] for at in range(0, len(data), 16_000)]
+    return head + b"".join(frame(frames.DATA, 0, stream_id, part) for part in parts)
+
+
+@asynccontextmanager
+async def connected(server: GrpcServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
+    writer.write(PREFACE + settings_frame(()))
+    yield reader, writer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def pinged(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """What the server sent until it has read everything."""
+    writer.write(frame(frames.PING, 0, 0, b"finished"))
+    return await asyncio.wait_for(reader.readuntil(frame(frames.PING, frames.ACK, 0, b"finished")), 10)
+
+
+async def test_incomplete_messages_count(server: GrpcServer) -> None:
+    message = b"\0" + WORD.pack(60_000) + bytes(range(256)) * 200
+    async with connected(server) as (reader, writer):
+        writer.write(begin_call("/T/Echo", 1, message) + begin_call("/T/Echo", 3, message[:50]))
+        await pinged(reader, writer)
+        assert server.budget.bytes_in == len(message) + 50
+        rest = bytes(60_005 - len(message))
+        for byte in rest[:-1]:  # as many frames
+            writer.write(frame(frames.DATA, 0, 1, bytes((byte,))))
+        writer.write(frame(frames.DATA, frames.END_STREAM, 1, rest[-1:]))
+        answer = await pinged(reader, writer)
+        assert header_block(((b"grpc-status", b"0"),)) in answer
+        assert server.budget.bytes_in == 50
+        writer.write(frame(frames.RST_STREAM, 0, 3, WORD.pack(8)))
+        await pinged(reader, writer)
+        assert server.budget.bytes_in == 0
+
+
+async def test_incomplete_messages_wait_for_others(service: Service) -> None:
+    budget = ServerBudget(ConnectionLimits(max_partial_frame_bytes=100_000))
+    server = GrpcServer("127.0.0.1", 0, service.methods(), budget=budget)
+    await server.start()
+    message = b"\0" + WORD.pack(90_000) + bytes(90_000)
+    async with connected(server) as first, connected(server) as second:
+        for _, writer in (first, second):
+            writer.write(begin_call("/T/Fail", 1, message[:-1]))
+        for _, writer in (first, second):
+            writer.write(frame(frames.DATA, frames.END_STREAM, 1, message[-1:]))
+        failed = header_block(((b"grpc-status", b"5"),))
+        assert [failed in answer for answer in await asyncio.gather(pinged(*first), pinged(*second))] == [True, True]
+        assert budget.bytes_in == 0
+    await server.stop()
+
+
+async def test_who_returns_no_windows_gets_no_more_calls(service: Service) -> None:
+    budget = ServerBudget(ConnectionLimits(max_unsent_bytes_per_connection=200_000))
+    server = GrpcServer("127.0.0.1", 0, service.methods(), budget=budget)
+    await server.start()
+    async with connected(server) as (reader, writer):
+        ask = b"\0" + WORD.pack(8) + b"1 300000"
+        writer.write(begin_call("/T/Many", 1, ask) + frame(frames.DATA, frames.END_STREAM, 1))
+        await pinged(reader, writer)
+        assert budget.bytes_out >= 300_005 - frames.DEFAULT_WINDOW
+        writer.write(begin_call("/T/Echo", 3, b"\0\0\0\0\0") + frame(frames.DATA, frames.END_STREAM, 3))
+        refused = frame(frames.RST_STREAM, 0, 3, WORD.pack(frames.ErrorCode.REFUSED_STREAM))
+        assert refused in await pinged(reader, writer)
+        for stream_id in (0, 1):
+            writer.write(frame(frames.WINDOW_UPDATE, 0, stream_id, WORD.pack(1 << 20)))
+        await pinged(reader, writer)
+        assert budget.bytes_out == 0
+        writer.write(begin_call("/T/Echo", 5, b"\0\0\0\0\0") + frame(frames.DATA, frames.END_STREAM, 5))
+        assert header_block(((b"grpc-status", b"0"),)) in await pinged(reader, writer)
+    await server.stop()
+
+
+async def test_connections_beyond_the_limit_are_not_accepted(service: Service) -> None:
+    budget = ServerBudget(ConnectionLimits(max_connections=1))
+    server = GrpcServer("127.0.0.1", 0, service.methods(), budget=budget)
+    await server.start()
+    async with connected(server) as first:
+        await pinged(*first)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        await pinged(*first)
+    await server.stop()
+    assert budget.closed == {"maxConnections": 1}

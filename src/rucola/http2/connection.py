@@ -7,7 +7,8 @@ Whatever a peer sends, memory and work are bounded:
 - what makes work and no progress (resets, errors of streams, PINGs, SETTINGS, empty frames) is charged to a bucket that
   fills with time. Once it is empty the connection ends with ENHANCE_YOUR_CALM;
 - the caller stops calling `receive` while the peer does not read, ends streams that `reset_stalled` finds, and limits
-  what it keeps of a stream. The windows for received data are returned at once.
+  `held` and `buffered`, what is kept of incomplete requests and of responses. The windows for received data are
+  returned at once: a window held back by one request would block those that others wait for.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Stream:
         "_pending",
         "buffered",
         "has_ended",
+        "held",
         "id",
         "receive_window",
         "receiver",
@@ -103,6 +105,8 @@ class Stream:
         """Whether the peer has sent everything."""
         self.buffered = 0
         """Bytes that wait for the peer's windows."""
+        self.held = 0
+        """Bytes of an incomplete message, see `hold`."""
         self.stalled_s: float | None = None
         self._connection = connection
         self._pending: deque[bytes] = deque()
@@ -120,7 +124,15 @@ class Stream:
         if self.is_open and self._end is None:
             self._pending.append(data)
             self.buffered += len(data)
+            self._connection.buffered += len(data)
             self.flush()
+
+    def hold(self, size: int) -> None:
+        """Note how much the receiver keeps of a message that is not complete; less than before if one was."""
+        if self.is_open:
+            self._connection.messages += size < self.held
+            self._connection.held += size - self.held
+            self.held = size
 
     def finish(self, trailers: bytes) -> None:
         """End the response with a header block, after all data."""
@@ -150,6 +162,7 @@ class Stream:
                 data = data[:room]
             sent += len(data)
             self.buffered -= len(data)
+            connection.buffered -= len(data)
             self.send_window -= len(data)
             connection.send_window -= len(data)
             connection.write(frame(frames.DATA, 0, self.id, data))
@@ -186,6 +199,14 @@ class Http2Connection:
         """Called for each frame to send."""
         self.is_paused = False
         """Whether the transport is full; data is then kept back."""
+        self.is_refusing = False
+        """Whether new streams are refused."""
+        self.held = 0
+        """Bytes of incomplete messages of all streams."""
+        self.messages = 0
+        """Messages that receivers have completed."""
+        self.buffered = 0
+        """Bytes of responses that wait for the peer's windows."""
         self._input = b""
         self._output: list[bytes] = []
         self._output_size = 0
@@ -238,6 +259,8 @@ class Http2Connection:
         """Forget a stream; with a code, tell the peer."""
         del self.streams[stream.id]
         self.waiting.pop(stream.id, None)
+        self.held -= stream.held
+        self.buffered -= stream.buffered
         if code is not None:
             self.write(frame(frames.RST_STREAM, 0, stream.id, WORD.pack(code)))
 
@@ -249,6 +272,11 @@ class Http2Connection:
     @property
     def unanswered_pings(self) -> int:
         return self._pings
+
+    @property
+    def partial(self) -> int:
+        """Bytes of incomplete frames and messages."""
+        return len(self._input) + self.held
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
         """Take no further streams; those that are open may finish."""
@@ -268,6 +296,7 @@ class Http2Connection:
         self.is_closed = True
         streams, self.streams = list(self.streams.values()), {}
         self.waiting.clear()
+        self.held = self.buffered = 0
         for stream in streams:
             stream.receiver.reset(ErrorCode.CANCEL)
 
@@ -434,7 +463,7 @@ class Http2Connection:
         self._last_id = stream_id
         if self._is_leaving:
             return None
-        if len(self.streams) >= MAX_STREAMS:
+        if len(self.streams) >= MAX_STREAMS or self.is_refusing:
             raise _StreamError(stream_id, ErrorCode.REFUSED_STREAM)
         if not _is_request(headers):
             raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR)
@@ -486,7 +515,9 @@ class Http2Connection:
                 self.max_frame_size = value
             elif name == frames.ENABLE_PUSH and value > 1:
                 raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
+        # First the acknowledgement: a peer counts with the windows before it until it comes.
         self.write(frame(frames.SETTINGS, frames.ACK, 0))
+        self.flush_waiting()
         return None
 
     def _resize_windows(self, size: int) -> None:
@@ -497,8 +528,6 @@ class Http2Connection:
             stream.send_window += difference
             if stream.send_window > MAX_WINDOW:
                 raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, f"the window of stream {stream.id} overflows")
-        if difference > 0:
-            self.flush_waiting()
 
     def _receive_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
         raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "clients push nothing")

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote
 
+from rucola.access import Caller
 from rucola.http2.connection import Headers, Stream
 from rucola.http2.frames import ErrorCode, header_block
 
@@ -83,15 +84,18 @@ Method: TypeAlias = "Callable[[Call], MessageReceiver]"
 class Call:
     """One call. `metadata` has the client's fields, those named -bin decoded; `deadline_s` is in the loop's time."""
 
-    def __init__(self, stream: Stream, methods: Mapping[str, Method], headers: Headers, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, stream: Stream, methods: Mapping[str, Method], headers: Headers, caller: Caller) -> None:
+        self.caller = caller
         self.path = ""
         self.metadata: dict[str, str | bytes] = {}
         self.deadline_s: float | None = None
         self.receiver: MessageReceiver | None = None
         self._stream = stream
         self._has_headers = False
-        self._input = b""
+        self._input = bytearray()
+        """The begin of a message that is not complete."""
+        self._needed = 0
+        """The size of `_input` at which there may be a message."""
         self._encoding: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
@@ -194,10 +198,8 @@ class Call:
     # -- the request, as a receiver of the stream ----------------------------------------------------------------------
 
     def data(self, data: bytes) -> None:
-        if self.receiver is None:
-            return
-        data = self._input + data if self._input else data
-        self._guarded(self._receive, data)
+        if self.receiver is not None:
+            self._guarded(self._receive, data)
 
     def ended(self) -> None:
         if self.receiver is not None:
@@ -211,18 +213,28 @@ class Call:
             self._drained.set()
 
     def _receive(self, data: bytes) -> None:
+        if self._input:
+            self._input += data
+            if len(self._input) < self._needed:
+                self._stream.hold(len(self._input))
+                return
+            data = bytes(self._input)
         at, end = 0, len(data)
+        self._needed = _PREFIX.size
         while end - at >= _PREFIX.size and self.receiver is not None:
             is_compressed, size = _PREFIX.unpack_from(data, at)
             if size > MAX_MESSAGE_SIZE:
                 raise Failed(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {MAX_MESSAGE_SIZE} are the most")
             begin = at + _PREFIX.size
             if end - begin < size:
+                self._needed = _PREFIX.size + size
                 break
             at = begin + size
             message = data[begin:at]
             self.receiver.message(self._decompress(message) if is_compressed else message)
-        self._input = data[at:]
+        if at < end or self._input:
+            self._input = bytearray(data[at:])
+            self._stream.hold(end - at)
 
     def _receive_end(self) -> None:
         if self._input:
@@ -237,7 +249,7 @@ class Call:
             self.fail(error.status, str(error))
             self._cancelled()
         except Exception:
-            logger.exception("%s: %s failed", self.peer, self.path)
+            logger.exception("%s: %s failed", self.caller.address, self.path)
             self.fail(Status.INTERNAL, "the server failed; its log says why")
             self._cancelled()
 
@@ -310,7 +322,7 @@ class _Spawned(_Unary):
         except Failed as error:
             call.fail(error.status, str(error))
         except Exception:
-            logger.exception("%s: %s failed", call.peer, call.path)
+            logger.exception("%s: %s failed", call.caller.address, call.path)
             call.fail(Status.INTERNAL, "the server failed; its log says why")
 
     def cancelled(self) -> None:

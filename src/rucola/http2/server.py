@@ -7,8 +7,15 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from rucola.access import Caller
 from rucola.http2.connection import Headers, Http2Connection, Stream
 from rucola.http2.grpc import Call, Method
+from rucola.outages import log_rate_limited
+from rucola.remoting.addresses import address_of
+from rucola.remoting.budget import UNCOUNTED, Budget, ConnectionLimits, Pause, ServerBudget
+from rucola.remoting.keepalive import enable_keepalive
+from rucola.remoting.listener import Listener
+from rucola.remoting.tls import ServerTls, subject_of
 
 logger = logging.getLogger(__name__)
 
@@ -16,59 +23,82 @@ CHECK_INTERVAL_S: Final = 10.0
 STALL_LIMIT_S: Final = 60.0
 """Time for which a client may take no data of a response."""
 IDLE_LIMIT_S: Final = 120.0
-"""Time without a byte from the client after which it is asked for a sign of life, and closed after as long again."""
+"""Time without a byte from the client after which it is asked for a sign of life, once a check."""
+MAX_UNANSWERED_PINGS: Final = 3
 CLOSE_TIMEOUT_S: Final = 3.0
-BACKLOG: Final = 1024
 
 
 class _ServerConnection(asyncio.Protocol):
+    """A connection with the budget that one of remoting has.
+
+    A peer that does not return windows is still read, since it may be about to: during OUTPUT its new streams are
+    refused instead.
+    """
+
     def __init__(self, server: GrpcServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._budget = Budget(self, server.budget)
         self.http2 = Http2Connection(self._open, clock=self._loop.time)
-        self._is_flushing = False
-        self._is_stopping = False
-        self._heard_s = self._loop.time()
-        self.peer = ""
+        self._is_admitted = self._is_flushing = self._is_stopping = False
+        self._heard_s = self._sent_s = self._loop.time()
+        self.peer = "?"
+        self.caller = Caller(self.peer)
         self.closed = asyncio.Event()
 
     def _open(self, stream: Stream, headers: Headers) -> Call:
-        return Call(stream, self._server.methods, headers, self.peer)
+        return Call(stream, self._server.methods, headers, self.caller)
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        host, port, *_ = transport.get_extra_info("peername")
-        self.peer = f"{host}:{port}"
+        sock = transport.get_extra_info("socket")
+        if not self._server.budget.admit(sock.fileno()):
+            transport.abort()
+            return
+        self._is_admitted = True
+        enable_keepalive(sock, is_client=False)
+        if name := transport.get_extra_info("peername"):
+            self.peer = address_of(name)
+        self.caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
         self._server.connections.add(self)
         self.http2.on_output = self._schedule_flush
         self._flush()
+        if self._server.is_stopped:
+            transport.close()  # accepted before the stop, and made now
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
         self._is_flushing = True  # everything that a read leads to is one write
+        before = self.http2.messages
         self.http2.receive(data)
+        if self.http2.partial or self._budget.bytes_in:
+            is_complete = not self.http2.partial or self.http2.messages != before
+            self._budget.received(0, self.http2.partial, is_complete=is_complete)
         self._flush()
         if self.http2.is_closed:
-            logger.warning("%s: closing the connection: %s", self.peer, self.http2.error)
+            log_rate_limited(
+                logger, logging.WARNING, "HTTP/2", "%s: closing the connection: %s", self.peer, self.http2.error
+            )
             self._close()
 
     def pause_writing(self) -> None:
-        assert self._transport is not None
-        self._transport.pause_reading()
         self.http2.is_paused = True
+        self._read_or_pause()
 
     def resume_writing(self) -> None:
-        assert self._transport is not None
-        self._transport.resume_reading()
         self.http2.is_paused = False
+        self._read_or_pause()
         self.http2.flush_waiting()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.http2.lost()
+        self._budget.close()
+        if self._is_admitted:
+            self._server.budget.release()
         self._server.connections.discard(self)
         self.closed.set()
 
@@ -79,28 +109,61 @@ class _ServerConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_flushing = False
-        if self._transport is not None and not self._transport.is_closing() and (out := self.http2.take_output()):
-            self._transport.write(out)
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if output := self.http2.take_output():
+            self._sent_s = self._loop.time()
+            transport.write(output)
             self.http2.flush_waiting()
+        unsent = transport.get_write_buffer_size() + self.http2.buffered
+        if unsent > UNCOUNTED:
+            self._budget.sent(unsent)
+        elif self._budget.bytes_out:
+            self._budget.sent(0)
+            self._budget.resume(Pause.OUTPUT)
         if self._is_stopping and not self.http2.streams:
-            self._close()
+            transport.close()
 
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    # -- for its budget -----------------------------------------------------------------------------------------------
+
+    @property
+    def unsent_ms(self) -> int:
+        return int((self._loop.time() - self._sent_s) * 1000)
+
+    def pause(self) -> None:
+        self._read_or_pause()
+
+    def resume(self) -> None:
+        self._read_or_pause()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _read_or_pause(self) -> None:
+        self.http2.is_refusing = Pause.OUTPUT in self._budget.paused
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.http2.is_paused or Pause.INPUT in self._budget.paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Reset stalled streams, and close the connection of a client that is gone."""
         self.http2.reset_stalled(STALL_LIMIT_S)
-        idle_s = self._loop.time() - self._heard_s
-        if idle_s > 2 * IDLE_LIMIT_S:
-            assert self._transport is not None
-            self._transport.abort()
-        elif idle_s > IDLE_LIMIT_S:
+        if self._loop.time() - self._heard_s > IDLE_LIMIT_S:
+            if self.http2.unanswered_pings >= MAX_UNANSWERED_PINGS:
+                self.abort()
+                return
             self.http2.ping()
-            self._flush()
 
     async def stop(self) -> None:
         """Let open calls finish, up to CLOSE_TIMEOUT_S, then close."""
@@ -110,30 +173,47 @@ class _ServerConnection(asyncio.Protocol):
         try:
             await asyncio.wait_for(self.closed.wait(), CLOSE_TIMEOUT_S)
         except TimeoutError:
-            assert self._transport is not None
-            self._transport.abort()
+            self.abort()
+            await self.closed.wait()
 
 
 class GrpcServer:
-    """A server on one address and event loop; `methods` are by path. Plaintext only: HTTP/2 by prior knowledge."""
+    """A server on one address and event loop; `methods` are by path. HTTP/2 by prior knowledge, or by TLS."""
 
-    def __init__(self, host: str, port: int, methods: Mapping[str, Method]) -> None:
-        self.host = host
-        self.port = port
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        methods: Mapping[str, Method],
+        *,
+        tls: ServerTls | None = None,
+        budget: ServerBudget | None = None,
+    ) -> None:
         self.methods = methods
         self.connections: set[_ServerConnection] = set()
-        self._server: asyncio.Server | None = None
+        self.budget = budget or ServerBudget(ConnectionLimits())
+        self.is_stopped = False
+        self._listener = Listener(host, port, tls)
         self._checks: asyncio.Task[None] | None = None
 
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def bind(self) -> None:
+        """Bind without listening; port 0 becomes a free one. RemotingError."""
+        self._listener.bind()
+
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _ServerConnection(self), self.host, self.port, backlog=BACKLOG)
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._checks = loop.create_task(self._check())
+        """Bind unless `bind` did, and listen. RemotingError if the address is in use."""
+        self.is_stopped = False
+        await self._listener.start(lambda: _ServerConnection(self))
+        self._checks = asyncio.get_running_loop().create_task(self._check())
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        """Stop listening, let calls finish, and close all connections; idempotent."""
+        self.is_stopped = True
+        await self._listener.stop()
         if self._checks is not None:
             self._checks.cancel()
         await asyncio.gather(*(connection.stop() for connection in list(self.connections)))

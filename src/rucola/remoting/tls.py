@@ -277,6 +277,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
         _load_authorities(context, config.server_trust_cert_path, "tls.server.trustCertPath")
         is_required = config.server_need_client_auth is ClientAuth.require
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    context.set_alpn_protocols(["h2"])  # clients of gRPC insist on it; others name no protocol
     return context
 
 

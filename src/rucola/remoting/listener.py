@@ -1,0 +1,85 @@
+"""Listener: a listening socket of a server, in plain text or with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from rucola.remoting.exposure import cannot_listen
+from rucola.remoting.tls import ServerTls
+from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
+
+BACKLOG: Final = 1024
+ACCEPTS_PER_ITERATION: Final = 2
+"""Each takes a tenth of a millisecond."""
+
+ProtocolFactory: TypeAlias = Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]
+
+
+class Listener:
+    """An address on which connections are accepted, each with a protocol of its own. Port 0 becomes a free one."""
+
+    def __init__(self, host: str, port: int, tls: ServerTls | None = None) -> None:
+        self.host = host
+        self.port = port
+        self._tls = tls
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._acceptor: TlsAcceptor | None = None
+
+    def bind(self) -> None:
+        """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((self.host, self.port))
+        except (OSError, OverflowError) as error:
+            bound.close()
+            raise cannot_listen(self.host, self.port, error) from None
+        self.port = bound.getsockname()[1]
+        self._socket = bound
+
+    def unbind(self) -> None:
+        """Release the address of `bind`. Only before `start`."""
+        bound, self._socket = self._socket, None
+        if bound is not None:
+            bound.close()
+
+    async def start(self, factory: ProtocolFactory) -> None:
+        """Bind unless `bind` did, and listen. RemotingError if the address is in use."""
+        if self._socket is None:
+            self.bind()
+        assert self._socket is not None
+        try:
+            if self._tls is None:
+                # asyncio accepts up to `backlog` connections in one iteration.
+                loop = asyncio.get_running_loop()
+                self._server = await loop.create_server(
+                    factory, sock=self._socket, backlog=ACCEPTS_PER_ITERATION, start_serving=False
+                )
+                await self._server.start_serving()  # separately, so that `stop` closes the server if this is cancelled
+                self._socket.listen(BACKLOG)
+            else:
+                self._socket.listen(BACKLOG)
+                self._acceptor = TlsAcceptor(self._socket, self._tls, connect_to(factory))
+        except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
+            self._server = None
+            self._socket.close()
+            self._socket = None
+            raise cannot_listen(self.host, self.port, error) from None
+
+    async def stop(self) -> None:
+        """Accept no more connections; idempotent."""
+        server, self._server = self._server, None
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            self._socket = None  # closed by the acceptor
+            await acceptor.stop()
+        elif server is not None:
+            self._socket = None  # closed by the server
+            server.close()
+        else:
+            self.unbind()
