@@ -52,7 +52,11 @@ def clients_of(path: Path) -> Iterator[tuple[StepLoop, list[StepClient]]]:
     asyncio.set_event_loop(loop)
     try:
         config = BrokerConfig(
-            bind_address="127.0.0.1", listen_port=0, broker_name="broker-a", vip_channel_enabled=False
+            bind_address="127.0.0.1",
+            listen_port=0,
+            broker_name="broker-a",
+            vip_channel_enabled=False,
+            grpc_server_enabled=False,
         )
         broker = Broker(
             config,

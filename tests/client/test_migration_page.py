@@ -43,7 +43,10 @@ OF_CALLS = {"delay_level", "credentials"}
 @pytest.mark.slow
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
-        reader.type("rucola standalone --store data", "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911\n")
+        reader.type(
+            "rucola standalone --store data",
+            "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911 grpc=127.0.0.1:8081\n",
+        )
         reader.follow(PAGE)
         reader.type("python migrated.py", "order-1 b'9 euros'\n")
         reader.type("python migrated.py", "order-1 b'9 euros'\n")

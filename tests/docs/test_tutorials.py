@@ -13,7 +13,7 @@ from support.reader import Reader
 from support.waiting import wait_until
 
 SERVER = "rucola standalone --store store"
-READY = "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911\n"
+READY = "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911 grpc=127.0.0.1:8081\n"
 
 
 @pytest.mark.slow

@@ -128,6 +128,7 @@ def started_broker(loop: StepLoop, path: Path) -> tuple[Broker, StepClient]:
         listen_port=0,
         broker_name="broker-a",
         vip_channel_enabled=False,
+        grpc_server_enabled=False,
         enable_property_filter=True,
     )
     broker = Broker(

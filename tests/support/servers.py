@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RUCOLA = [sys.executable, "-c", "from rucola.cli.main import main; main(prog_name='rucola')"]
-READY = re.compile(r"rucola ready namesrv=(127\.0\.0\.1:[1-9]\d*) broker=(127\.0\.0\.1:[1-9]\d*)\n")
+READY = re.compile(
+    r"rucola ready namesrv=(127\.0\.0\.1:[1-9]\d*) broker=(127\.0\.0\.1:[1-9]\d*)(?: grpc=(127\.0\.0\.1:[1-9]\d*))?\n"
+)
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +42,12 @@ class Server:
         match = READY.fullmatch(self.first_line)
         assert match, f"{self.first_line!r}\n{self.log.read_text()}"
         return match[1], match[2]
+
+    def grpc_endpoint(self) -> str:
+        """The address of a `standalone` for clients of gRPC, as it prints it."""
+        match = READY.fullmatch(self.first_line)
+        assert match, f"{self.first_line!r}\n{self.log.read_text()}"
+        return match[3]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; the exit code. It must have printed nothing more."""

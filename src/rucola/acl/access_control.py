@@ -102,6 +102,12 @@ class AccessControl:
             remember(command, content.fields)
         return _with_user(caller, user)
 
+    def authenticate_content(self, caller: Caller, content: SignedContent) -> Caller:
+        """Return the caller with the user that signed a content, which is valid on any connection, or raise Refused."""
+        if self._accounts.is_white(caller.host):
+            return _with_user(caller, WHITE)
+        return _with_user(caller, self._accounts.principal(content, caller.host, Challenge()))
+
     def authenticate_first(
         self,
         caller: Caller,

@@ -84,8 +84,10 @@ class AuditLog:
     ) -> None:
         self._put(_line(self._clock(), caller, code, action, resources, outcome, reason))
 
-    def denied(self, caller: Caller, code: int, action: Action, resources: Iterable[Resource], reason: str) -> None:
-        """Record a denied request, unless its peer had too many in this minute."""
+    def denied(
+        self, caller: Caller, request: int | str, action: Action, resources: Iterable[Resource], reason: str
+    ) -> None:
+        """Record a denied request, by its code or name, unless its peer had too many in this minute."""
         now_ms = self._clock()
         if not 0 <= now_ms - self._window_begin_ms < DENIED_WINDOW_MS:
             self._end_window()
@@ -93,7 +95,7 @@ class AuditLog:
         peer = caller.host if caller.host in self._denied or len(self._denied) < MAX_PEERS else "others"
         count = self._denied[peer] = self._denied.get(peer, 0) + 1
         if count <= DENIED_PER_WINDOW:
-            self._put(_line(now_ms, caller, code, action, resources, "denied", reason))
+            self._put(_line(now_ms, caller, request, action, resources, "denied", reason))
 
     def _end_window(self) -> None:
         denied, self._denied = self._denied, {}
@@ -170,7 +172,7 @@ class AuditLog:
 def _line(
     now_ms: int,
     caller: Caller,
-    code: int,
+    request: int | str,
     action: Action,
     resources: Iterable[Resource],
     outcome: str,
@@ -183,7 +185,7 @@ def _line(
         "user": caller.user.name if caller.user is not None else None,
         "certificate": caller.certificate[:MAX_TEXT] or None,
         "address": caller.address,
-        "request": name_of(code),
+        "request": name_of(request) if isinstance(request, int) else request,
         "action": action.name,
         "topics": _names(one.topic for one in named),
         "groups": _names(groups),

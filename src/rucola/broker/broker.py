@@ -80,6 +80,12 @@ class Broker:
         """The address for clients, "ip:port"."""
         return f"{self.config.broker_ip1}:{self.config.listen_port}"
 
+    @property
+    def grpc_endpoint(self) -> str:
+        """The address for clients of RocketMQ 5, "ip:port"; empty if it serves none."""
+        is_served = self.config.grpc_server_enabled and not self.store_config.is_slave
+        return f"{self.config.broker_ip1}:{self.config.grpc_server_port}" if is_served else ""
+
     async def open(self) -> None:
         """Open the store without binding a port. Raises StoreError. `start` or `stop` follows."""
         if not self.role.is_loaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rucola.broker.client_registry import ClientChannel, Member
@@ -58,3 +58,36 @@ class ClientCalls(Protocol):
         self, channel: ClientChannel, client_id: str, topic: str, group: str
     ) -> dict[MessageQueue, int] | None:
         """Return the offsets at which a client consumes the topic; None, with a warning, if it does not respond."""
+
+
+class CallsByChannel:
+    """Calls to the clients of all protocols: `choose` returns those for a channel."""
+
+    def __init__(self, choose: Callable[[ClientChannel], ClientCalls]) -> None:
+        self._choose = choose
+
+    def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
+        self._choose(channel).notify_consumer_ids_changed(channel, group)
+
+    def check_transaction(self, channel: ClientChannel, check: TransactionCheckRequest) -> None:
+        self._choose(channel).check_transaction(channel, check)
+
+    async def reset_offsets(
+        self,
+        members: Sequence[tuple[ClientChannel, Member]],
+        request: OffsetReset,
+        offsets: Mapping[MessageQueue, int],
+    ) -> None:
+        by_calls: dict[ClientCalls, list[tuple[ClientChannel, Member]]] = {}
+        for member in members:
+            by_calls.setdefault(self._choose(member[0]), []).append(member)
+        for calls, found in by_calls.items():
+            await calls.reset_offsets(found, request, offsets)
+
+    async def push_reply(self, channel: ClientChannel, reply: PushedReply) -> str | None:
+        return await self._choose(channel).push_reply(channel, reply)
+
+    async def consumer_status(
+        self, channel: ClientChannel, client_id: str, topic: str, group: str
+    ) -> dict[MessageQueue, int] | None:
+        return await self._choose(channel).consumer_status(channel, client_id, topic, group)

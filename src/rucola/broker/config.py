@@ -43,6 +43,10 @@ _REFUSED: Final = {
 """Switches of Apache's broker.conf that this broker cannot honour, and the consequence of ignoring them."""
 
 
+LISTEN_PORT: Final = 10911
+GRPC_SERVER_PORT: Final = 8081
+
+
 class TransferFrom(Enum):
     """The part of the log that a slave without a log gets."""
 
@@ -77,7 +81,7 @@ class BrokerConfig:
     """Address on which the broker listens; by default brokerIP1 if that is set, else 127.0.0.1. An address that other
     machines reach, such as 0.0.0.0, needs TLS and access control, or insecure=true.
     """
-    listen_port: Port = 10911
+    listen_port: Port = LISTEN_PORT
     """Port for clients; 0 selects a free port, with a free one two below it for the VIP channel."""
     vip_channel_enabled: bool = True
     """Whether the broker also listens on listenPort - 2, the VIP channel. A slave of Apache needs it to learn topics,
@@ -86,6 +90,12 @@ class BrokerConfig:
     """
     broker_ip2: str = dataclasses.field(default="", metadata={"key": "brokerIP2"})
     """Address announced to slaves; by default brokerIP1. Set it if replication has its own network."""
+    grpc_server_enabled: bool = True
+    """Whether the broker serves clients of RocketMQ 5, by gRPC. A slave does as soon as it becomes master."""
+    grpc_server_port: Annotated[Port, Range(-1, 65_535)] = -1
+    """Port for clients of gRPC; by default 8081 if listenPort is 10911, else any free port. Set it on a machine with
+    several brokers, since clients keep the address.
+    """
     ha_listen_port: Annotated[Port, Range(-1, 65_535)] = -1
     """Port for slaves; by default listenPort + 1, or any free port if listenPort is 0."""
     namesrv_addr: str = ""
@@ -307,6 +317,8 @@ class BrokerConfig:
             self.metrics_prom_exporter_host = LOOPBACK
         if not self.broker_ip2:
             self.broker_ip2 = self.broker_ip1
+        if self.grpc_server_port < 0:
+            self.grpc_server_port = GRPC_SERVER_PORT if self.listen_port == LISTEN_PORT else 0
         if self.ha_listen_port < 0:
             self.ha_listen_port = self.listen_port + 1 if self.listen_port else 0
 

@@ -17,7 +17,16 @@ from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")
 
-_DERIVED = {"storeHost", "brokerIP1", "brokerIP2", "brokerName", "bindAddress", "listenPort", "haListenPort"}
+_DERIVED = {
+    "storeHost",
+    "brokerIP1",
+    "brokerIP2",
+    "brokerName",
+    "bindAddress",
+    "listenPort",
+    "haListenPort",
+    "grpcServerPort",
+}
 """Settings that the other lines show."""
 
 
@@ -25,10 +34,11 @@ def log_broker(broker: Broker) -> None:
     config, store = broker.config, broker.store_config
     _log_version("broker")
     logger.info(
-        "broker %s of cluster %s, id %d, %s, %s: clients at %s (bound to %s), slaves at port %d, name servers %s",
+        "broker %s of cluster %s, id %d, %s, %s: clients at %s (bound to %s), of gRPC at %s, slaves at port %d, "
+        "name servers %s",
         config.broker_name, config.broker_cluster_name, config.broker_id, store.broker_role.name,
-        store.flush_disk_type.name, broker.address, config.bind_address, config.ha_listen_port,
-        config.namesrv_addr or "none",
+        store.flush_disk_type.name, broker.address, config.bind_address, broker.grpc_endpoint or "no port",
+        config.ha_listen_port, config.namesrv_addr or "none",
     )  # fmt: skip
     logger.info(
         "store %s, CommitLog %s in files of %d bytes, kept for %d h; settings that differ from the defaults: %s",

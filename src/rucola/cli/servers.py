@@ -71,14 +71,22 @@ IMPORTANT_SETTINGS = """
     "--namesrv-port", type=PORT, default=9876, show_default=True, help="Port of the name server; 0 picks a free port."
 )
 @click.option("--broker-port", type=PORT, show_default="10911", help="Port of the broker; 0 picks a free port.")
+@click.option(
+    "--grpc-port",
+    type=PORT,
+    show_default="8081, or free with --broker-port",
+    help="Port of the broker for clients of RocketMQ 5; 0 picks a free port.",
+)
 @config_option
 @log_options
-def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_file: Path | None) -> None:
+def standalone(
+    store: Path, namesrv_port: int, broker_port: int | None, grpc_port: int | None, config_file: Path | None
+) -> None:
     """Run a name server and a broker in one process, on one store directory.
 
-    Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT` when both are ready. Listens on 127.0.0.1 unless the
-    configuration has a bindAddress or a brokerIP1, and filters by SQL92 unless enablePropertyFilter is false. Both
-    servers have the configuration's TLS. SIGTERM and SIGINT stop both cleanly.
+    Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT grpc=HOST:PORT` when both are ready. Listens on 127.0.0.1
+    unless the configuration has a bindAddress or a brokerIP1, and filters by SQL92 unless enablePropertyFilter is
+    false. Both servers have the configuration's TLS. SIGTERM and SIGINT stop both cleanly.
 
     \b
     Examples:
@@ -93,7 +101,9 @@ def standalone(store: Path, namesrv_port: int, broker_port: int | None, config_f
     properties.setdefault("haListenPort", "0")  # any free port: slaves get it from the name server
     if broker_port is not None:
         # The ports in the file belong to another broker then; the port for replication must not collide, either.
-        properties |= {"listenPort": str(broker_port), "haListenPort": "0"}
+        properties |= {"listenPort": str(broker_port), "haListenPort": "0", "grpcServerPort": "-1"}
+    if grpc_port is not None:
+        properties["grpcServerPort"] = str(grpc_port)
     config, store_config = broker_settings(properties, config_file)
     config.tls = config.tls.of_own_client()
     _run(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
@@ -120,6 +130,8 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
         running.push_async_callback(broker.stop)  # before the name server, so that the broker unregisters there
         banner.log_broker(broker)
         ready = f"rucola ready namesrv={broker.config.namesrv_addr} broker={broker.address}"
+        if broker.grpc_endpoint:
+            ready += f" grpc={broker.grpc_endpoint}"
 
         async def reload() -> None:
             namesrv.reload_certificates()

@@ -158,12 +158,12 @@ def _servers(directory: Path, size: Size) -> Iterator[ServerSpec]:
 def _create(directory: Path, size: Size) -> list[ServerSpec]:
     servers = list(_servers(directory, size))
     with ExitStack() as held:
-        # For clients, and for replication or the peers of etcd.
-        ports = {spec.name: (_free_pair(held), _free_port(held)) for spec in servers}
+        # For clients, for replication or the peers of etcd, and for clients of gRPC.
+        ports = {spec.name: (_free_pair(held), _free_port(held), _free_port(held)) for spec in servers}
     namesrvs = ";".join(f"{HOST}:{ports[one.name][0]}" for one in servers if one.role is ServerRole.NAMESRV)
     master_role = "SYNC_MASTER" if size.is_sync else "ASYNC_MASTER"
     for spec in servers:
-        port, other_port = ports[spec.name]
+        port, other_port, grpc_port = ports[spec.name]
         own = {"bindAddress": HOST, "listenPort": str(port)}
         if spec.role is ServerRole.ETCD:
             own["command"] = _etcd_command(spec, port, other_port)
@@ -176,6 +176,7 @@ def _create(directory: Path, size: Size) -> list[ServerSpec]:
                 "brokerRole": master_role if spec.role is ServerRole.MASTER else "SLAVE",
                 "brokerIP1": HOST,
                 "haListenPort": str(other_port),
+                "grpcServerPort": str(grpc_port),
                 "namesrvAddr": namesrvs,
                 "storePathRootDir": str(spec.store),
             }

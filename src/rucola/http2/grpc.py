@@ -138,6 +138,11 @@ class Call:
     def is_open(self) -> bool:
         return self._stream.is_open
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether more than MAX_CALL_BUFFER bytes of the response wait for the client."""
+        return self._stream.buffered > MAX_CALL_BUFFER
+
     def send(self, message: bytes) -> None:
         """Send a message of the response."""
         if not self._has_headers:
@@ -158,8 +163,8 @@ class Call:
         self._end(None, status, text)
 
     async def drain(self) -> None:
-        """Wait while more than MAX_CALL_BUFFER bytes of the response wait for the client."""
-        while self.is_open and self._stream.buffered > MAX_CALL_BUFFER:
+        """Wait while this call is congested."""
+        while self.is_open and self.is_congested:
             if self._drained is None:
                 self._drained = asyncio.Event()
             self._drained.clear()

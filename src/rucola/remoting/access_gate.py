@@ -13,6 +13,7 @@ from typing import TypeAlias
 from rucola.access import ADMINISTRATIVE, Action, Caller, Reason, Refused, Resource
 from rucola.acl.access_control import AccessControl
 from rucola.acl.audit_log import AuditLog
+from rucola.acl.signed_content import SignedContent
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Answer, Connection, Processor, Reply
@@ -53,7 +54,7 @@ class AccessGate:
                 return process(connection, caller, command)
             except Refused as refusal:
                 if refusal.reason is Reason.DENIED:
-                    self._record_denied(caller, code, action, resources_of(command), refusal)
+                    self.record_denied(caller, code, action, resources_of(command), refusal)
                 raise
 
         return enclosed
@@ -72,16 +73,21 @@ class AccessGate:
         connection.latest_caller = caller
         return caller, count
 
+    def admit_call(self, caller: Caller, content: Callable[[], SignedContent]) -> Caller:
+        """Return the caller of a call of gRPC with its user. Raises Refused; the denial is for `record_denied`."""
+        return caller if self._access is None else self._access.authenticate_content(caller, content())
+
     def record_peer(self, caller: Caller, refusal: Refused) -> None:
         """Record a denied slave; its connection has no request code."""
-        self._record_denied(caller, 0, Action.REPLICATE, [], refusal)
+        self.record_denied(caller, 0, Action.REPLICATE, [], refusal)
 
-    def _record_denied(
-        self, caller: Caller, code: int, action: Action, resources: list[Resource], refusal: Refused
+    def record_denied(
+        self, caller: Caller, request: int | str, action: Action, resources: list[Resource], refusal: Refused
     ) -> None:
+        """Record a denied request, named by its code or as a method of gRPC."""
         self.denied += 1
         if self._audit is not None:
-            self._audit.denied(caller, code, action, resources, str(refusal))
+            self._audit.denied(caller, request, action, resources, str(refusal))
 
     def _recorded(
         self,
@@ -106,7 +112,7 @@ class AccessGate:
                 result = await answer
             except Exception as error:
                 if isinstance(error, Refused) and error.reason is Reason.DENIED:
-                    self._record_denied(caller, code, action, resources_of(command), error)
+                    self.record_denied(caller, code, action, resources_of(command), error)
                 record(caller, command, error)
                 raise
             done(caller, command, result)

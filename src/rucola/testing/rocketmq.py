@@ -66,13 +66,14 @@ class AdvanceableLoop(asyncio.SelectorEventLoop):
 class RocketMQ:
     """A name server and a broker; `with RocketMQ(directory) as rocketmq` starts and stops them.
 
-    `namesrv` is the address for clients, "127.0.0.1:port". `settings` maps keys of broker.conf to values; ConfigError
-    names unknown keys. `tls.config.file` applies to both servers. `credentials` sign the fixture's own requests; the
-    default is from the environment.
+    `namesrv` is the address for clients, "127.0.0.1:port", `grpc_endpoint` that for clients of RocketMQ 5. `settings`
+    maps keys of broker.conf to values; ConfigError names unknown keys. `tls.config.file` applies to both servers.
+    `credentials` sign the fixture's own requests; the default is from the environment.
     """
 
     namesrv: str
     broker: str
+    grpc_endpoint: str
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class RocketMQ:
         self.store = directory / "store"
         self._settings = {key: _text(value) for key, value in (settings or {}).items()}
         # 0 until the first start; a restarted broker keeps its port.
-        self._listen_port = 0
+        self._listen_port = self._grpc_port = 0
         # Everything that runs until `__exit__`; and the broker alone, which `broker_down` stops. Used on the loop only.
         self._running = AsyncExitStack()
         self._running_broker = AsyncExitStack()
@@ -219,6 +220,7 @@ class RocketMQ:
             broker_ip1=HOST,
             bind_address=HOST,
             listen_port=self._listen_port,
+            grpc_server_port=self._grpc_port,
             ha_listen_port=0,
             namesrv_addr=self.namesrv,
             store_path_root_dir=self.store,
@@ -229,8 +231,8 @@ class RocketMQ:
         config.tls = self._tls
         self._running_broker = AsyncExitStack()
         broker = await self._running_broker.enter_async_context(Broker(config, store_config, clock=self._clock_ms))
-        self._listen_port = config.listen_port
-        self.broker = broker.address
+        self._listen_port, self._grpc_port = config.listen_port, config.grpc_server_port
+        self.broker, self.grpc_endpoint = broker.address, broker.grpc_endpoint
 
     def _stop(self) -> None:
         try:

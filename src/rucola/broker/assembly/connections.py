@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.listeners import Listeners
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
-from rucola.broker.client_registry import ClientRegistry
+from rucola.broker.client_calls import CallsByChannel, ClientCalls
+from rucola.broker.client_registry import ClientChannel, ClientRegistry
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
+from rucola.errors import RemotingError
+from rucola.http2.server import GrpcServer
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.budget import BudgetedConnection, ServerBudget
 from rucola.remoting.connection import Connection, Processor, ReadHooks
@@ -35,7 +38,9 @@ class Connections:
         self.processors: dict[int, Processor] = {}
         self.hold = PullRequestHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
-        self.calls = RemotingClientCalls()
+        self.remoting_calls = RemotingClientCalls()
+        self.grpc_calls: ClientCalls | None = None
+        self.calls = CallsByChannel(self._calls_to)
         self.clients = ClientRegistry(
             self._should_notify,
             self.calls.notify_consumer_ids_changed,
@@ -44,6 +49,13 @@ class Connections:
         )
         self.budget = ServerBudget(config.connection_limits, self._on_writable)
         self._listeners = Listeners(config, self.processors, self._on_close, self.budget, environment.tls)
+        self.grpc: GrpcServer | None = None
+        """`Serving` sets its methods, `grpc_calls`, and `end_grpc_streams`."""
+        self.end_grpc_streams: Callable[[], None] = _nothing
+        if config.grpc_server_enabled and not environment.is_slave:
+            self.grpc = GrpcServer(
+                config.bind_address, config.grpc_server_port, {}, tls=environment.tls, budget=self.budget
+            )
 
     def bind(self, running: AsyncExitStack) -> None:
         """Bind the ports, without listening yet, and store them in both configurations. RemotingError, ConfigError."""
@@ -59,8 +71,22 @@ class Connections:
         running.push_async_callback(self._listeners.stop)
         for port in self._listeners.ports:
             self._environment.ports.hold(config.bind_address, port)
+        if self.grpc is not None:
+            self._bind_grpc(self.grpc)
+            running.push_async_callback(self.grpc.stop)
         config.ha_listen_port = self._environment.ports.hold(config.bind_address, config.ha_listen_port)
         self._environment.store_config.store_host = config.store_host
+
+    def _bind_grpc(self, server: GrpcServer) -> None:
+        config = self._environment.config
+        try:
+            server.bind()
+        except RemotingError as error:
+            raise RemotingError(
+                f"{error}. It is grpcServerPort; grpcServerEnabled=false serves no clients of RocketMQ 5",
+                subject="grpcServerPort",
+            ) from None
+        config.grpc_server_port = self._environment.ports.hold(config.bind_address, server.port)
 
     def schedule(self, scheduler: Scheduler) -> None:
         clock = self._environment.clock
@@ -78,19 +104,26 @@ class Connections:
         # Stopping twice is allowed: this one closes the connections, the one of `bind` the port after a failed start.
         await self._listeners.start(read_hooks)
         running.push_async_callback(self._listeners.stop)
+        if self.grpc is not None:
+            await self.grpc.start()
+            running.push_async_callback(self.grpc.stop)
+            running.callback(self.end_grpc_streams)
         running.callback(self.hold.release_all)
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         self.stats.record_put(topics)
 
+    def _calls_to(self, channel: ClientChannel) -> ClientCalls:
+        return self.remoting_calls if self.grpc_calls is None or isinstance(channel, Connection) else self.grpc_calls
+
     def _on_close(self, connection: Connection) -> None:
         self.clients.closed(connection)
-        self.calls.closed(connection)
+        self.remoting_calls.closed(connection)
         self.hold.closed(connection)
 
     def _on_writable(self, connection: BudgetedConnection) -> None:
         assert isinstance(connection, Connection)
-        self.calls.writable(connection)
+        self.remoting_calls.writable(connection)
         self.hold.writable(connection)
 
     def _should_notify(self, group: str) -> bool:
@@ -99,3 +132,7 @@ class Connections:
 
     def _on_group_left(self, group: str) -> None:
         self._metadata.filters.unregister(group, self._environment.clock())
+
+
+def _nothing() -> None:
+    pass

@@ -86,7 +86,7 @@ class Serving:
         )
         sends = SendAdapter(self.services.publish, self.state)
         pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
-        endpoints = broker_endpoints(self.services, self.state, connections.calls, sends, pulls)
+        endpoints = broker_endpoints(self.services, self.state, connections.remoting_calls, sends, pulls)
         promise = environment.coordination.promise if environment.coordination is not None else no_promise
         endpoints += *PromiseAdapter(promise).endpoints(), CHALLENGE_ENDPOINT
         role_refusal = _role_refusal(environment, registration, storage)
@@ -101,6 +101,13 @@ class Serving:
             partial(pulls.read, access.gate, checks_of(chain, Action.FETCH)),
         )
         self.read_hooks = ReadHooks(reads, runs)
+        if connections.grpc is not None:
+            from rucola.broker.grpc.clients import GrpcClientCalls  # imported here: protobuf takes 30 ms
+            from rucola.broker.grpc.service import GrpcService
+
+            grpc = GrpcService(self.services, self.state, chain, access.gate)
+            connections.grpc.methods = grpc.methods
+            connections.grpc_calls, connections.end_grpc_streams = GrpcClientCalls(), grpc.end_streams
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:

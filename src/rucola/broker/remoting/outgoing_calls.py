@@ -152,5 +152,8 @@ class RemotingClientCalls:
 
 
 def _connection(channel: ClientChannel) -> Connection:
-    assert isinstance(channel, Connection)
+    if not isinstance(channel, Connection):
+        raise RemotingConnectError(
+            f"{channel.peer} is a client of gRPC, which has no such request", subject=channel.peer
+        )
     return channel

@@ -14,6 +14,7 @@ import msgspec
 
 from rucola import fastjson, refusals
 from rucola.access import Refused
+from rucola.broker.services.requests import PublishRequest
 from rucola.broker.state import BrokerState
 from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.subscription import SubscriptionData
@@ -46,6 +47,12 @@ class TopicService:
     def __init__(self, state: BrokerState, topics_registered: Callable[[], Awaitable[None]]) -> None:
         self._state = state
         self._topics_registered = topics_registered
+
+    def expected(self, topic: str) -> TopicConfig | None:
+        """Return a topic's settings; those that its first message would create; None if it would not."""
+        request = PublishRequest(topic, -1, b"")
+        topics = self._state.topics
+        return topics.get(topic) or topics.inherited(topic, request.default_topic, request.default_topic_queue_nums)
 
     async def create_or_update(self, topic: TopicConfig) -> None:
         """Create a topic or replace its settings; on disk and registered afterwards. Raises InvalidMessage."""

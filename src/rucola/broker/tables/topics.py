@@ -98,18 +98,26 @@ class TopicConfigTable(SettingsTable[TopicConfig, TopicConfigSerializeWrapper]):
         is_limited: bool = True,
     ) -> TopicConfig | None:
         """Create a topic for its first message; None if `default_topic` may not be inherited from. Raises Refused."""
+        created = self.inherited(topic, default_topic, queue_nums, topic_sys_flag)
+        if created is None:
+            return None
+        if is_limited:
+            self._limits.check_new_topic(topic, len(self._table))
+        self.put(created, now_ms)
+        return created
+
+    def inherited(self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int = 0) -> TopicConfig | None:
+        """Return the settings that a topic would be created with; None if it may not be."""
         # Three conditions: the default topic exists, may be inherited from, and is not disabled by the configuration.
         default = self._table.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT:
             return None
         if default_topic == topics.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             return None
-        if is_limited:
-            self._limits.check_new_topic(topic, len(self._table))
         # A producer may request fewer queues than the default topic has, not more. The permission to inherit is not
         # inherited itself.
         queue_nums = max(0, min(queue_nums, default.write_queue_nums))
-        created = TopicConfig(
+        return TopicConfig(
             topic_name=topic,
             perm=default.perm & ~PERM_INHERIT,
             read_queue_nums=queue_nums,
@@ -117,8 +125,6 @@ class TopicConfigTable(SettingsTable[TopicConfig, TopicConfigSerializeWrapper]):
             topic_filter_type=default.topic_filter_type,
             topic_sys_flag=topic_sys_flag,
         )
-        self.put(created, now_ms)
-        return created
 
     def ensure(
         self, topic: str, queue_nums: int, now_ms: int, topic_sys_flag: int = 0, *, is_limited: bool = False

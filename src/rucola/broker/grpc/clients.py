@@ -1,0 +1,240 @@
+"""Adapter of Telemetry, Heartbeat and NotifyClientTermination, and the broker's calls to clients.
+
+A client exists as long as its Telemetry stream is open; its settings are answered with the server's. A producer is in
+the producer group of each of its topics, so that it is asked about their transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rucola.access import Action, Caller, Refused, Resource
+from rucola.broker.client_calls import OffsetReset, PushedReply
+from rucola.broker.client_registry import ClientChannel, Member
+from rucola.broker.delivery.transactions import TransactionCheckRequest
+from rucola.broker.grpc.codes import OK, IllegalCall, status_of
+from rucola.broker.grpc.messages import message_of
+from rucola.broker.grpc.methods import Chain, GrpcMethod, GrpcRequest, decode, name_of
+from rucola.broker.grpc.send import transaction_id
+from rucola.broker.services.clients import ClientService
+from rucola.broker.state import BrokerState
+from rucola.domain.client import HeartbeatData, ProducerData
+from rucola.domain.queue import MessageQueue
+from rucola.domain.version import VERSION
+from rucola.http2.grpc import Call, Failed, MessageReceiver
+from rucola.http2.grpc import Status as GrpcStatus
+from rucola.message.record import decode as decode_record
+from rucola.protocol.codes import LanguageCode
+from rucola.protocol.grpc.definition_pb2 import Code, Language, Settings
+from rucola.protocol.grpc.service_pb2 import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    NotifyClientTerminationRequest,
+    NotifyClientTerminationResponse,
+    RecoverOrphanedTransactionCommand,
+    TelemetryCommand,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS: Final = 3
+"""Attempts of a producer to send a message, 10 ms after the first and twice as long after each, one second at most."""
+_LANGUAGES: Final = {Language.DOT_NET: LanguageCode.DOTNET, Language.GOLANG: LanguageCode.GO}
+
+
+class GrpcClient:
+    """A connected client: a Telemetry stream, from its first settings on."""
+
+    def __init__(self, client_id: str, caller: Caller, call: Call, refresh: Callable[[], None]) -> None:
+        self.client_id = client_id
+        self.caller = caller
+        self._call = call
+        self._refresh = refresh
+
+    @property
+    def peer(self) -> str:
+        return self.caller.address
+
+    @property
+    def is_open(self) -> bool:
+        return self._call.is_open
+
+    @property
+    def is_congested(self) -> bool:
+        return self._call.is_congested
+
+    def close(self) -> None:
+        """Called for a client without heartbeat: the stream is sign of life enough."""
+        self._refresh()
+
+    def send(self, command: TelemetryCommand) -> None:
+        if self._call.is_open:
+            self._call.send(command.SerializeToString())
+
+    def end(self) -> None:
+        """End the stream; the client opens another one if it goes on."""
+        if self._call.is_open:
+            self._call.finish()
+
+
+class ClientAdapter:
+    def __init__(self, service: ClientService, state: BrokerState, chain: Chain) -> None:
+        self._service = service
+        self._registry = state.clients
+        self._config, self._store_config = state.config, state.store.config
+        self._admit = chain.admission("Telemetry", Action.HEARTBEAT)
+        self._clients: dict[str, list[GrpcClient]] = {}
+        """By client id."""
+
+    def methods(self) -> Iterable[GrpcMethod[Any]]:
+        def resource(request: HeartbeatRequest | NotifyClientTerminationRequest) -> list[Resource]:
+            return [Resource(group=name_of(request.group)) if request.HasField("group") else Resource()]
+
+        return (
+            GrpcMethod(
+                "Heartbeat", Action.HEARTBEAT, HeartbeatRequest, resource,
+                lambda status: HeartbeatResponse(status=status), self.heartbeat,
+            ),
+            GrpcMethod(
+                "NotifyClientTermination", Action.UNREGISTER, NotifyClientTerminationRequest, resource,
+                lambda status: NotifyClientTerminationResponse(status=status), self.terminate,
+            ),
+        )  # fmt: skip
+
+    def telemetry(self, call: Call) -> MessageReceiver:
+        return _Telemetry(self, call)
+
+    def heartbeat(self, request: GrpcRequest[HeartbeatRequest]) -> HeartbeatResponse:
+        self._clients_of(request)
+        return HeartbeatResponse(status=OK)
+
+    def terminate(self, request: GrpcRequest[NotifyClientTerminationRequest]) -> NotifyClientTerminationResponse:
+        for client in self._clients_of(request):
+            self.leave(client)
+            client.end()
+        return NotifyClientTerminationResponse(status=OK)
+
+    def _clients_of(self, request: GrpcRequest[Any]) -> list[GrpcClient]:
+        user = request.caller.user
+        found = [one for one in self._clients.get(request.client_id, ()) if one.caller.user is user]
+        if not found:
+            raise IllegalCall(Code.UNRECOGNIZED_CLIENT_TYPE, f"client {request.client_id} has sent no settings")
+        return found
+
+    # -- Telemetry ----------------------------------------------------------------------------------------------------
+
+    def settings(self, call: Call, client: GrpcClient | None, settings: Settings) -> GrpcClient:
+        """Take a client's settings, and answer them. Raises Refused, IllegalCall and Failed."""
+        if settings.HasField("subscription"):
+            raise IllegalCall(Code.NOT_IMPLEMENTED, "this server has no consumers of gRPC")
+        if not settings.HasField("publishing"):
+            raise Failed(GrpcStatus.INVALID_ARGUMENT, "the settings are neither a producer's nor a consumer's")
+        if (count := len(settings.publishing.topics)) > self._config.max_groups_per_client:
+            text = f"{count} topics; {self._config.max_groups_per_client} are allowed (maxGroupsPerClient)"
+            raise IllegalCall(Code.BAD_REQUEST, text)
+        topics = [name_of(topic) for topic in settings.publishing.topics]
+        caller, client_id = self._admit(call, [Resource(producer_group=topic) for topic in topics] or [Resource()])
+        heartbeat = HeartbeatData(
+            client_id=client_id, producer_data_set=[ProducerData(group_name=topic) for topic in topics]
+        )
+        language = _LANGUAGES.get(settings.user_agent.language)
+        name = language.name if language else Language.Name(settings.user_agent.language)
+        language_name = name if name in LanguageCode.__members__ else LanguageCode.OTHER.name
+
+        def announce() -> None:
+            self._service.heartbeat(joining, caller, heartbeat, language_name, VERSION, on_accepted=lambda: None)
+
+        if client is not None:
+            self.leave(client)
+        joining = GrpcClient(client_id, caller, call, announce)
+        announce()
+        self._clients.setdefault(client_id, []).append(joining)
+        joining.send(TelemetryCommand(status=OK, settings=self._merged(settings)))
+        return joining
+
+    def _merged(self, settings: Settings) -> Settings:
+        merged = Settings()
+        merged.CopyFrom(settings)
+        policy = merged.backoff_policy
+        policy.Clear()
+        policy.max_attempts = MAX_ATTEMPTS
+        policy.exponential_backoff.initial.FromMilliseconds(10)
+        policy.exponential_backoff.max.FromMilliseconds(1000)
+        policy.exponential_backoff.multiplier = 2
+        merged.publishing.validate_message_type = True
+        merged.publishing.max_body_size = self._store_config.max_message_size
+        merged.metric.Clear()
+        merged.metric.on = False
+        return merged
+
+    def leave(self, client: GrpcClient) -> None:
+        self._registry.closed(client)
+        others = self._clients.get(client.client_id, [])
+        if client in others:
+            others.remove(client)
+        if not others:
+            self._clients.pop(client.client_id, None)
+
+    def end_all(self) -> None:
+        """End all streams, so that the server can stop."""
+        for client in [client for clients in self._clients.values() for client in clients]:
+            client.end()
+
+
+class _Telemetry:
+    """The receiver of one Telemetry stream."""
+
+    def __init__(self, adapter: ClientAdapter, call: Call) -> None:
+        self._adapter = adapter
+        self._call = call
+        self._client: GrpcClient | None = None
+
+    def message(self, message: bytes) -> None:
+        command = decode(TelemetryCommand, message)
+        if not command.HasField("settings"):
+            return  # the answers to commands that this server does not send
+        try:
+            self._client = self._adapter.settings(self._call, self._client, command.settings)
+        except (Refused, IllegalCall) as error:
+            self._call.send(TelemetryCommand(status=status_of(error)).SerializeToString())
+
+    def ended(self) -> None:
+        self.cancelled()
+        self._call.finish()
+
+    def cancelled(self) -> None:
+        if self._client is not None:
+            self._adapter.leave(self._client)
+
+
+class GrpcClientCalls:
+    """The broker's calls to clients of gRPC; those for which it has no method are not made."""
+
+    def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
+        """Nothing: its members share the messages of all queues."""
+
+    def check_transaction(self, channel: ClientChannel, check: TransactionCheckRequest) -> None:
+        assert isinstance(channel, GrpcClient)
+        command = RecoverOrphanedTransactionCommand(
+            message=message_of(decode_record(check.record)),
+            transaction_id=transaction_id(check.half_queue_offset, check.physical_offset),
+        )
+        channel.send(TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))
+
+    async def reset_offsets(
+        self,
+        members: Sequence[tuple[ClientChannel, Member]],
+        request: OffsetReset,
+        offsets: Mapping[MessageQueue, int],
+    ) -> None:
+        """Nothing: the broker has the offsets."""
+
+    async def push_reply(self, channel: ClientChannel, reply: PushedReply) -> str | None:
+        return "clients of gRPC have no requests with replies"
+
+    async def consumer_status(
+        self, channel: ClientChannel, client_id: str, topic: str, group: str
+    ) -> dict[MessageQueue, int] | None:
+        return None

@@ -1,0 +1,58 @@
+"""Codes of responses: for refusals of services, and for calls that no service gets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rucola import refusals
+from rucola.access import Reason, Refused
+from rucola.errors import MQError
+from rucola.protocol.grpc.definition_pb2 import Code, Status
+from rucola.store.config import PutMessageStatus
+
+OK: Final = Status(code=Code.OK, message="OK")
+
+_CODES: Final = {
+    Reason.INVALID: Code.BAD_REQUEST,
+    Reason.NOT_FOUND: Code.NOT_FOUND,
+    Reason.NO_VALUE: Code.NOT_FOUND,
+    Reason.FORBIDDEN: Code.FORBIDDEN,
+    Reason.DENIED: Code.FORBIDDEN,
+    Reason.BUSY: Code.TOO_MANY_REQUESTS,
+    Reason.ILLEGAL_MESSAGE: Code.BAD_REQUEST,
+    Reason.TOPIC_NOT_FOUND: Code.TOPIC_NOT_FOUND,
+    Reason.GROUP_NOT_FOUND: Code.CONSUMER_GROUP_NOT_FOUND,
+    Reason.INVALID_SUBSCRIPTION: Code.ILLEGAL_FILTER_EXPRESSION,
+}
+"""INTERNAL_SERVER_ERROR for others, which are no fault of the client: it may try again."""
+_OF_REFUSALS: Final = {
+    refusals.PROPERTIES_TOO_LARGE: Code.MESSAGE_PROPERTIES_TOO_LARGE,
+    refusals.RECORD_TOO_LARGE: Code.MESSAGE_BODY_TOO_LARGE,
+}
+NOT_DURABLE: Final = {
+    PutMessageStatus.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
+    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
+    PutMessageStatus.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+}
+
+
+class IllegalCall(MQError):
+    """Ends a call with a code."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def status_of(error: Refused | IllegalCall) -> Status:
+    if isinstance(error, IllegalCall):
+        return Status(code=error.code, message=str(error))
+    code = _OF_REFUSALS.get(error.refusal) or _CODES.get(error.reason, Code.INTERNAL_SERVER_ERROR)
+    return Status(code=code, message=str(error))
+
+
+def common_status(statuses: list[Status]) -> Status:
+    """Return the status of several results: that of all, or MULTIPLE_RESULTS."""
+    if len({status.code for status in statuses}) == 1:
+        return statuses[0]
+    return Status(code=Code.MULTIPLE_RESULTS, message="the results differ")

@@ -1,0 +1,187 @@
+"""Messages: from senders to the store, and from records to receivers."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from typing import Final
+
+from rucola.broker.delivery.timer import MAX_DELAY_MS
+from rucola.broker.grpc.codes import IllegalCall
+from rucola.broker.grpc.methods import checked, name_of
+from rucola.broker.services.requests import PublishRequest
+from rucola.errors import InvalidMessage
+from rucola.message import MessageExt, properties, sysflag
+from rucola.message.topics import check_topic
+from rucola.protocol.grpc.definition_pb2 import (
+    Code,
+    DigestType,
+    Encoding,
+    Message,
+    MessageType,
+    Resource,
+    SystemProperties,
+)
+
+SHARDING_KEY: Final = "__SHARDINGKEY"
+"""The property of a message group, as in Apache's proxy."""
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+MAX_USER_PROPERTIES: Final = 128
+MAX_USER_PROPERTIES_SIZE: Final = 16 * 1024
+MAX_MESSAGE_GROUP_SIZE: Final = 64
+
+_OWN: Final = properties.RESERVED | {
+    SHARDING_KEY, TRACE_CONTEXT, properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC,
+    properties.TIMER_OUT_MS, properties.TIMER_ROLL_TIMES, properties.CHECK_IMMUNITY_TIME_IN_SECONDS,
+    properties.TRANSACTION_CHECK_TIMES, properties.TRAN_PREPARED_QUEUE_OFFSET, properties.INNER_MULTI_DISPATCH,
+}  # fmt: skip
+"""Properties that are no user properties."""
+_has_control = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
+
+
+def publish_request(message: Message, max_body_size: int, max_keys: int, now_ms: int) -> PublishRequest:
+    """Return what to publish. Raises IllegalCall with the code of what is wrong."""
+    system = message.system_properties
+    topic = checked(check_topic, name_of(message.topic), Code.ILLEGAL_TOPIC)
+    if not system.message_id.strip() or _has_control(system.message_id):
+        raise IllegalCall(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+    pairs = _user_properties(message)
+    pairs[properties.UNIQ_KEY] = system.message_id
+    if system.HasField("tag"):
+        if not system.tag.strip() or "|" in system.tag or _has_control(system.tag):
+            raise IllegalCall(Code.ILLEGAL_MESSAGE_TAG, f"the tag is {system.tag!r}: it is blank, or has | or controls")
+        pairs[properties.TAGS] = system.tag
+    if system.keys:
+        if len(system.keys) > max_keys:
+            text = f"{len(system.keys)} keys; {max_keys} are allowed (maxKeysPerMessage)"
+            raise IllegalCall(Code.ILLEGAL_MESSAGE_KEY, text)
+        if any(not key.strip() or _has_control(key) for key in system.keys):
+            raise IllegalCall(Code.ILLEGAL_MESSAGE_KEY, "a key is blank, or has control characters")
+        pairs[properties.KEYS] = properties.KEY_SEPARATOR.join(system.keys)
+    if system.trace_context:
+        pairs[TRACE_CONTEXT] = system.trace_context
+    _add_type(system, pairs, topic, now_ms)
+    try:
+        encoded = properties.join(pairs)
+    except InvalidMessage as error:
+        raise IllegalCall(Code.MESSAGE_PROPERTIES_TOO_LARGE, str(error)) from None
+    return PublishRequest(
+        topic,
+        -1,
+        _body(message, max_body_size),
+        encoded,
+        0,
+        sysflag.TRANSACTION_PREPARED if properties.TRAN_MSG in pairs else 0,
+        system.born_timestamp.ToMilliseconds() if system.HasField("born_timestamp") else now_ms,
+        producer_group=topic,
+    )
+
+
+def _user_properties(message: Message) -> dict[str, str]:
+    if (count := len(message.user_properties)) > MAX_USER_PROPERTIES:
+        text = f"{count} user properties; {MAX_USER_PROPERTIES} are allowed"
+        raise IllegalCall(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
+    pairs, size = dict(message.user_properties), 0
+    for name, value in pairs.items():
+        size += len(name.encode()) + len(value.encode())
+        if not name or not value or name in _OWN or _has_control(name) or _has_control(value):
+            text = f"the property {name[:64]!r} is reserved, is empty, or has control characters"
+            raise IllegalCall(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, text)
+    if size > MAX_USER_PROPERTIES_SIZE:
+        text = f"the user properties have {size} bytes; {MAX_USER_PROPERTIES_SIZE} are allowed"
+        raise IllegalCall(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
+    return pairs
+
+
+def _add_type(system: SystemProperties, pairs: dict[str, str], topic: str, now_ms: int) -> None:
+    kind = system.message_type
+    if kind in (MessageType.LITE, MessageType.PRIORITY) or system.HasField("lite_topic") or system.HasField("priority"):
+        raise IllegalCall(Code.NOT_IMPLEMENTED, "this server has no lite topics and no priorities")
+    has_group, has_time = system.HasField("message_group"), system.HasField("delivery_timestamp")
+    is_half = kind == MessageType.TRANSACTION
+    found = [MessageType.FIFO] * has_group + [MessageType.DELAY] * has_time + [MessageType.TRANSACTION] * is_half
+    if found not in ([kind], [] if kind in (MessageType.NORMAL, MessageType.MESSAGE_TYPE_UNSPECIFIED) else None):
+        text = f"a message of type {kind} with a message group: {has_group}, with a delivery time: {has_time}"
+        raise IllegalCall(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
+    if has_group:
+        group = system.message_group
+        if not group.strip() or len(group) > MAX_MESSAGE_GROUP_SIZE or _has_control(group):
+            text = f"the message group is blank, longer than {MAX_MESSAGE_GROUP_SIZE}, or has control characters"
+            raise IllegalCall(Code.ILLEGAL_MESSAGE_GROUP, text)
+        pairs[SHARDING_KEY] = group
+    if has_time:
+        due_ms = system.delivery_timestamp.ToMilliseconds()
+        if due_ms - now_ms > MAX_DELAY_MS:
+            text = f"the delivery time {due_ms} is more than a hundred years ahead; is it in another unit?"
+            raise IllegalCall(Code.ILLEGAL_DELIVERY_TIME, text)
+        pairs[properties.TIMER_DELIVER_MS] = str(due_ms)
+    if is_half:
+        pairs[properties.TRAN_MSG] = "true"
+        pairs[properties.PGROUP] = topic
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = system.orphaned_transaction_recovery_duration.seconds
+            pairs[properties.CHECK_IMMUNITY_TIME_IN_SECONDS] = str(max(seconds, 0))
+
+
+def _body(message: Message, max_size: int) -> bytes:
+    body = message.body
+    if not body:
+        raise IllegalCall(Code.MESSAGE_BODY_EMPTY, "the message has no body")
+    if message.system_properties.body_encoding == Encoding.GZIP:
+        body = _inflated(body, max_size)  # 4.x consumers know no gzip
+    if len(body) > max_size:
+        text = f"the body has {len(body)} bytes; {max_size} are allowed (maxMessageSize)"
+        raise IllegalCall(Code.MESSAGE_BODY_TOO_LARGE, text)
+    return body
+
+
+def _inflated(body: bytes, max_size: int) -> bytes:
+    """Inflate gzip, or zlib, as some clients call it, up to one byte more than `max_size`."""
+    inflater = zlib.decompressobj(32 + zlib.MAX_WBITS)
+    try:
+        inflated = inflater.decompress(body, max_size + 1)
+    except zlib.error as error:
+        raise IllegalCall(Code.MESSAGE_CORRUPTED, f"the body is not compressed with gzip: {error}") from None
+    if not inflater.eof and len(inflated) <= max_size:
+        raise IllegalCall(Code.MESSAGE_CORRUPTED, "the compressed body is cut off")
+    return inflated
+
+
+def message_of(record: MessageExt) -> Message:
+    """Return a record as clients receive it, without what belongs to one delivery."""
+    pairs = record.properties
+    system = SystemProperties(
+        keys=pairs.get(properties.KEYS, "").split(),
+        message_id=record.msg_id,
+        body_encoding=Encoding.IDENTITY,
+        message_type=_type_of(pairs),
+        born_host=record.born_host,
+        store_host=record.store_host,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+    )
+    system.body_digest.type = DigestType.MD5
+    system.body_digest.checksum = hashlib.md5(record.body, usedforsecurity=False).hexdigest().upper()
+    system.born_timestamp.FromMilliseconds(record.born_timestamp)
+    system.store_timestamp.FromMilliseconds(record.store_timestamp)
+    if record.tags:
+        system.tag = record.tags
+    if group := pairs.get(SHARDING_KEY):
+        system.message_group = group
+    if context := pairs.get(TRACE_CONTEXT):
+        system.trace_context = context
+    if (due := pairs.get(properties.TIMER_DELIVER_MS, "")).isdecimal():
+        system.delivery_timestamp.FromMilliseconds(int(due))
+    user = {name: value for name, value in pairs.items() if name not in _OWN}
+    return Message(topic=Resource(name=record.topic), user_properties=user, system_properties=system, body=record.body)
+
+
+def _type_of(pairs: dict[str, str]) -> MessageType:
+    if properties.is_true(pairs.get(properties.TRAN_MSG)):
+        return MessageType.TRANSACTION
+    if SHARDING_KEY in pairs:
+        return MessageType.FIFO
+    if properties.TIMER_DELIVER_MS in pairs or properties.DELAY in pairs:
+        return MessageType.DELAY
+    return MessageType.NORMAL

@@ -1,0 +1,66 @@
+"""All methods of a broker's gRPC port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rucola.access import Action, Interceptor, Resource
+from rucola.broker.grpc.clients import ClientAdapter
+from rucola.broker.grpc.codes import IllegalCall
+from rucola.broker.grpc.discovery import discovery_methods
+from rucola.broker.grpc.methods import SERVICE, Chain, GrpcMethod, GrpcRequest, Response
+from rucola.broker.grpc.routes import RouteAdapter
+from rucola.broker.grpc.send import SendAdapter
+from rucola.broker.services.broker_services import BrokerServices
+from rucola.broker.state import BrokerState
+from rucola.protocol.grpc import service_pb2
+from rucola.protocol.grpc.definition_pb2 import Code
+from rucola.remoting.access_gate import AccessGate
+
+NOT_IMPLEMENTED: Final = (
+    "QueryAssignment",
+    "ReceiveMessage",
+    "AckMessage",
+    "ChangeInvisibleDuration",
+    "ForwardMessageToDeadLetterQueue",
+    "PullMessage",
+    "UpdateOffset",
+    "GetOffset",
+    "QueryOffset",
+    "RecallMessage",
+    "SyncLiteSubscription",
+)
+
+
+class GrpcService:
+    """The methods by path."""
+
+    def __init__(
+        self,
+        services: BrokerServices,
+        state: BrokerState,
+        interceptors: Iterable[Interceptor],
+        gate: AccessGate | None,
+    ) -> None:
+        chain = Chain(interceptors, gate)
+        clients = ClientAdapter(services.clients, state, chain)
+        methods: list[GrpcMethod[Any]] = [
+            *RouteAdapter(services.topics, state.config).methods(),
+            *SendAdapter(services.publish, services.transactions, state).methods(),
+            *clients.methods(),
+            *map(_not_implemented, NOT_IMPLEMENTED),
+        ]
+        self.methods = {f"/{SERVICE}/{method.name}": method.compile(chain) for method in methods}
+        self.methods[f"/{SERVICE}/Telemetry"] = clients.telemetry
+        self.methods |= discovery_methods()
+        self.end_streams = clients.end_all
+        """Ends the streams that would keep the server from stopping."""
+
+
+def _not_implemented(name: str) -> GrpcMethod[Any]:
+    def handler(request: GrpcRequest[Any]) -> Response:
+        raise IllegalCall(Code.NOT_IMPLEMENTED, f"this server does not implement {name}")
+
+    request, response = getattr(service_pb2, f"{name}Request"), getattr(service_pb2, f"{name}Response")
+    return GrpcMethod(name, Action.AUTHENTICATE, request, lambda _: [Resource()], lambda s: response(status=s), handler)
