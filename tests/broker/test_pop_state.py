@@ -1,4 +1,4 @@
-"""POP of one queue against a model: each message is acked once, delivered again or moved, and has one holder at a time."""
+"""POP of one queue against a model: a message is acked once, delivered again or moved, and has one holder at a time."""
 
 from __future__ import annotations
 
@@ -71,6 +71,21 @@ def test_no_other_consumer_gets_later_messages_of_a_held_group() -> None:
     assert offsets(pop(state, 100, 100, 9)) == [0, 1]
 
 
+def test_a_message_given_back_comes_without_later_ones_that_are_still_held() -> None:
+    state = PopState(0)
+    first, second = pop(state, 0, 100, 2, Candidate(0, "a"), Candidate(1, "a"))
+    change(state, first, 0)
+    assert offsets(pop(state, 0, 100, 2)) == [0]
+    assert state.ack([second]).queue_offsets == (1,)
+
+
+def test_no_handle_acks_a_message_that_was_never_delivered() -> None:
+    state = PopState(0)
+    pop(state, 0, 100, 1, Candidate(0, "a"))
+    pop(state, 0, 100, 2, Candidate(1, "a"), Candidate(2))
+    assert state.ack([Handle(0, 1, 0, 0, 0, 0)]).queue_offsets == ()
+
+
 def test_a_repeated_receive_gets_the_same_messages_in_the_same_attempt() -> None:
     state = PopState(0)
     lost = pop(state, 0, 100, 2, Candidate(0, "a"), Candidate(1, "a"), attempt_id="x")
@@ -135,7 +150,7 @@ class PopMachine(RuleBasedStateMachine):
         assert self.held[offset].attempt == self.attempts[offset]
         self.until[offset] = self.now_ms + invisible_ms
 
-    @rule(groups=st.lists(st.sampled_from([None, "a", "b", "skipped"]), min_size=1, max_size=5))
+    @rule(groups=st.lists(st.sampled_from([None, "a", "a", "b", "skipped"]), min_size=1, max_size=5))
     def send(self, groups: list[str | None]) -> None:
         for group in groups:
             if group == "skipped":
