@@ -228,10 +228,10 @@ class PopMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.now_ms += ms
 
-    @rule()
-    def replay(self) -> None:
+    @rule(is_snapshot=st.booleans())
+    def restart(self, is_snapshot: bool) -> None:
         state = PopState(3, limit=LIMIT)
-        for record in self.records:
+        for record in [self.state.snapshot()] if is_snapshot else self.records:
             state.apply(record)
         assert state == self.state
         assert state.next_visible_ms() == self.state.next_visible_ms()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -78,9 +78,6 @@ class Reset(NamedTuple):
     next_offset: int
 
 
-PopRecord = Pop | Ack | Change | Dead | Reset
-
-
 @dataclass(slots=True)
 class Outstanding:
     message_group: str | None
@@ -93,6 +90,17 @@ class Outstanding:
     @property
     def visible_ms(self) -> int:
         return self.pop_time_ms + self.invisible_ms
+
+
+class Snapshot(NamedTuple):
+    """The whole state."""
+
+    number: int
+    next_offset: int
+    outstanding: tuple[tuple[int, Outstanding], ...]
+
+
+PopRecord = Pop | Ack | Change | Dead | Reset | Snapshot
 
 
 @dataclass
@@ -151,6 +159,9 @@ class PopState:
         """Whether no other delivery or change followed. True beyond the invisible time until somebody takes it."""
         held = self.outstanding.get(handle.queue_offset)
         return held is not None and held.attempt > 0 and handle == self.handle(handle.queue_offset)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.number, self.next_offset, tuple((o, replace(m)) for o, m in self.outstanding.items()))
 
     # Decisions.
 
@@ -220,16 +231,22 @@ class PopState:
             self.number = record.number
             # Its holder has the answer to its receive, so that no repetition of it may take the message.
             self._hold(record.queue_offset, self.outstanding[record.queue_offset], record, None)
-        elif isinstance(record, Reset):
+        elif isinstance(record, Reset | Snapshot):
             self.next_offset = record.next_offset
             for index in (self.outstanding, self._groups, self._attempts, self._due):
                 index.clear()
+            if isinstance(record, Snapshot):
+                self.number = record.number
+                for offset, message in record.outstanding:
+                    self._add(offset, replace(message))
         else:
             for offset in record.queue_offsets:
                 self._remove(offset)
 
     def _add(self, offset: int, message: Outstanding) -> None:
         self.outstanding[offset] = message
+        if message.attempt_id:
+            self._attempts.setdefault(message.attempt_id, set()).add(offset)
         if message.message_group is not None:
             self._groups.setdefault(message.message_group, OrderedDict())[offset] = None
         self._schedule(offset, message)
