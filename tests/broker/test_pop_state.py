@@ -224,6 +224,32 @@ class PopMachine(RuleBasedStateMachine):
         self.done[offset] = how
         self.stale.append(self.held.pop(offset))
 
+    @rule(data=st.data())
+    def lose_the_end_of_the_log(self, data: st.DataObject) -> None:
+        end = data.draw(st.integers(max(0, len(self.queue) - 3), len(self.queue)))
+        record = self.state.fit(0, end)
+        assert (record is None) == (self.state.next_offset <= end)
+        if record is not None:
+            self.apply(record)
+        del self.queue[end:]
+        for lost in [offset for offset in self.held if offset >= end]:
+            self.stale.append(self.held.pop(lost))
+        for table in (self.attempts, self.until, self.done):
+            for lost in [offset for offset in table if offset >= end]:
+                del table[lost]
+
+    @rule(data=st.data())
+    def delete_the_begin_of_the_log(self, data: st.DataObject) -> None:
+        begin = data.draw(st.integers(0, min(3, len(self.queue))))
+        record = self.state.fit(begin, len(self.queue))
+        if record is not None:
+            self.apply(record)
+        for offset in range(begin):
+            if offset not in self.done:
+                self.done[offset] = "deleted"
+                if offset in self.held:
+                    self.stale.append(self.held.pop(offset))
+
     @rule(ms=st.sampled_from([1, 10, 100]))
     def wait(self, ms: int) -> None:
         self.now_ms += ms

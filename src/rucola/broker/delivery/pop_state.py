@@ -216,6 +216,14 @@ class PopState:
             return None
         return Change(self.number + 1, handle.queue_offset, now_ms, invisible_ms)
 
+    def fit(self, begin: int, end: int) -> Snapshot | None:
+        """Drop what the queue no longer has below `begin`, or lost from `end` on; None if nothing is dropped."""
+        number, next_offset, outstanding = self.snapshot()
+        kept = Snapshot(
+            number, max(begin, min(next_offset, end)), tuple(each for each in outstanding if begin <= each[0] < end)
+        )
+        return kept if (kept.next_offset, len(kept.outstanding)) != (next_offset, len(outstanding)) else None
+
     # The only change.
 
     def apply(self, record: PopRecord) -> None:
