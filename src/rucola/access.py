@@ -62,6 +62,10 @@ class Action(Enum):
     END_TRANSACTION = auto()
     FETCH = auto()
     READ = auto()  # by key or id
+    RECEIVE = auto()
+    """Receive messages by POP."""
+    ACKNOWLEDGE = auto()
+    """Acknowledge messages received by POP, or change their invisible time."""
     QUERY = auto()  # offsets, tables, settings or statistics
 
     # Clients and consumer groups
@@ -144,6 +148,9 @@ class Reason(Enum):
     SUBSCRIPTION_OUTDATED = auto()
     """The last heartbeat had an older version of the subscription."""
     FILTER_NOT_FOUND = auto()
+    STALE_HANDLE = auto()
+    """Another delivery of the message followed, or there is none."""
+    POLLING_FULL = auto()
     CLIENT_OFFLINE = auto()
     CLIENT_TIMEOUT = auto()
 

@@ -58,6 +58,9 @@ BROADCAST_FORBIDDEN: Final = Refusal(Reason.FORBIDDEN, "the consumer group[{grou
 SLAVE_TAKES_NO_MESSAGES: Final = Refusal(
     Reason.UNAVAILABLE, "this broker is a slave and takes no messages; its master is {master}"
 )
+SLAVE_KNOWS_NO_POP: Final = Refusal(
+    Reason.UNAVAILABLE, "this broker is a slave, and only masters deliver by POP; its master is {master}"
+)
 SLAVE_ENDS_NO_TRANSACTIONS: Final = Refusal(
     Reason.NOT_MASTER, "this broker is a slave and ends no transactions; its master is {master}"
 )
@@ -146,6 +149,26 @@ FILTER_NOT_ENABLED: Final = Refusal(
     "The broker does not support consumer to filter message by {expression_type}; set enablePropertyFilter=true on "
     "the broker",
 )
+POP_COUNT_ILLEGAL: Final = Refusal(Reason.INVALID, "maxMsgNums is {count}; 1 to {limit} are allowed")
+POP_DURATION_ILLEGAL: Final = Refusal(
+    Reason.INVALID, "invisibleTime is {duration_ms} ms; {least_ms} to {limit_ms} are allowed"
+)
+POP_LIGHT_QUEUE: Final = Refusal(Reason.INVALID, "{topic} is a light message queue, which POP does not read; pull it")
+POP_RETRY_TOPIC: Final = Refusal(
+    Reason.INVALID, "{topic} holds retries, which POP reads together with their own topic; receive that one"
+)
+POP_RETRY_TOPIC_TOO_LONG: Final = Refusal(
+    Reason.INVALID,
+    "the retry topic {topic} of this group and topic would have {size} characters; {limit} are allowed, so use "
+    "shorter names",
+)
+POP_HELD: Final = Refusal(Reason.POLLING_FULL, "the broker holds {count} requests already ({key}); receive again later")
+HANDLE_STALE: Final = Refusal(
+    Reason.STALE_HANDLE,
+    "{count} of {total} messages of group {group} are not held by this handle any more: they were delivered again, "
+    "their invisible time was changed, or the offsets of the group were reset",
+)
+HANDLE_ILLEGAL: Final = Refusal(Reason.ILLEGAL_MESSAGE, "{handle!r} is no handle of a received message: {why}")
 MESSAGE_NOT_FOUND: Final = Refusal(Reason.NOT_FOUND, "can not find message by the offset, {physical_offset}")
 
 # Clients, groups and offsets.

@@ -17,6 +17,7 @@ HOST = "10.0.0.1"
 OF_OTHERS = [
     "SCHEDULE_TOPIC_XXXX",
     "rmq_sys_wheel_timer",
+    "rmq_sys_pop_log",
     "RMQ_SYS_TRANS_HALF_TOPIC",
     "RMQ_SYS_TRANS_OP_HALF_TOPIC",
     "TRANS_CHECK_MAX_TIME_TOPIC",

@@ -19,6 +19,7 @@ from rucola.broker.background.scheduler import (
     Scheduler,
     in_thread,
 )
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.message_store import MessageStore
@@ -76,7 +77,7 @@ async def test_the_loop_runs_while_files_of_many_queues_are_created(tmp_path: Pa
             dispatched.set()
 
     with MessageStore(config(tmp_path / "store"), on_pending=lambda: reput.on_pending()) as store:
-        reput = ReputService(store, PullRequestHold(), lambda: None)
+        reput = ReputService(store, PullRequestHold(), PopHold(), lambda: None)
         for queue_id in range(50):
             store.put(inner(queue_id=queue_id), 1)
         loop.call_soon(count_files)
@@ -91,7 +92,7 @@ async def test_an_exhausted_dispatch_is_retried_until_the_condition_has_passed(
 ) -> None:
     attempts: list[bool] = []
     with MessageStore(config(tmp_path / "store"), on_pending=lambda: reput.on_pending()) as store:
-        reput = ReputService(store, PullRequestHold(), lambda: attempts.append(store.stall is not None))
+        reput = ReputService(store, PullRequestHold(), PopHold(), lambda: attempts.append(store.stall is not None))
         with refusing(monkeypatch, "posix_fallocate", errno.ENOSPC, after=1):  # the log has its blocks
             store.put(inner(), 1)
             await until(lambda: len(attempts) > 1)
@@ -118,7 +119,7 @@ async def test_messages_left_by_a_failed_dispatch_are_dispatched_later(tmp_path:
 
     with MessageStore(config(tmp_path / "store"), arrive, lambda: reput.on_pending()) as store:
         asyncio.get_running_loop().set_exception_handler(failed)
-        reput = ReputService(store, PullRequestHold(), lambda: None)
+        reput = ReputService(store, PullRequestHold(), PopHold(), lambda: None)
         for _ in range(MESSAGES_PER_ITERATION + 1):
             store.put(inner(), 1)
         await dispatched.wait()

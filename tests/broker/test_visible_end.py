@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rucola.admin import LATEST, AdminClient
 from rucola.broker.broker import Broker
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.replication.visible_end import VisibleEnd
 from rucola.broker.services.results import Waiting
@@ -102,7 +103,7 @@ class Readers:
     def __init__(self, path: Path, queues: int) -> None:
         self.hold = PullRequestHold(loop=Turns())
         self.store = MessageStore(config(path), lambda topics: self.visible.on_arrival(topics))
-        self.visible = VisibleEnd(self.store, self.hold)
+        self.visible = VisibleEnd(self.store, self.hold, PopHold(loop=Turns()))
         self.seen = [0] * queues
 
     def read(self, queue_id: int) -> None:

@@ -58,6 +58,15 @@ from rucola.protocol.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rucola.protocol.pop import (
+    MAX_BITS,
+    AckMessageRequestHeader,
+    BatchAck,
+    BatchAckMessageRequestBody,
+    ChangeInvisibleTimeRequestHeader,
+    PollingInfoRequestHeader,
+    PopMessageRequestHeader,
+)
 from rucola.protocol.promise import AskPromiseRequestHeader
 from rucola.protocol.pull import SUBSCRIPTION, PullMessageRequestHeader
 from rucola.protocol.query import QueryConsumeQueueRequestHeader, QueryMessageRequestHeader, ViewMessageRequestHeader
@@ -237,6 +246,7 @@ def _request(code: int, header: Any = None, body: bytes = b"") -> Requests:
 
 
 LONG = "x" * 200_000
+HANDLE = "0 1 1 0 0 broker-a 0 0"
 POLICIES = AclInfo(
     subject="User:u",
     policies=[PolicyInfo(entries=[PolicyEntryInfo(resource="Topic:*", actions=["Pub"], decision="Allow")] * 2000)],
@@ -378,6 +388,43 @@ BROKER_REQUESTS: dict[int, Requests] = {
     CODE.AUTH_DELETE_ACL: _request(CODE.AUTH_DELETE_ACL, DeleteAclRequestHeader(subject=LONG)),
     CODE.AUTH_GET_ACL: _request(CODE.AUTH_GET_ACL, AclRequestHeader(subject=LONG)),
     CODE.AUTH_LIST_ACL: _request(CODE.AUTH_LIST_ACL, ListAclsRequestHeader(subject_filter=LONG)),
+    CODE.POP_MESSAGE: _request(
+        CODE.POP_MESSAGE,
+        PopMessageRequestHeader(
+            consumer_group="group-0", topic=WIDE, queue_id=-1, max_msg_nums=32, invisible_time=60_000, poll_time=0
+        ),
+    ),
+    CODE.ACK_MESSAGE: _request(
+        CODE.ACK_MESSAGE,
+        AckMessageRequestHeader(consumer_group="group-0", topic=WIDE, queue_id=0, extra_info=HANDLE, offset=0),
+    ),
+    CODE.CHANGE_MESSAGE_INVISIBLETIME: _request(
+        CODE.CHANGE_MESSAGE_INVISIBLETIME,
+        ChangeInvisibleTimeRequestHeader(
+            consumer_group="group-0", topic=WIDE, queue_id=0, extra_info=HANDLE, offset=0, invisible_time=1
+        ),
+    ),
+    CODE.POLLING_INFO: _request(
+        CODE.POLLING_INFO, PollingInfoRequestHeader(consumer_group="group-0", topic=WIDE, queue_id=-1)
+    ),
+    CODE.BATCH_ACK_MESSAGE: _request(
+        CODE.BATCH_ACK_MESSAGE,
+        body=encode_body(
+            BatchAckMessageRequestBody(
+                acks=[
+                    BatchAck(
+                        consumer_group="group-0",
+                        topic=WIDE,
+                        start_offset=0,
+                        queue_id=0,
+                        pop_time=1,
+                        invisible_time=1,
+                        bit_set=b"\xff" * MAX_BITS,
+                    )
+                ]
+            )
+        ),
+    ),
     CODE.GET_CHALLENGE: _request(CODE.GET_CHALLENGE),
     CODE.GET_ALL_QUEUE_LOCKS: _request(CODE.GET_ALL_QUEUE_LOCKS),
     CODE.GET_DIAGNOSIS: _request(CODE.GET_DIAGNOSIS),

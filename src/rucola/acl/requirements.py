@@ -7,7 +7,7 @@ of other topics, only a permission that names them counts (`is_internal`).
 | action | topic | group | neither |
 |---|---|---|---|
 | PUBLISH | PUB | | |
-| FETCH, RETRY, HEARTBEAT, UNREGISTER, LOCK | SUB | SUB | none |
+| FETCH, RECEIVE, ACKNOWLEDGE, RETRY, HEARTBEAT, UNREGISTER, LOCK | SUB | SUB | none |
 | COMMIT | SUB or UPDATE | SUB or UPDATE | |
 | READ | SUB or GET | | none, until the message is read |
 | QUERY | PUB, SUB or GET | SUB or GET | GET on the cluster |
@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 from rucola.access import Action, Resource
 from rucola.message.topics import (
     DLQ_PREFIX,
+    POP_LOG_TOPIC,
     REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -87,6 +88,7 @@ class Requirement(NamedTuple):
 _OF_ALL_TOPICS: Final = {
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    POP_LOG_TOPIC,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -98,6 +100,8 @@ _ALTER: Final = Right.CREATE | Right.UPDATE
 _OF_TOPIC: Final = {
     Action.PUBLISH: Right.PUB,
     Action.FETCH: Right.SUB,
+    Action.RECEIVE: Right.SUB,
+    Action.ACKNOWLEDGE: Right.SUB,
     Action.HEARTBEAT: Right.SUB,
     Action.UNREGISTER: Right.SUB,
     Action.LOCK: Right.SUB,
@@ -112,6 +116,8 @@ _OF_TOPIC: Final = {
 }
 _OF_GROUP: Final = {
     Action.FETCH: Right.SUB,
+    Action.RECEIVE: Right.SUB,
+    Action.ACKNOWLEDGE: Right.SUB,
     Action.RETRY: Right.SUB,
     Action.HEARTBEAT: Right.SUB,
     Action.UNREGISTER: Right.SUB,

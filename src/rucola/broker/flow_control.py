@@ -75,7 +75,7 @@ class FlowControl:
         sends = Action.PUBLISH, Action.RETRY
         self._gates = (
             _Gate("messages", sends, "wait_time_mills_in_send_queue", "waitTimeMillsInSendQueue"),
-            _Gate("pulls", (Action.FETCH,), "wait_time_mills_in_pull_queue", "waitTimeMillsInPullQueue"),
+            _Gate("pulls", (Action.FETCH, Action.RECEIVE), "wait_time_mills_in_pull_queue", "waitTimeMillsInPullQueue"),
             _Gate(
                 "ends of transactions", (Action.END_TRANSACTION,), "wait_time_mills_in_transaction_queue",
                 "waitTimeMillsInTransactionQueue",

@@ -33,7 +33,7 @@ class LateChecks:
     """Checks that services and adapters run themselves."""
 
     fetch: Check
-    """Before each retry of a held pull: access control and permission."""
+    """Before each retry of a held request for messages: access control and permission."""
     publish: Check
     """Before a half message is committed or rolled back: access control."""
     create: Check
@@ -93,12 +93,17 @@ def broker_interceptors(
 _REFUSED_BY_SLAVE = {
     Action.PUBLISH: refusals.SLAVE_TAKES_NO_MESSAGES,
     Action.RETRY: refusals.SLAVE_TAKES_NO_MESSAGES,
+    Action.RECEIVE: refusals.SLAVE_KNOWS_NO_POP,
+    Action.ACKNOWLEDGE: refusals.SLAVE_KNOWS_NO_POP,
     Action.END_TRANSACTION: refusals.SLAVE_ENDS_NO_TRANSACTIONS,
     Action.ALTER_TOPIC: refusals.SLAVE_CHANGES_NOTHING,
     Action.DELETE_TOPIC: refusals.SLAVE_CHANGES_NOTHING,
     Action.ALTER_GROUP: refusals.SLAVE_CHANGES_NOTHING,
     Action.DELETE_GROUP: refusals.SLAVE_CHANGES_NOTHING,
 }
+
+
+_NEEDS_LEASE = {Action.PUBLISH, Action.RETRY, Action.END_TRANSACTION, Action.RECEIVE, Action.ACKNOWLEDGE}
 
 
 class SlaveRefusal:
@@ -134,7 +139,7 @@ class LeaseRefusal:
         self._write_state = write_state
 
     def check_for(self, action: Action) -> Check | None:
-        if action not in (Action.PUBLISH, Action.RETRY, Action.END_TRANSACTION):
+        if action not in _NEEDS_LEASE:
             return None
         is_held, write_state = self._is_held, self._write_state
 
@@ -158,6 +163,7 @@ class Permission:
             Action.PUBLISH: self.check_publish,
             Action.RETRY: self.check_retry,
             Action.FETCH: self.check_fetch,
+            Action.RECEIVE: self.check_fetch,
         }
 
     def check_for(self, action: Action) -> Check | None:

@@ -14,6 +14,7 @@ from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
+from rucola.broker.delivery.pop import PopConsumerService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.limits import Limits
 from rucola.broker.mastership import Mastership
@@ -46,6 +47,7 @@ class BrokerState:
     locks: QueueLockTable
     delayed: ScheduleMessageService
     transactions: TransactionalMessageService
+    pop: PopConsumerService
     stats: BrokerStats
     clock: Callable[[], int]
 

@@ -320,6 +320,15 @@ place_of = _PLACE.unpack_from
 """Return (size, queue offset, physical offset) from the first 36 bytes of a record, without validation."""
 
 
+def with_topic(record: bytes, topic: str, added: bytes) -> bytes:
+    """Return a record with another topic and with properties `added` to its own."""
+    found = peek(record)
+    stored = record[found.properties_begin : found.properties_end]
+    pairs = b"\x02".join(part for part in (stored.rstrip(b"\x02"), added) if part)
+    parts = record[4 : found.body_end], _topic_field(topic), len(pairs).to_bytes(2, "big"), pairs
+    return (4 + sum(map(len, parts))).to_bytes(4, "big") + b"".join(parts)
+
+
 def peek(buffer: Buffer, position: int = 0) -> Peek:
     """Decode the record at `position` without body, properties and CRC. Raises InvalidMessage unless it is complete."""
     fields, body_begin, topic_begin, properties_begin, topic = _outline(buffer, position)

@@ -4,6 +4,7 @@ A name consists of letters, digits and `% | _ -`. A topic has at most 127 charac
 record), a group at most 255.
 
     %RETRY%group   retry topic: messages that the group failed to consume and will consume again
+                   (`%RETRY%group_topic` by POP)
     %DLQ%group     dead letter topic: messages that the group failed to consume too often
     %LMQ%name      light message queue (enableLmq): messages of other topics that name it
 
@@ -23,6 +24,7 @@ MAX_GROUP_LENGTH: Final = 255
 AUTO_CREATE_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+POP_LOG_TOPIC: Final = "rmq_sys_pop_log"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -42,6 +44,7 @@ SYSTEM_TOPICS: Final = frozenset(
         AUTO_CREATE_TOPIC,
         SCHEDULE_TOPIC,
         TIMER_TOPIC,
+        POP_LOG_TOPIC,
         BENCHMARK_TOPIC,
         TRANS_HALF_TOPIC,
         TRANS_OP_HALF_TOPIC,
@@ -64,6 +67,11 @@ _is_name = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII).fullmatch
 
 def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
+
+
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Return the topic of messages of a topic that a group received by POP and did not acknowledge in time."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 def dlq_topic(group: str) -> str:

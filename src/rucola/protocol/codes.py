@@ -105,6 +105,14 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
+    # Of RocketMQ 5: POP (`rucola.protocol.pop`).
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    POP_MESSAGE = 200_050
+    ACK_MESSAGE = 200_051
+    CHANGE_MESSAGE_INVISIBLETIME = 200_053
+    POLLING_INFO = 200_055
+    BATCH_ACK_MESSAGE = 200_151
     # Of RocketMQ 5.3: users and policies (`rucola.protocol.access`).
     AUTH_CREATE_USER = 3001
     AUTH_UPDATE_USER = 3002
@@ -167,6 +175,9 @@ class ResponseCode(IntEnum):
     DELETE_ACL_CONFIG_FAILED = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
+    # Of RocketMQ 5, for POP: numbers that 4.9 has for other requests.
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210
 
 
 class LanguageCode(IntEnum):

@@ -12,6 +12,7 @@ from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.client_calls import CallsByChannel, ClientCalls
 from rucola.broker.client_registry import ClientChannel, ClientRegistry
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.stats import BrokerStats
@@ -37,6 +38,7 @@ class Connections:
         self._metadata = metadata
         self.processors: dict[int, Processor] = {}
         self.hold = PullRequestHold(config.max_held_pulls_per_connection, config.max_held_pulls)
+        self.pops = PopHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.remoting_calls = RemotingClientCalls()
         self.grpc_calls: ClientCalls | None = None
@@ -109,6 +111,7 @@ class Connections:
             running.push_async_callback(self.grpc.stop)
             running.callback(self.end_grpc_streams)
         running.callback(self.hold.release_all)
+        running.callback(self.pops.release_all)
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         self.stats.record_put(topics)
@@ -120,11 +123,13 @@ class Connections:
         self.clients.closed(connection)
         self.remoting_calls.closed(connection)
         self.hold.closed(connection)
+        self.pops.closed(connection)
 
     def _on_writable(self, connection: BudgetedConnection) -> None:
         assert isinstance(connection, Connection)
         self.remoting_calls.writable(connection)
         self.hold.writable(connection)
+        self.pops.writable(connection)
 
     def _should_notify(self, group: str) -> bool:
         is_enabled = self._environment.config.notify_consumer_ids_changed_enable

@@ -18,6 +18,7 @@ from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.due_delivery import DueDelivery
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.kinds import DeliveryKinds
+from rucola.broker.delivery.pop import PopConsumerService
 from rucola.broker.delivery.progress import Delivery
 from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.timer import TimerMessageService
@@ -27,9 +28,11 @@ from rucola.broker.interceptors import may_receive
 from rucola.broker.replication.side import Replication
 from rucola.broker.tables.discard import load_or_discard
 from rucola.message.delay import parse_delay_levels
+from rucola.slices import in_slices
 from rucola.store.dispatch import TopicArrivals
 
 PERSIST_INTERVAL_MS = 10_000
+DETACH_INTERVAL_MS = 10_000
 
 
 class DeliveryServices:
@@ -56,7 +59,10 @@ class DeliveryServices:
             ScheduleMessageService(store, self.puts, metadata.topics, delays_ms, directory),
             TimerMessageService(store, self.puts, metadata.topics, directory),
             TransactionalMessageService(config, store, self.puts, metadata.topics, offsets, len(delays_ms)),
+            PopConsumerService(store, self.puts, metadata.topics, metadata.groups, offsets),
         )
+        self._revival = DueTask("revival of POP", lambda: self.kinds.pop.revive(clock()), clock)
+        self.kinds.pop.on_due = self._revival.schedule_at
         due: tuple[DueDelivery[Any], ...] = (self.kinds.delayed, self.kinds.timers)
         self._due = [(kind, DueTask(f"delivery of {kind.name}", partial(self._deliver, kind), clock)) for kind in due]
         self._persisting = asyncio.Lock()
@@ -80,7 +86,7 @@ class DeliveryServices:
         if self._environment.is_slave:
             return
         running.push_async_callback(self._persist)
-        for _, task in self._due:
+        for task in (self._revival, *(task for _, task in self._due)):
             running.callback(task.stop)
         self._storage.subscribe(self._on_arrival)
 
@@ -90,7 +96,8 @@ class DeliveryServices:
         scheduler.every(PERSIST_INTERVAL_MS, "persist delivery offsets", self._persist)
         interval_ms = self._environment.config.transaction_check_interval
         scheduler.every(interval_ms, "check transactions", self._transaction_check.run)
-        for _, task in self._due:
+        scheduler.every(DETACH_INTERVAL_MS, "detach POP", self._detach_pop)
+        for task in (self._revival, *(task for _, task in self._due)):
             task.schedule_at(self._clock())
 
     async def prepare_delete(self) -> bool:
@@ -117,6 +124,9 @@ class DeliveryServices:
             for kind, delivered in progress:
                 await kind.persist(delivered, log_end)
             return True
+
+    async def _detach_pop(self) -> None:
+        await in_slices(self.kinds.pop.detach_steps(self._clock()))
 
     def _deliver(self, kind: DueDelivery[Any]) -> int | None:
         return kind.deliver(self._clock())

@@ -35,7 +35,7 @@ def build_replication(
 ) -> Replication:
     if environment.is_slave:
         return _SlaveSide(environment, access, storage, metadata, connections, deliveries)
-    visible = VisibleEnd(storage.store, connections.hold)
+    visible = VisibleEnd(storage.store, connections.hold, connections.pops)
     service = HAService(
         environment.config,
         storage.store,
@@ -71,7 +71,7 @@ class _SlaveSide(Replication):
         self._client: HAClient | None = None
         self._kept = 0
         """End of the last log file whose deletion waits for the master."""
-        self._visible = VisibleEnd(storage.store, connections.hold)
+        self._visible = VisibleEnd(storage.store, connections.hold, connections.pops)
         if environment.coordination is not None or environment.may_cut():
             self._visible.advance(0)
         self.durability = Durability(storage.store, storage.group_commit, None)

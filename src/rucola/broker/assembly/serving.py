@@ -19,6 +19,7 @@ from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
+from rucola.broker.remoting.pop import PopAdapter
 from rucola.broker.remoting.promise import PromiseAdapter, no_promise
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAdapter
@@ -69,6 +70,7 @@ class Serving:
             locks=metadata.locks,
             delayed=delivery.kinds.delayed,
             transactions=delivery.kinds.transactions,
+            pop=delivery.kinds.pop,
             stats=connections.stats,
             clock=environment.clock,
         )
@@ -86,7 +88,9 @@ class Serving:
         )
         sends = SendAdapter(self.services.publish, self.state)
         pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)
-        endpoints = broker_endpoints(self.services, self.state, connections.remoting_calls, sends, pulls)
+        pops = PopAdapter(self.services.pop, connections.pops, late.fetch, config.broker_name)
+        self.state.pop.on_visible = connections.pops.visible
+        endpoints = broker_endpoints(self.services, self.state, connections.remoting_calls, sends, pulls, pops)
         promise = environment.coordination.promise if environment.coordination is not None else no_promise
         endpoints += *PromiseAdapter(promise).endpoints(), CHALLENGE_ENDPOINT
         role_refusal = _role_refusal(environment, registration, storage)

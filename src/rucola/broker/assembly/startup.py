@@ -75,7 +75,7 @@ async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -
     raise_descriptor_limit()
     metadata = Metadata(environment)
     connections = Connections(environment, metadata)
-    storage = Storage(environment, connections.hold)
+    storage = Storage(environment, connections.hold, connections.pops)
     await storage.open(running)
     store = storage.store
     metadata.open(running, None if environment.is_slave else store.max_offset, store.max_physical_offset)

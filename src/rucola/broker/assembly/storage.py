@@ -15,6 +15,7 @@ from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.retention import RetentionTask
 from rucola.broker.background.scheduler import ReputService, Scheduler, in_thread
 from rucola.broker.mastership import Mastership
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.epoch_file import EpochFile
@@ -34,12 +35,12 @@ ArrivalListener = Callable[[Mapping[str, TopicArrivals]], None]
 
 
 class Storage:
-    def __init__(self, environment: BrokerEnvironment, hold: PullRequestHold) -> None:
+    def __init__(self, environment: BrokerEnvironment, hold: PullRequestHold, pops: PopHold) -> None:
         self._environment = environment
         self._arrival_listeners: list[ArrivalListener] = []
         self.store = MessageStore(environment.store_config, self._on_arrival, self._on_pending)
         self.group_commit = GroupCommit(self.store)
-        self.reput = ReputService(self.store, hold)
+        self.reput = ReputService(self.store, hold, pops)
         self._mastership: Mastership | None = None
 
     async def open(self, running: AsyncExitStack) -> None:

@@ -15,6 +15,8 @@
     close idle connections                                             10 s                         assembly/connections
     retention                                                          cleanResourceInterval        assembly/storage
     register with the name servers                                     registerNameServerPeriod     assembly/metadata
+    revive messages of POP (`DueTask`)                                 when due                     assembly/delivery
+    forget POP of groups that do not use it any more                   10 s                         assembly/delivery
     check transactions                                                 transactionCheckInterval     assembly/delivery
     log the replication lag                                            60 s                         ha_service
     synchronize the tables of the master (slave)                       500 ms                       assembly/replication
@@ -29,6 +31,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.errors import MQError
 from rucola.outages import Outages, log_rate_limited
@@ -64,19 +67,24 @@ class ReputService:
     """
 
     def __init__(
-        self, store: MessageStore, hold: PullRequestHold, on_dispatch: Callable[[], None] | None = None
+        self,
+        store: MessageStore,
+        hold: PullRequestHold,
+        pops: PopHold,
+        on_dispatch: Callable[[], None] | None = None,
     ) -> None:
         self.on_dispatch = on_dispatch
         """Called after each dispatch; a master wakes its HA connections here."""
         self._store = store
         self._held = hold.held
+        self._held_pops = pops.held
         self._next: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
 
     def on_pending(self) -> None:
         """Schedule a dispatch. The store calls this at its first pending record."""
         # A held pull waits for exactly this message: do not delay it. Otherwise collect a batch.
-        if self._held:
+        if self._held or self._held_pops:
             if self._next is None:
                 self._next = asyncio.get_running_loop().call_soon(self._dispatch)
         elif self._later is None:

@@ -7,6 +7,8 @@ and the state that depends on it does not advance:
     delay level n                         the offset of the level stays; retried with backoff
     timer message                         deliveredMs stays; retried with backoff
     delay, timer and transaction roll     the log file stays; retried in the next round of retention
+    POP revival                           the message stays outstanding; retried after FIRST_RETRY_MS
+    POP log                               the response is an error, and no state changes
     retry (and dead letter)               the response is an error; the consumer keeps the message and retries
     commit                                the transaction stays open; the next check asks the producer again
     op message                            after a commit: remembered, and retried by the next end or check

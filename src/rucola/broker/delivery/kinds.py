@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rucola.broker.delivery.delay import ScheduleMessageService, delay_offset_file
+from rucola.broker.delivery.pop import PopConsumerService
 from rucola.broker.delivery.timer import TimerMessageService, timer_file
 from rucola.broker.delivery.transactions import TransactionalMessageService, reset_transactions
 
@@ -14,6 +15,7 @@ class DeliveryKinds(NamedTuple):
     delayed: ScheduleMessageService
     timers: TimerMessageService
     transactions: TransactionalMessageService
+    pop: PopConsumerService
 
 
 def reset_progress(config_directory: Path) -> None:

@@ -4,6 +4,7 @@
     delay levels      `delivery.delay`         config/delayOffset.json                   GET_ALL_DELAY_OFFSET
     timer messages    `delivery.timer`         config/timer.json                         -
     transactions      `delivery.transactions`  offsets of the group CID_RMQ_SYS_TRANS    GET_ALL_CONSUMER_OFFSET
+    POP               `delivery.pop`           records in the CommitLog                  the log
 
 A new kind is a `Delivery` in `delivery.kinds`. Then its progress is loaded at the start, written every 10 s and at the
 stop, copied to slaves, and reset if the log is cut off; what waits in the oldest log file is rolled before that is

@@ -13,6 +13,7 @@ from rucola.broker.remoting.heartbeat import HeartbeatAdapter
 from rucola.broker.remoting.lock import LockAdapter
 from rucola.broker.remoting.offset import OffsetAdapter
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
+from rucola.broker.remoting.pop import PopAdapter
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.query import QueryAdapter
 from rucola.broker.remoting.reply import ReplyAdapter
@@ -33,6 +34,7 @@ def broker_endpoints(
     calls: RemotingClientCalls,
     sends: SendAdapter,
     pulls: PullAdapter,
+    pops: PopAdapter,
 ) -> list[Endpoint[Any]]:
     """Return all endpoints, those of the given adapters included."""
     adapters = (
@@ -41,6 +43,7 @@ def broker_endpoints(
         RetryAdapter(services.retry, state.persistence),
         TransactionAdapter(services.transactions),
         pulls,
+        pops,
         QueryAdapter(services.query),
         OffsetAdapter(services.offsets, state),
         HeartbeatAdapter(services.clients),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.dispatch import TopicArrivals
@@ -22,9 +23,10 @@ from rucola.store.message_store import MessageStore
 class VisibleEnd:
     """The visible end of one store. Without a call of `advance`, all messages are visible."""
 
-    def __init__(self, store: MessageStore, hold: PullRequestHold) -> None:
+    def __init__(self, store: MessageStore, hold: PullRequestHold, pops: PopHold) -> None:
         self._store = store
         self._hold = hold
+        self._pops = pops
         self._unseen: dict[ConsumeQueue, None] = {}
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
@@ -33,10 +35,10 @@ class VisibleEnd:
             for queues, _, _ in topics.values():
                 self._unseen.update(dict.fromkeys(queues))
             self._wake_seen()
-        elif self._hold.held:  # skips the loop over all topics of the dispatch while no pull is held
+        elif self._hold.held or self._pops.held:  # skips the loop over all topics of the dispatch while none waits
             for queues, _, _ in topics.values():
                 for queue in dict.fromkeys(queues):
-                    self._hold.arrived(queue)
+                    self._arrived(queue)
 
     def advance(self, physical_offset: int) -> None:
         """Show consumers everything that ends at or before a physical offset."""
@@ -51,4 +53,8 @@ class VisibleEnd:
         self._unseen = {queue: None for queue, end in ends.items() if end < queue.max_offset}
         # Last: the read of a retried pull may dispatch, which adds queues and comes here again.
         for queue, end in ends.items():
-            self._hold.arrived(queue, end)
+            self._arrived(queue, end)
+
+    def _arrived(self, queue: ConsumeQueue, end: int | None = None) -> None:
+        self._hold.arrived(queue, end)
+        self._pops.arrived(queue.topic, queue.queue_id)

@@ -19,6 +19,7 @@ from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.groups import GroupService
 from rucola.broker.services.locks import LockService
 from rucola.broker.services.offsets import OffsetService
+from rucola.broker.services.pop import PopService
 from rucola.broker.services.publish import PublishService
 from rucola.broker.services.query import QueryService
 from rucola.broker.services.reply import ReplyService
@@ -49,6 +50,7 @@ class BrokerServices:
         self.retry = RetryService(state, late.read)
         self.transactions = TransactionService(state.transactions, state.clock, late.publish)
         self.fetch = FetchService(state)
+        self.pop = PopService(state, self.fetch, durability)
         self.query = QueryService(state.config, state.store, late.read)
         self.offsets = OffsetService(state)
         self.clients = ClientService(state)

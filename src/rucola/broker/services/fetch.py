@@ -82,7 +82,7 @@ class FetchService:
 
     def fetch(self, caller: Caller, request: FetchRequest) -> Fetched | Waiting:
         """Read messages, and commit the request's consumer offset; Waiting if it may be held. Raises Refused."""
-        group, wanted = self._admit(caller, request)
+        group, wanted = self.admit(caller, request)
         if request.commit_offset is not None and not self._is_slave:
             offsets = self._state.offsets
             self._state.limits.check_offset(offsets, request.group, request.topic, request.queue_id)
@@ -93,7 +93,7 @@ class FetchService:
         self, caller: Caller, request: FetchRequest, waiting: Waiting, checked: int, is_last: bool
     ) -> Fetched | Waiting:
         """Read again for a held request, from `checked` unless the subscription has changed. Raises Refused."""
-        group, wanted = self._admit(caller, request)
+        group, wanted = self.admit(caller, request)
         queue_offset = checked if wanted.codes == waiting.codes else waiting.queue_offset
         return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
 
@@ -104,7 +104,8 @@ class FetchService:
 
     # Permission and filter.
 
-    def _admit(self, caller: Caller, request: FetchRequest) -> tuple[SubscriptionGroupConfig, MessageFilter]:
+    def admit(self, caller: Caller, request: FetchRequest) -> tuple[SubscriptionGroupConfig, MessageFilter]:
+        """Return the group and the filter of a request. Raises Refused."""
         name = request.group
         group = self._group(name) or self._state.groups.find(name, self._clock())
         if group is None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from rucola.domain.subscription import TAG
+from rucola.domain.subscription import SUB_ALL, TAG
 
 
 class PublishRequest(Struct, gc=False):
@@ -48,6 +48,29 @@ class FetchRequest(Struct, gc=False):
     """None: that of the group's last heartbeat, which must have this `sub_version` or a newer one."""
     expression_type: str = TAG
     sub_version: int = 0
+
+
+class PopRequest(Struct, gc=False):
+    """Messages of a topic for a consumer group, each of which nobody else gets for `invisible_ms`."""
+
+    group: str
+    topic: str
+    max_messages: int
+    invisible_ms: int
+    queue_id: int = -1
+    """Negative: all queues."""
+    wait_ms: int = 0
+    """How long to wait for a message."""
+    begins_at_end: bool = False
+    """Whether a group without an offset begins at the end of a queue, not at its first message."""
+    is_ordered: bool = False
+    """Whether a message waits until the earlier ones of its message group are acked."""
+    attempt_id: str | None = None
+    """Of a receive; the same one again gets the same messages, for an answer that was lost."""
+    expression: str = SUB_ALL
+    expression_type: str = TAG
+    client: str = ""
+    """Who holds the messages, for people."""
 
 
 class RetryRequest(NamedTuple):

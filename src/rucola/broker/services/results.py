@@ -66,6 +66,34 @@ class Waiting(Struct, frozen=True, gc=False):
     """The tagsCodes of the messages that it waits for; None if their records have to be read."""
 
 
+class PoppedQueue(Struct, gc=False):
+    """Messages of one queue that a receive took; the three lists are parallel, in queue order."""
+
+    topic: str
+    """The topic that was asked for, or its retry topic for the group."""
+    queue_id: int
+    queue_offsets: list[int]
+    records: list[bytes]
+    attempts: list[int]
+    """1 for the first delivery from this queue."""
+
+
+class Popped(Struct, gc=False):
+    """The result of a receive. A handle of each message consists of its queue, offset and the two times."""
+
+    pop_time_ms: int
+    invisible_ms: int
+    rest: int
+    """Messages that the group has not read yet, in the queues that were looked at."""
+    queues: list[PoppedQueue]
+
+
+class NothingPopped(Struct, frozen=True, gc=False):
+    rest: int
+    is_unfinished: bool
+    """Whether the read ended after its share of messages that the filter rejects."""
+
+
 class Fetched(Struct, gc=False):
     """The result of a pull. The offsets are always set."""
 

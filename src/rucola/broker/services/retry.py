@@ -20,12 +20,11 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 from rucola import refusals
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import redirect_by_level
-from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times
+from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times, next_attempt
 from rucola.broker.services.requests import RetryRequest
 from rucola.broker.state import BrokerState
 from rucola.broker.stored_message import renewed, stored_message
@@ -35,8 +34,6 @@ from rucola.message import MessageExt, MessageInner, properties
 from rucola.store.config import PutMessageStatus
 
 logger = logging.getLogger(__name__)
-
-MAX_RECONSUME_TIMES = (1 << 31) - 1
 
 
 class RetryService:
@@ -85,12 +82,8 @@ class RetryService:
         retry_queue: tuple[str, int] | None,
         now_ms: int,
     ) -> MessageInner:
-        attempt = replace(message, prepared_transaction_offset=0)
-        attempt.reconsume_times = min(message.reconsume_times + 1, MAX_RECONSUME_TIMES)
-        pairs = attempt.properties = message.properties | {properties.WAIT: "false"}
-        # Only by the first retry: a second one finds the retry topic in `message.topic`, and must keep the original.
-        pairs.setdefault(properties.RETRY_TOPIC, message.topic)
-        pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+        attempt = next_attempt(message)
+        pairs = attempt.properties
         if retry_queue is not None:
             pairs[properties.DELAY] = str(request.delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
             attempt.topic, attempt.queue_id = redirect_by_level(*retry_queue, pairs, self._delay_level_count)

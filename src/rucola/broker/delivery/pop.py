@@ -1,0 +1,445 @@
+"""POP: the states of all queues and groups, and the revival of messages that were not acked in time.
+
+A message whose invisible time is over is put into `%RETRY%group_topic`, queue 0, with reconsumeTimes one higher; after
+retryMaxTimes into `%DLQ%group`. One of a message group stays in its queue, where it blocks the later ones, until it was
+delivered as often. A heap has the messages by time, so nothing is scanned.
+
+Every change of a state is a record in the log of POP (`broker.delivery.pop_log`) before it applies. A copy precedes the
+record that the original is done. After a crash between the two, which can only be at the end of the log, the copies are
+found at the ends of the retry topics and dead letter topics, so that no message is delivered by both.
+
+The states are rebuilt from the CommitLog when a master starts, so slaves need to copy nothing. A state has a snapshot
+among the last SNAPSHOT_INTERVAL messages of the log of POP, and none in a log file that is deleted.
+
+The group's offset on a queue is the lowest one that is not done. If anybody else commits another one, POP reads on from
+there; as long as nobody receives by POP, it is left alone.
+
+Corresponds to `PopReviveService`, `PopBufferMergeService` and `PopConsumerService` of Apache RocketMQ 5; 4.9.8 has no
+POP. Deliberate differences: no topic rmq_sys_REVIVE_LOG; acks and checkpoints meet in memory, not by scanning a topic.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rucola.access import Reason, Refused
+from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, InternalPuts
+from rucola.broker.delivery.pop_log import Entry, PopLog, PopQueue
+from rucola.broker.delivery.pop_state import (
+    Begin,
+    Change,
+    Done,
+    Outstanding,
+    Pop,
+    PopRecord,
+    PopState,
+    Removed,
+    Snapshot,
+)
+from rucola.broker.delivery.progress import Delivery
+from rucola.broker.retry_policy import dead_letter_queue, next_attempt
+from rucola.broker.stored_message import stored_message
+from rucola.broker.tables.groups import SubscriptionGroupTable
+from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tables.topics import TopicConfigTable
+from rucola.errors import InvalidMessage
+from rucola.message import MessageExt, properties
+from rucola.message.topics import RETRY_PREFIX, dlq_topic, pop_retry_topic
+from rucola.store.config import PutMessageStatus
+from rucola.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL: Final = 1 << 16
+"""Messages of the log after which a state is written again; a start reads about as many."""
+MAX_OUTSTANDING: Final = 1 << 20
+"""Outstanding messages of all queues and groups."""
+REVIVAL_BATCH: Final = 32
+REVIVAL_BYTES: Final = 1 << 20
+"""Messages, and bytes of their bodies, that are revived in one iteration of the event loop."""
+_SNAPSHOT_PART: Final = 128
+_ROLLED: Final = 16
+"""States that are written again in one iteration of the event loop."""
+_MAX_OUTDATED: Final = 1024
+
+_Due = tuple[int, PopQueue, int, int]
+"""(visible_ms, queue, queue offset, pop time)."""
+
+
+class PopConsumerService(Delivery[None]):
+    """States of POP of one store. `on_visible` gets a queue of which more messages can be received, at any time."""
+
+    name = "POP"
+    file = None
+
+    def __init__(
+        self,
+        store: MessageStore,
+        puts: InternalPuts,
+        topics: TopicConfigTable,
+        groups: SubscriptionGroupTable,
+        offsets: ConsumerOffsetTable,
+    ) -> None:
+        self.states: OrderedDict[PopQueue, PopState] = OrderedDict()
+        """The state whose snapshot is the oldest comes first."""
+        self.count = 0
+        """Outstanding messages."""
+        self.on_due: Callable[[int], None] = lambda due_ms: None
+        """Gets the time at which `revive` is due."""
+        self.on_visible: Callable[[PopQueue], None] = lambda queue: None
+        self._store = store
+        self._puts = puts
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._log = PopLog(store, puts, topics)
+        self._snapshots: dict[PopQueue, int] = {}
+        """Queue offset in the log of the begin of each state's snapshot; -1 if it is not in the log."""
+        self._committed: dict[PopQueue, int] = {}
+        """The offset that POP committed last."""
+        self._due: list[_Due] = []
+        """A heap; an item is outdated if its message is done or has another pop time."""
+        self._unrecorded: list[Entry] = []
+        """Messages that are copied, which a record must say before any other."""
+
+    # Delivery.
+
+    def load(self) -> None:
+        last_record = self._replay()
+        for queue, state in self.states.items():
+            name = queue.topic, queue.queue_id
+            if (fitting := state.fit(self._store.min_offset(*name), self._store.max_offset(*name))) is not None:
+                state.apply(fitting)
+        self._drop_copied(last_record)
+        for queue, state in self.states.items():
+            # The table may be older than the log, or newer than a log whose end was cut off.
+            self._offsets.commit(queue.group, queue.topic, queue.queue_id, state.committed_offset)
+            self._committed[queue] = state.committed_offset
+            self.count += len(state.outstanding)
+        for queue, state in self.states.items():
+            self._schedule(queue, state.outstanding)
+
+    def _replay(self) -> int:
+        """Rebuild the states from the log; return the physical offset of its last record, -1 without one."""
+        parts: dict[PopQueue, tuple[int, list[tuple[int, Outstanding]]]] = {}
+        last_record = -1
+        for logged in self._log.read():
+            if logged is None:
+                self._snapshots = dict.fromkeys(self.states, -1)
+                break
+            last_record = logged.physical_offset
+            for topic, group, queue_id, record in logged.entries:
+                queue = PopQueue(topic, group, queue_id)
+                if isinstance(record, Snapshot):
+                    self._replay_snapshot(queue, record, logged.log_offset, parts)
+                elif queue not in self.states:
+                    continue  # its snapshot follows
+                elif isinstance(record, Removed):
+                    del self.states[queue], self._snapshots[queue]
+                else:
+                    self.states[queue].apply(record)
+        return last_record
+
+    def _replay_snapshot(
+        self,
+        queue: PopQueue,
+        record: Snapshot,
+        log_offset: int,
+        parts: dict[PopQueue, tuple[int, list[tuple[int, Outstanding]]]],
+    ) -> None:
+        if record.part == 0:
+            parts[queue] = log_offset, []
+        if queue not in parts:  # the log begins amid the snapshot
+            return
+        begin, held = parts[queue]
+        held += record.outstanding
+        if record.is_last:
+            del parts[queue]
+            state = self.states[queue] = PopState()
+            state.apply(Snapshot(record.pop_time_ms, record.next_offset, tuple(held)))
+            self.states.move_to_end(queue)
+            self._snapshots[queue] = begin
+
+    def progress(self) -> None:
+        return None
+
+    async def persist(self, progress: None, log_end: int) -> None:
+        """Do nothing: all progress is in the log."""
+
+    def roll_some(self, file_end: int, now_ms: int) -> bool | None:
+        for _ in range(_ROLLED):
+            if not self.states:
+                return True
+            queue = next(iter(self.states))
+            begin = self._snapshots[queue]
+            physical_offset = self._log.physical_offset(begin) if begin >= 0 else None
+            if physical_offset is not None and physical_offset >= file_end:
+                return True
+            if self._write_snapshot(queue, now_ms) is not None:
+                return False
+        return None
+
+    def _drop_copied(self, last_record: int) -> None:
+        """Finish messages whose copies are at the end of the log, behind its last record of POP."""
+        copies: dict[str, Counter[tuple[object, ...]]] = {}
+        for queue, state in self.states.items():
+            for target in (self._retry_topic(queue), dlq_topic(queue.group)):
+                if target not in copies:
+                    copies[target] = Counter(map(_identity, self._last_copies(target, last_record)))
+                if not (found := copies[target]):
+                    continue
+                done = []
+                for offset, held in state.outstanding.items():
+                    if held.attempt and (message := self._message(queue, offset)) is not None:
+                        identity = _identity(_copy(message, held))
+                        if found[identity] > 0:
+                            found[identity] -= 1
+                            done.append(offset)
+                if done:
+                    state.apply(record := Done(tuple(done)))
+                    self._unrecorded.append((*queue, record))
+
+    def _last_copies(self, topic: str, since: int) -> Iterable[MessageExt]:
+        end = self._store.max_offset(topic, 0)
+        for physical_offset, _, _ in self._store.units(topic, 0, max(0, end - REVIVAL_BATCH), REVIVAL_BATCH):
+            if physical_offset > since and (message := self._message_at(physical_offset)) is not None:
+                yield message
+
+    # States.
+
+    def open(self, queues: Sequence[PopQueue], begin: Callable[[PopQueue], int], now_ms: int) -> None:
+        """Make sure that queues have states, which follow the offsets of the group. Raises Refused.
+
+        A state of a queue without an offset of the group begins at `begin`.
+        """
+        changes: list[tuple[PopQueue, PopRecord]] = []
+        for queue in queues:
+            offset = self._offsets.get(queue.group, queue.topic, queue.queue_id)
+            state = self.states.get(queue)
+            if state is None or offset < 0:
+                pop_time_ms = 0 if state is None else state.pop_time_ms
+                changes.append((queue, Snapshot(pop_time_ms, offset if offset >= 0 else begin(queue))))
+            elif offset != self._committed[queue]:
+                changes.append((queue, Begin(offset)))
+        if changes:
+            self.record(changes, now_ms)
+
+    def reset(self, offsets: Mapping[PopQueue, int], now_ms: int) -> None:
+        """Have queues that have a state read on from other offsets, without what is outstanding. Raises Refused."""
+        changes = [
+            (queue, Snapshot(state.pop_time_ms, offset))
+            for queue, offset in offsets.items()
+            if (state := self.states.get(queue)) is not None
+        ]
+        if changes:
+            self.record(changes, now_ms)
+
+    def record(self, changes: Sequence[tuple[PopQueue, PopRecord]], now_ms: int) -> int:
+        """Write records and apply them; return the end of the log that contains them. Raises Refused."""
+        while self.states and self._snapshots[queue := next(iter(self.states))] < 0:  # after damage of the log
+            if (why := self._write_snapshot(queue, now_ms)) is not None:
+                raise Refused(Reason.UNAVAILABLE, why)
+        entries: list[Entry] = [*self._unrecorded, *((*queue, record) for queue, record in changes)]
+        put = self._log.put(self._first(), entries, now_ms)
+        if isinstance(put, str):
+            raise Refused(Reason.UNAVAILABLE, f"POP cannot be recorded: {put}")
+        self._unrecorded = []
+        log_offset, end = put
+        for queue, record in changes:
+            self._apply(queue, record, log_offset)
+        # Last: between copies and the record that their originals are done, no other record may come.
+        for queue in list(itertools.islice(self.states, 2)):
+            if self._snapshots[queue] <= log_offset - SNAPSHOT_INTERVAL:
+                self._write_snapshot(queue, now_ms)
+        return end
+
+    def read_on(self, queue: PopQueue, next_offset: int) -> None:
+        """Skip messages that no filter of the group accepts; a later record says so."""
+        self._apply(queue, Begin(next_offset), 0)
+
+    def _apply(self, queue: PopQueue, record: PopRecord, log_offset: int) -> None:
+        if isinstance(record, Removed):
+            self.count -= len(self.states.pop(queue).outstanding)
+            del self._snapshots[queue]
+            del self._committed[queue]
+            return
+        state = self.states.get(queue)
+        if state is None:
+            state = self.states[queue] = PopState()
+        if isinstance(record, Snapshot):
+            self._snapshots[queue] = log_offset
+            self.states.move_to_end(queue)
+        if isinstance(record, Snapshot | Begin):  # follows what was committed by others
+            self._committed[queue] = self._offsets.get(queue.group, queue.topic, queue.queue_id)
+        before = len(state.outstanding)
+        state.apply(record)
+        self.count += len(state.outstanding) - before
+        self._commit(queue, state)
+        if isinstance(record, Pop):
+            self._schedule(queue, record.taken)
+        elif isinstance(record, Change):
+            self._schedule(queue, (record.queue_offset,))
+        elif isinstance(record, Snapshot) or (isinstance(record, Done) and (state.is_ordered or before >= state.limit)):
+            self.on_visible(queue)
+
+    def _commit(self, queue: PopQueue, state: PopState) -> None:
+        offset = state.committed_offset
+        known = self._committed[queue]
+        if known != offset and self._offsets.get(queue.group, queue.topic, queue.queue_id) == known:
+            self._offsets.commit(queue.group, queue.topic, queue.queue_id, offset)
+            self._committed[queue] = offset
+
+    def remove(self, queues: Iterable[PopQueue], now_ms: int) -> None:
+        """Forget states. Raises Refused."""
+        if known := [queue for queue in queues if queue in self.states]:
+            self.record([(queue, Removed()) for queue in known], now_ms)
+
+    def of(self, *, group: str | None = None, topic: str | None = None) -> list[PopQueue]:
+        """Return the queues of a group, or of a topic with its retry topics, that have a state."""
+        return [
+            queue
+            for queue in self.states
+            if group in (None, queue.group) and topic in (None, queue.topic, _topic_of_retry(queue))
+        ]
+
+    def detach_steps(self, now_ms: int) -> Generator[None, None, None]:
+        """Forget states without outstanding messages whose group goes on by other means than POP."""
+        for queue, state in list(self.states.items()):
+            if queue in self.states and not state.outstanding:
+                offset = self._offsets.get(queue.group, queue.topic, queue.queue_id)
+                if offset != self._committed[queue]:
+                    self.remove([queue], now_ms)
+            yield
+
+    def _first(self) -> int:
+        return self._snapshots[next(iter(self.states))] if self.states else self._log.end
+
+    def _write_snapshot(self, queue: PopQueue, now_ms: int) -> str | None:
+        """Write the state again; return why that failed."""
+        whole = self.states[queue].snapshot()
+        begin = -1
+        count = max(1, -(-len(whole.outstanding) // _SNAPSHOT_PART))
+        for part in range(count):
+            held = whole.outstanding[part * _SNAPSHOT_PART : (part + 1) * _SNAPSHOT_PART]
+            record = Snapshot(whole.pop_time_ms, whole.next_offset, held, part, part == count - 1)
+            # With the snapshot, later readers begin after it, if it is the only one that is as old.
+            put = self._log.put(max(0, self._first()), [(*queue, record)], now_ms)
+            if isinstance(put, str):
+                return put
+            begin = put[0] if begin < 0 else begin
+        self._snapshots[queue] = begin
+        self.states.move_to_end(queue)
+        return None
+
+    # Revival.
+
+    def revive(self, now_ms: int) -> int | None:
+        """Deliver a batch of messages whose time is over again; return the time of the next call in ms, or None."""
+        moved: dict[PopQueue, list[int]] = {}
+        size = 0
+        for _ in range(REVIVAL_BATCH):
+            if not self._due or self._due[0][0] > now_ms or size > REVIVAL_BYTES:
+                break
+            _, queue, offset, pop_time_ms = heapq.heappop(self._due)
+            if (held := self._current(queue, offset, pop_time_ms)) is None:
+                continue
+            limit = self._retry_max_times(queue.group)
+            if held.message_group is not None and held.attempt <= limit:
+                self.on_visible(queue)
+                continue
+            message = self._message(queue, offset)
+            if message is not None:
+                size += len(message.body)
+                if not self._put_copy(queue, message, held, limit, now_ms):
+                    heapq.heappush(self._due, (now_ms + FIRST_RETRY_MS, queue, offset, pop_time_ms))
+                    if not self._store.write_state.is_writable:  # no other one can be put either
+                        break
+                    continue
+            moved.setdefault(queue, []).append(offset)
+        if moved:
+            changes = [(queue, Done(tuple(offsets))) for queue, offsets in moved.items()]
+            try:
+                self.record(changes, now_ms)
+            except Refused as error:
+                # The copies exist: the originals are done, and the next record will say so.
+                logger.error("%s", error)
+                for queue, done in changes:
+                    self._unrecorded.append((*queue, done))
+                    self._apply(queue, done, 0)
+        next_ms = self._due[0][0] if self._due else None
+        return (
+            next_ms if next_ms is None or self._store.write_state.is_writable else max(next_ms, now_ms + FIRST_RETRY_MS)
+        )
+
+    def _put_copy(self, queue: PopQueue, message: MessageExt, held: Outstanding, limit: int, now_ms: int) -> bool:
+        copy = _copy(message, held)
+        is_dead = copy.reconsume_times > limit
+        for dead in (is_dead, True):
+            if dead:
+                copy.topic, copy.queue_id = dead_letter_queue(self._topics, queue.group, now_ms)
+            else:
+                copy.topic = self._topics.ensure(self._retry_topic(queue), 1, now_ms).topic_name
+                copy.queue_id = 0
+            status = self._puts.put_again("POP revival", copy, now_ms).status
+            if status is not PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
+                break
+            copy.properties = message.properties
+        return status is PutMessageStatus.PUT_OK
+
+    def _message(self, queue: PopQueue, offset: int) -> MessageExt | None:
+        units = self._store.units(queue.topic, queue.queue_id, offset, 1)
+        return self._message_at(units[0][0]) if units else None
+
+    def _message_at(self, physical_offset: int) -> MessageExt | None:
+        try:
+            return stored_message(self._store, physical_offset)
+        except InvalidMessage as error:
+            logger.error("POP revival: skipping a message that cannot be read: %s", error)
+            return None
+
+    def _retry_topic(self, queue: PopQueue) -> str:
+        return queue.topic if queue.topic.startswith(RETRY_PREFIX) else pop_retry_topic(queue.group, queue.topic)
+
+    def _retry_max_times(self, group: str) -> int:
+        config = self._groups.get(group)
+        return 16 if config is None else config.retry_max_times
+
+    def _schedule(self, queue: PopQueue, offsets: Iterable[int]) -> None:
+        state, due = self.states[queue], self._due
+        for offset in offsets:
+            held = state.outstanding[offset]
+            if held.attempt:
+                heapq.heappush(due, (held.visible_ms, queue, offset, held.pop_time_ms))
+        if len(due) > 2 * self.count + _MAX_OUTDATED:
+            due[:] = [item for item in due if self._current(*item[1:]) is not None]
+            heapq.heapify(due)
+        if due:
+            self.on_due(due[0][0])
+
+    def _current(self, queue: PopQueue, offset: int, pop_time_ms: int) -> Outstanding | None:
+        state = self.states.get(queue)
+        held = None if state is None else state.outstanding.get(offset)
+        return held if held is not None and held.pop_time_ms == pop_time_ms else None
+
+
+def _copy(message: MessageExt, held: Outstanding) -> MessageExt:
+    copy = next_attempt(message)
+    copy.reconsume_times = message.reconsume_times + held.attempt
+    copy.properties.setdefault(properties.FIRST_POP_TIME, str(held.pop_time_ms))
+    return copy
+
+
+def _identity(message: MessageExt) -> tuple[Any, ...]:
+    pairs = message.properties
+    origin = pairs.get(properties.RETRY_TOPIC), pairs.get(properties.ORIGIN_MESSAGE_ID)
+    return *origin, message.reconsume_times, message.born_timestamp, message.body_crc
+
+
+def _topic_of_retry(queue: PopQueue) -> str | None:
+    prefix = pop_retry_topic(queue.group, "")
+    return queue.topic.removeprefix(prefix) if queue.topic.startswith(prefix) else None

@@ -1,0 +1,250 @@
+"""Adapter of POP_MESSAGE (200050), with long polling, and of ACK_MESSAGE (200051), BATCH_ACK_MESSAGE (200151),
+CHANGE_MESSAGE_INVISIBLETIME (200053) and POLLING_INFO (200055).
+
+    outcome                                     code
+    messages                                    SUCCESS, records as body
+    none in pollTime                            POLLING_TIMEOUT
+    as many receives are held as may be         POLLING_FULL
+    acknowledged, and durable                   SUCCESS
+    not held by this handle any more            NO_MESSAGE; the other messages of a batch are acknowledged
+    acknowledged, and not durable in time       FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE
+
+NOTIFICATION (200054) and POP_ROLLBACK (200056) are not supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rucola import refusals
+from rucola.access import Action, Check, Refused, Resource
+from rucola.broker.delivery.pop_state import Handle
+from rucola.broker.durability import Missing
+from rucola.broker.pop_hold import HeldPop, PopHold
+from rucola.broker.services.pop import PopService
+from rucola.broker.services.requests import PopRequest
+from rucola.broker.services.results import NothingPopped, Popped
+from rucola.domain.subscription import SUB_ALL, TAG
+from rucola.message.properties import POP_CK, is_true
+from rucola.message.record import with_topic
+from rucola.message.topics import pop_retry_topic
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.pop import (
+    BEGIN_AT_END,
+    MAX_BITS,
+    ORDER_QUEUE,
+    AckMessageRequestHeader,
+    BatchAckMessageRequestBody,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    ExtraInfo,
+    PollingInfoRequestHeader,
+    PollingInfoResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+    msg_offset_info,
+    order_count_info,
+    parse_extra_info,
+    retry_mark,
+    start_offset_info,
+)
+from rucola.remoting.connection import Reply
+from rucola.remoting.endpoints import Endpoint, Endpoints, Request
+
+_NOT_DURABLE = "acknowledged, but {why}; acknowledge again"
+
+
+def popped_topic(header: PopMessageRequestHeader | PollingInfoRequestHeader) -> Resource:
+    return Resource(header.topic, header.consumer_group)
+
+
+def _held_topic(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader) -> Resource:
+    # The rights to a retry topic are those to its topic.
+    topic = header.topic.removeprefix(pop_retry_topic(header.consumer_group, ""))
+    return Resource(topic, header.consumer_group)
+
+
+def _held_topics(body: BatchAckMessageRequestBody) -> Iterator[Resource]:
+    names = {(ack.topic.removeprefix(pop_retry_topic(ack.consumer_group, "")), ack.consumer_group) for ack in body.acks}
+    for topic, group in names or {("", "")}:
+        yield Resource(topic, group)
+
+
+class PopAdapter:
+    def __init__(self, service: PopService, hold: PopHold, check_permission: Check, broker_name: str) -> None:
+        self._service = service
+        self._hold = hold
+        self._check_permission = check_permission
+        self._broker_name = broker_name
+
+    def endpoints(self) -> Endpoints:
+        receive, acknowledge = Action.RECEIVE, Action.ACKNOWLEDGE
+        pop, ack, batch = PopMessageRequestHeader, AckMessageRequestHeader, BatchAckMessageRequestBody
+        change, polling = ChangeInvisibleTimeRequestHeader, PollingInfoRequestHeader
+        return (
+            Endpoint(RequestCode.POP_MESSAGE, receive, self.pop, pop, popped_topic),
+            Endpoint(RequestCode.ACK_MESSAGE, acknowledge, self.ack, ack, _held_topic),
+            Endpoint(RequestCode.BATCH_ACK_MESSAGE, acknowledge, self.batch_ack, batch, _held_topics),
+            Endpoint(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, acknowledge, self.change, change, _held_topic),
+            Endpoint(RequestCode.POLLING_INFO, Action.QUERY, self.polling, polling, popped_topic),
+        )
+
+    # Receive.
+
+    def pop(self, request: Request[PopMessageRequestHeader]) -> Reply:
+        header = request.content
+        pop = PopRequest(
+            header.consumer_group,
+            header.topic,
+            header.max_msg_nums,
+            header.invisible_time,
+            header.queue_id,
+            header.poll_time,
+            header.init_mode == BEGIN_AT_END,
+            is_true(header.order),
+            header.attempt_id,
+            header.exp or SUB_ALL,
+            header.exp_type or TAG,
+            request.caller.address,
+        )
+        result = self._service.receive(request.caller, pop)
+        if isinstance(result, Popped):
+            return self._found(request.command, pop, result)
+        if pop.wait_ms <= 0:
+            return _nothing(request.command, pop, result)
+        self._hold_receive(request, pop, result)
+        return None
+
+    def _hold_receive(self, request: Request[PopMessageRequestHeader], pop: PopRequest, nothing: NothingPopped) -> None:
+        connection, caller, command = request.connection, request.caller, request.command.without_content()
+
+        def retry(is_last: bool) -> NothingPopped | None:
+            try:
+                self._check_permission(caller, Resource(pop.topic, pop.group))
+                again = self._service.receive(caller, pop)
+            except Exception as error:
+                connection.send_error(command, error)
+                return None
+            if isinstance(again, Popped):
+                connection.answer(command, self._found(command, pop, again))
+            elif is_last:
+                connection.answer(command, _nothing(command, pop, again))
+            else:
+                return again
+            return None
+
+        self._hold.hold(HeldPop(connection, pop.group, pop.topic, pop.queue_id, retry), pop.wait_ms, nothing)
+
+    def _found(self, command: RemotingCommand, pop: PopRequest, popped: Popped) -> RemotingCommand:
+        revive_qid = ORDER_QUEUE if pop.is_ordered else 0
+        body: list[bytes] = []
+        offsets: list[tuple[str, int, list[int]]] = []
+        counts: list[tuple[str, int, int, int]] = []
+        for queue in popped.queues:
+            is_retry = queue.topic != pop.topic
+            mark, first = retry_mark(is_retry=is_retry), queue.queue_offsets[0]
+            offsets.append((mark, queue.queue_id, queue.queue_offsets))
+            for offset, record, attempt in zip(queue.queue_offsets, queue.records, queue.attempts, strict=True):
+                if is_retry:
+                    handle = ExtraInfo(
+                        first, popped.pop_time_ms, popped.invisible_ms, revive_qid, mark, self._broker_name,
+                        queue.queue_id, offset,
+                    )  # fmt: skip
+                    record = with_topic(record, pop.topic, f"{POP_CK}\x01{handle}".encode())
+                body.append(record)
+                if attempt > 1:
+                    counts.append((mark, queue.queue_id, offset, attempt - 1))
+        header = PopMessageResponseHeader(
+            pop_time=popped.pop_time_ms,
+            invisible_time=popped.invisible_ms,
+            revive_qid=revive_qid,
+            rest_num=popped.rest,
+            start_offset_info=start_offset_info(offsets),
+            msg_offset_info=msg_offset_info(offsets),
+            order_count_info=order_count_info(counts) if pop.is_ordered and counts else None,
+        )
+        return command.response(ResponseCode.SUCCESS, header, b"".join(body), remark="FOUND")
+
+    # What follows.
+
+    def ack(self, request: Request[AckMessageRequestHeader]) -> Reply:
+        header = request.content
+        handle = _handle(header)
+        queue = parse_extra_info(header.extra_info).real_topic(header.topic, header.consumer_group), header.queue_id
+        return self._acknowledge(request, header.consumer_group, {queue: [handle]})
+
+    def batch_ack(self, request: Request[BatchAckMessageRequestBody]) -> Reply:
+        acks = request.content.acks
+        groups = {ack.consumer_group for ack in acks}
+        if len(groups) != 1:
+            raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=f"it is of {len(groups)} groups")
+        if sum(len(ack.bit_set) for ack in acks) > MAX_BITS:
+            raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why="its queue offsets are too far apart")
+        handles: dict[tuple[str, int], list[Handle]] = {}
+        for ack in acks:
+            of_queue = handles.setdefault((ack.real_topic, ack.queue_id), [])
+            of_queue += (Handle(offset, ack.pop_time, ack.invisible_time) for offset in ack.queue_offsets())
+        return self._acknowledge(request, groups.pop(), handles)
+
+    def _acknowledge(self, request: Request[object], group: str, handles: dict[tuple[str, int], list[Handle]]) -> Reply:
+        done = self._service.acknowledge(group, handles)
+
+        def answer() -> RemotingCommand:
+            if done.stale:
+                raise Refused(refusals.HANDLE_STALE, count=done.stale, total=done.accepted + done.stale, group=group)
+            return request.success()
+
+        return self._when_durable(request, done.end, answer)
+
+    def change(self, request: Request[ChangeInvisibleTimeRequestHeader]) -> Reply:
+        header = request.content
+        extra = parse_extra_info(header.extra_info)
+        handle, end = self._service.change_invisible(
+            header.consumer_group,
+            extra.real_topic(header.topic, header.consumer_group),
+            header.queue_id,
+            _handle(header),
+            header.invisible_time,
+        )
+        changed = ChangeInvisibleTimeResponseHeader(
+            pop_time=handle.pop_time_ms, invisible_time=handle.invisible_ms, revive_qid=extra.revive_qid
+        )
+        return self._when_durable(request, end, lambda: request.success(changed))
+
+    def polling(self, request: Request[PollingInfoRequestHeader]) -> Reply:
+        header = request.content
+        count = self._hold.count(header.consumer_group, header.topic, header.queue_id)
+        return request.success(PollingInfoResponseHeader(polling_num=count))
+
+    def _when_durable(self, request: Request[object], end: int, answer: Callable[[], RemotingCommand]) -> Reply:
+        if not self._service.must_wait:
+            return answer()
+        connection, command = request.connection, request.command.without_content()
+
+        def done(missing: Missing | None) -> None:
+            try:
+                if missing is None:
+                    connection.answer(command, answer())
+                else:
+                    status, why = missing
+                    code = ResponseCode[status.name]
+                    connection.answer(command, command.response(code, remark=_NOT_DURABLE.format(why=why)))
+            except Exception as error:
+                connection.send_error(command, error)
+
+        self._service.when_durable(end, done)
+        return None
+
+
+def _handle(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader) -> Handle:
+    extra = parse_extra_info(header.extra_info)
+    if (extra.queue_id, extra.queue_offset) != (header.queue_id, header.offset):
+        why = f"the request names queue {header.queue_id} and offset {header.offset}"
+        raise Refused(refusals.HANDLE_ILLEGAL, handle=header.extra_info[:200], why=why)
+    return Handle(header.offset, extra.pop_time, extra.invisible_time)
+
+
+def _nothing(command: RemotingCommand, pop: PopRequest, nothing: NothingPopped) -> RemotingCommand:
+    header = PopMessageResponseHeader(pop_time=0, invisible_time=pop.invisible_ms, revive_qid=0, rest_num=nothing.rest)
+    return command.response(ResponseCode.POLLING_TIMEOUT, header, remark="NO_MESSAGE_IN_QUEUE")

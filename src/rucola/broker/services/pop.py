@@ -1,0 +1,338 @@
+"""POP: receive messages for a time in which nobody else gets them, acknowledge them, change that time.
+
+A receive looks at one queue or at all queues of a topic, beginning at another one each time, and at the group's retry
+topic for it: last, and first in every RETRY_SHARE-th receive. It takes up to MAX_MESSAGES.
+
+    queue           0 1 2 3 4 5 6 7 8        0 done; 1 and 3 held by A; 4 held by B; 2 acked
+    outstanding       A . A B                the group's offset is 1, the receive reads on at 5
+
+With `is_ordered`, a message group is the messages with one sharding key in one queue, and those without any. A message
+whose group has an earlier one that is not done waits, while those of other groups go on. It is delivered again from its
+place, with its attempts; other messages are delivered again from the retry topic, with their reconsumeTimes.
+
+If a filter rejects many messages, a receive reads a bounded number, and says that it is unfinished.
+
+An acknowledgement counts once it is as durable as an acknowledged message, see `rucola.broker.durability`. One that is
+repeated is accepted.
+
+Corresponds to `PopMessageProcessor`, `AckMessageProcessor` and `ChangeInvisibleTimeProcessor` of Apache RocketMQ 5.
+Deliberate differences: order is kept for each message group, not for each queue; a stale handle is refused, where
+Apache ignores it; a group that begins at the end of a queue gets no message before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from rucola import refusals
+from rucola.access import Caller, Refused
+from rucola.broker.delivery.pop import MAX_OUTSTANDING
+from rucola.broker.delivery.pop_log import PopQueue
+from rucola.broker.delivery.pop_state import Candidate, Done, Handle, Pop, PopRecord, PopState
+from rucola.broker.durability import Durability, Missing
+from rucola.broker.message_filter import MessageFilter
+from rucola.broker.services.fetch import FetchService
+from rucola.broker.services.requests import FetchRequest, PopRequest
+from rucola.broker.services.results import NothingPopped, Popped, PoppedQueue
+from rucola.broker.state import BrokerState
+from rucola.message import properties
+from rucola.message.record import peek
+from rucola.message.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX, is_lmq, pop_retry_topic
+
+MAX_MESSAGES: Final = 32
+MAX_BYTES: Final = 1 << 20
+"""Bytes of the records of one receive; the first record may be longer."""
+MAX_INVISIBLE_MS: Final = 30 * 86_400_000
+RETRY_SHARE: Final = 5
+MAX_READS: Final = 8
+"""Reads of the store in one receive beyond one for each queue."""
+_MAX_GROUP_LENGTH: Final = 64
+"""Characters of a sharding key that are kept; of a longer one, a hash is."""
+
+
+class Acknowledged(NamedTuple):
+    accepted: int
+    stale: int
+    """Messages that the caller does not hold any more."""
+    end: int
+    """End of the log that contains the acknowledgement."""
+
+
+class PopService:
+    def __init__(self, state: BrokerState, fetch: FetchService, durability: Durability) -> None:
+        self._state = state
+        self._pop = state.pop
+        self._store = state.store
+        self._admit = fetch.admit
+        self._durability = durability
+        self.must_wait = durability.must_wait
+        """Whether answers to acknowledgements wait with `when_durable`."""
+        self._receives = 0
+
+    # Receive.
+
+    def receive(self, caller: Caller, request: PopRequest) -> Popped | NothingPopped:
+        """Take messages. Raises Refused."""
+        wanted = self._check(caller, request)
+        now_ms = self._state.clock()
+        self._pop.revive(now_ms)
+        queues = self._queues(request)
+        for queue in queues:
+            self._state.limits.check_offset(self._state.offsets, *_offset_key(queue))
+        self._pop.open(queues, lambda queue: self._begin(queue, request), now_ms)
+        states = [self._pop.states[queue] for queue in queues]
+        receive = _Receive(
+            self._state, request, wanted, now_ms, max([now_ms, *(state.pop_time_ms + 1 for state in states)])
+        )
+        repeated = request.attempt_id is not None and receive.repeat(queues)
+        if not repeated:
+            for queue in queues:
+                receive.take(queue)
+        rest = sum(
+            max(0, self._store.max_offset(queue.topic, queue.queue_id, visible=True) - state.next_offset)
+            for queue, state in zip(queues, states, strict=True)
+        )
+        if receive.changes:
+            self._pop.record(receive.changes, now_ms)
+            rest = max(0, rest - receive.added)
+        if not receive.found:
+            self._state.stats.record_miss()
+            return NothingPopped(rest, receive.is_unfinished)
+        popped = Popped(receive.pop_time_ms, request.invisible_ms, rest, [])
+        for queue, records in receive.found.items():
+            offsets = sorted(records)
+            attempts = [self._pop.states[queue].outstanding[offset].attempt for offset in offsets]
+            found = [records[offset] for offset in offsets]
+            popped.queues.append(PoppedQueue(queue.topic, queue.queue_id, offsets, found, attempts))
+            self._state.stats.record_get(request.group, request.topic, len(found), sum(map(len, found)))
+        return popped
+
+    def _check(self, caller: Caller, request: PopRequest) -> MessageFilter:
+        if not 1 <= request.max_messages <= MAX_MESSAGES:
+            raise Refused(refusals.POP_COUNT_ILLEGAL, count=request.max_messages, limit=MAX_MESSAGES)
+        _check_duration(request.invisible_ms, 1)
+        if is_lmq(request.topic):
+            raise Refused(refusals.POP_LIGHT_QUEUE, topic=request.topic)
+        if request.topic.startswith(RETRY_PREFIX):
+            raise Refused(refusals.POP_RETRY_TOPIC, topic=request.topic)
+        retry_topic = pop_retry_topic(request.group, request.topic)
+        if len(retry_topic) > MAX_TOPIC_LENGTH:
+            raise Refused(
+                refusals.POP_RETRY_TOPIC_TOO_LONG, topic=retry_topic, size=len(retry_topic), limit=MAX_TOPIC_LENGTH
+            )
+        self._state.limits.check_name(request.attempt_id or "", "an attempt")
+        fetch = FetchRequest(
+            request.group, request.topic, max(0, request.queue_id), 0, request.max_messages,
+            expression=request.expression, expression_type=request.expression_type,
+        )  # fmt: skip
+        _, wanted = self._admit(caller, fetch)
+        return wanted
+
+    def _queues(self, request: PopRequest) -> list[PopQueue]:
+        """Return the queues to look at, in this order."""
+        self._receives += 1
+        topic, group = request.topic, request.group
+        if request.queue_id >= 0:
+            queues = [PopQueue(topic, group, request.queue_id)]
+        else:
+            config = self._state.topics.get(topic)
+            count = 0 if config is None else config.read_queue_nums
+            queues = [PopQueue(topic, group, (self._receives + number) % count) for number in range(count)]
+        retry = PopQueue(pop_retry_topic(group, topic), group, 0)
+        if self._store.max_offset(retry.topic, 0) > 0:
+            queues.insert(0 if self._receives % RETRY_SHARE == 0 else len(queues), retry)
+        return queues
+
+    def _begin(self, queue: PopQueue, request: PopRequest) -> int:
+        if request.begins_at_end and queue.topic == request.topic:
+            return self._store.max_offset(queue.topic, queue.queue_id, visible=True)
+        return max(0, self._store.min_offset(queue.topic, queue.queue_id))
+
+    # What follows.
+
+    def acknowledge(self, group: str, handles: Mapping[tuple[str, int], Sequence[Handle]]) -> Acknowledged:
+        """Finish messages by the handles of each (topic, queue id). Raises Refused."""
+        changes: list[tuple[PopQueue, PopRecord]] = []
+        count = stale = 0
+        for (topic, queue_id), of_queue in handles.items():
+            queue = PopQueue(topic, group, queue_id)
+            state = self._pop.states.get(queue)
+            if state is None:
+                stale += len(of_queue)
+                continue
+            held = sorted({handle.queue_offset for handle in of_queue if state.is_held_by(handle)})
+            repeated = sum(state.is_done(handle.queue_offset) for handle in of_queue)
+            count += len(held) + repeated
+            stale += len(of_queue) - len(held) - repeated
+            if held:
+                changes.append((queue, Done(tuple(held))))
+        # One that is repeated may not be durable yet.
+        end = self._pop.record(changes, self._state.clock()) if changes else self._store.max_physical_offset
+        return Acknowledged(count, stale, end)
+
+    def change_invisible(
+        self, group: str, topic: str, queue_id: int, handle: Handle, invisible_ms: int
+    ) -> tuple[Handle, int]:
+        """Let a message be visible `invisible_ms` from now; return its new handle, and the end as `acknowledge` does.
+
+        Raises Refused.
+        """
+        _check_duration(invisible_ms, 0)
+        queue = PopQueue(topic, group, queue_id)
+        state = self._pop.states.get(queue)
+        if state is None or not state.is_held_by(handle):
+            raise Refused(refusals.HANDLE_STALE, count=1, total=1, group=group)
+        now_ms = self._state.clock()
+        end = self._pop.record([(queue, state.change(handle, now_ms, invisible_ms))], now_ms)
+        return state.handle(handle.queue_offset), end
+
+    def when_durable(self, end: int, done: Callable[[Missing | None], None]) -> None:
+        self._durability.when_durable(end, done)
+
+
+class _Receive:
+    """One receive: what it decides, and what it reads."""
+
+    def __init__(
+        self, state: BrokerState, request: PopRequest, wanted: MessageFilter, now_ms: int, pop_time_ms: int
+    ) -> None:
+        self.changes: list[tuple[PopQueue, PopRecord]] = []
+        self.found: dict[PopQueue, dict[int, bytes]] = {}
+        self.added = 0
+        self.is_unfinished = False
+        self.pop_time_ms = pop_time_ms
+        self._store = state.store
+        self._pop = state.pop
+        self._request = request
+        self._wanted = wanted
+        self._now_ms = now_ms
+        self._left = request.max_messages
+        self._bytes_left = MAX_BYTES
+        self._reads = MAX_READS
+        self._room = MAX_OUTSTANDING - self._pop.count
+
+    def repeat(self, queues: Sequence[PopQueue]) -> bool:
+        """Take the messages of an earlier receive with the same attempt id, if any."""
+        request, attempt_id = self._request, self._request.attempt_id or ""
+        for queue in queues:
+            state = self._pop.states[queue]
+            if taken := state.repeated(attempt_id, self._now_ms):
+                records = {offset: record for offset in taken if (record := self._record(queue, offset)) is not None}
+                if records:
+                    again = state.receive_again(
+                        self.pop_time_ms, self._now_ms, request.invisible_ms, records, request.client, attempt_id
+                    )
+                    self._take(queue, again, records)
+        return bool(self.found)
+
+    def take(self, queue: PopQueue) -> None:
+        """Take messages of one queue, as far as there is room."""
+        if self._left <= 0:
+            return
+        state = self._pop.states[queue]
+        records: dict[int, bytes] = {}
+        visible = list(self._visible(queue, state, records))
+        begin = state.next_offset
+        taken: Pop | None = None
+        while True:
+            candidates, next_offset, is_end = self._candidates(queue, state, begin, len(visible), records)
+            taken = state.receive(
+                self.pop_time_ms, self._now_ms, self._request.invisible_ms, self._left, visible, candidates,
+                next_offset, self._request.client, self._request.attempt_id,
+            )  # fmt: skip
+            if taken is not None or is_end:
+                break
+            # Nothing matched so far.
+            begin = next_offset
+            self._pop.read_on(queue, next_offset)
+            if self._reads <= 0:
+                self.is_unfinished = True
+                break
+        if taken is None:
+            if next_offset > state.next_offset:
+                self._pop.read_on(queue, next_offset)
+            return
+        self._take(queue, taken, records)
+
+    def _take(self, queue: PopQueue, taken: Pop, records: dict[int, bytes]) -> None:
+        self.changes.append((queue, taken))
+        self.added += taken.next_offset - self._pop.states[queue].next_offset
+        if taken.taken:
+            self.found[queue] = {offset: records[offset] for offset in taken.taken}
+        else:  # later messages of other groups may follow
+            self.is_unfinished = True
+        self._room -= len(taken.added)
+        self._left -= len(taken.taken)
+        self._bytes_left -= sum(len(records[offset]) for offset in taken.taken)
+
+    def _visible(self, queue: PopQueue, state: PopState, records: dict[int, bytes]) -> Iterator[int]:
+        size = 0
+        gone = []
+        for offset in state.visible(self._now_ms, self._left) if state.is_ordered else ():
+            record = self._record(queue, offset)
+            if record is None:
+                gone.append(offset)
+                continue
+            size += len(record)
+            if size > self._bytes_left and (records or self.found):
+                break
+            records[offset] = record
+            yield offset
+        if gone:  # the log has deleted them
+            self.changes.append((queue, Done(tuple(gone))))
+
+    def _candidates(
+        self, queue: PopQueue, state: PopState, begin: int, visible: int, records: dict[int, bytes]
+    ) -> tuple[list[Candidate], int, bool]:
+        """Read messages from `begin` on; return them, where to read on, and whether reading on is of no use."""
+        count = min(self._left - visible, state.room, self._room)
+        size = self._bytes_left - sum(map(len, records.values()))
+        if count <= 0 or (size <= 0 and (records or self.found)):
+            return [], state.next_offset, True
+        self._reads -= 1
+        wanted = self._wanted if queue.topic == self._request.topic else _of_topic(self._request.topic)
+        accepts = None if wanted.codes is None else wanted.codes.__contains__
+        result = self._store.get(
+            queue.topic, queue.queue_id, begin, count, max_bytes=max(0, size), accepts=accepts, matches=wanted.matches
+        )
+        assert isinstance(result.joined, bytes)
+        candidates = []
+        if result.count and not (size < len(result.joined) and (records or self.found)):
+            for record in result.records:
+                found = peek(record)
+                records[found.queue_offset] = record
+                key = None
+                if self._request.is_ordered:
+                    pairs = properties.parse(record[found.properties_begin : found.properties_end])
+                    key = _message_group(pairs.get(properties.SHARDING_KEY, ""))
+                candidates.append(Candidate(found.queue_offset, key))
+        elif result.count:
+            return [], begin, True
+        next_offset = result.next_begin_offset
+        return candidates, next_offset, next_offset >= result.max_offset or next_offset <= begin
+
+    def _record(self, queue: PopQueue, offset: int) -> bytes | None:
+        units = self._store.units(queue.topic, queue.queue_id, offset, 1)
+        return self._store.record_at(units[0][0]) if units else None
+
+
+def _message_group(key: str) -> str:
+    return key if len(key) <= _MAX_GROUP_LENGTH else "#" + hashlib.blake2b(key.encode(), digest_size=24).hexdigest()
+
+
+def _of_topic(topic: str) -> MessageFilter:
+    """Return a filter of a retry topic: `%RETRY%a_b_c` may be of group a and topic b_c, or of a_b and c."""
+    return MessageFilter(None, lambda pairs: pairs.get(properties.RETRY_TOPIC, topic) == topic)
+
+
+def _offset_key(queue: PopQueue) -> tuple[str, str, int]:
+    return queue.group, queue.topic, queue.queue_id
+
+
+def _check_duration(duration_ms: int, least_ms: int) -> None:
+    if not least_ms <= duration_ms <= MAX_INVISIBLE_MS:
+        raise Refused(
+            refusals.POP_DURATION_ILLEGAL, duration_ms=duration_ms, least_ms=least_ms, limit_ms=MAX_INVISIBLE_MS
+        )

@@ -1,0 +1,197 @@
+"""POP of RocketMQ 5: POP_MESSAGE (200050), ACK_MESSAGE (200051), BATCH_ACK_MESSAGE (200151),
+CHANGE_MESSAGE_INVISIBLETIME (200053), POLLING_INFO (200055).
+
+A handle of a received message is a text with eight parts:
+
+    40 1700000000000 60000 0 0 broker-a 3 42
+    |  |             |     | | |        | its queue offset
+    |  |             |     | | |        its queue id
+    |  |             |     | | name of the broker
+    |  |             |     | 1 for the retry topic %RETRY%group_topic, else 0
+    |  |             |     999 for a receive in order, else 0
+    |  |             the time for which nobody else gets it, ms
+    |  the time of the receive, ms; greater than that of any earlier one of its queue
+    the lowest queue offset of this receive in its queue
+
+The client makes it from a response, in which the parts of several queues are separated by `;`:
+
+    startOffsetInfo   0 3 40;1 0 7                 retry topic or not, queue id, lowest queue offset
+    msgOffsetInfo     0 3 40,42;1 0 7              ..., all queue offsets
+    orderCountInfo    0 qo3%42 2                   ..., how often it was delivered before; only in order
+
+Records of a retry topic have the topic that was asked for, and the handle as property POP_CK.
+
+Corresponds to `ExtraInfoUtil` and the headers of Apache RocketMQ 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+
+from rucola.errors import RemoteProtocolError
+from rucola.message.topics import pop_retry_topic
+from rucola.protocol.body import Body
+from rucola.protocol.command import Header
+
+ORDER_QUEUE: Final = 999
+"""The `revive_qid` of a receive in order."""
+BEGIN_AT_END: Final = 1
+"""`init_mode`: a group without an offset begins at the end of a queue."""
+MAX_BITS: Final = 1 << 16
+"""Bytes of the bit sets of one BATCH_ACK_MESSAGE."""
+_NORMAL, _RETRY = "0", "1"
+
+
+class PopMessageRequestHeader(Header, kw_only=True):
+    """Up to `max_msg_nums` messages for `invisible_time` ms, after a wait of up to `poll_time` ms."""
+
+    consumer_group: str
+    topic: str
+    # Negative: all queues of the broker.
+    queue_id: int
+    max_msg_nums: int
+    invisible_time: int
+    poll_time: int
+    born_time: int = 0
+    init_mode: int = 0
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool | str | None = None
+    attempt_id: str | None = None
+
+
+class PopMessageResponseHeader(Header, kw_only=True):
+    pop_time: int
+    invisible_time: int
+    revive_qid: int
+    # Messages that the group has not read yet.
+    rest_num: int
+    start_offset_info: str | None = None
+    msg_offset_info: str | None = None
+    order_count_info: str | None = None
+
+
+class AckMessageRequestHeader(Header, kw_only=True):
+    """`topic` is the retry topic for a message from there; `extra_info` is the handle."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    extra_info: str
+    offset: int
+
+
+class ChangeInvisibleTimeRequestHeader(Header, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: int
+    extra_info: str
+    offset: int
+    invisible_time: int
+
+
+class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
+    """The parts of the handle that are new."""
+
+    pop_time: int
+    invisible_time: int
+    revive_qid: int
+
+
+class PollingInfoRequestHeader(Header, kw_only=True):
+    consumer_group: str
+    topic: str
+    queue_id: int
+
+
+class PollingInfoResponseHeader(Header, kw_only=True):
+    polling_num: int
+
+
+class BatchAck(Struct, kw_only=True):
+    """Messages of one receive and one queue: bit n stands for the queue offset `start_offset` + n."""
+
+    consumer_group: str = field(name="c")
+    topic: str = field(name="t")
+    # "1": of the retry topic.
+    retry: str = field(name="r", default=_NORMAL)
+    start_offset: int = field(name="so")
+    queue_id: int = field(name="q")
+    revive_queue_id: int = field(name="rq", default=0)
+    pop_time: int = field(name="pt")
+    invisible_time: int = field(name="it")
+    # Lowest bit first.
+    bit_set: bytes = field(name="b")
+
+    @property
+    def real_topic(self) -> str:
+        return _real_topic(self.topic, self.consumer_group, self.retry)
+
+    def queue_offsets(self) -> Iterator[int]:
+        for number, byte in enumerate(self.bit_set):
+            for bit in range(8) if byte else ():
+                if byte >> bit & 1:
+                    yield self.start_offset + 8 * number + bit
+
+
+class BatchAckMessageRequestBody(Body, kw_only=True):
+    broker_name: str | None = None
+    acks: list[BatchAck] = []
+
+
+class ExtraInfo(NamedTuple):
+    """A handle."""
+
+    start_offset: int
+    pop_time: int
+    invisible_time: int
+    revive_qid: int
+    retry: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+    def real_topic(self, topic: str, group: str) -> str:
+        return _real_topic(topic, group, self.retry)
+
+
+def parse_extra_info(text: str) -> ExtraInfo:
+    """Parse a handle. Raises RemoteProtocolError."""
+    parts = text.split(" ")
+    try:
+        start, pop_time, invisible, revive, retry, broker, queue_id, offset = parts
+        return ExtraInfo(
+            int(start), int(pop_time), int(invisible), int(revive), retry, broker, int(queue_id), int(offset)
+        )
+    except ValueError as error:
+        raise RemoteProtocolError(f"{text[:200]!r} is no handle of a received message ({error})") from None
+
+
+def retry_mark(*, is_retry: bool) -> str:
+    return _RETRY if is_retry else _NORMAL
+
+
+def start_offset_info(queues: Iterable[tuple[str, int, Sequence[int]]]) -> str:
+    """Return startOffsetInfo of (mark, queue id, queue offsets)."""
+    return ";".join(f"{mark} {queue_id} {offsets[0]}" for mark, queue_id, offsets in queues)
+
+
+def msg_offset_info(queues: Iterable[tuple[str, int, Sequence[int]]]) -> str:
+    return ";".join(f"{mark} {queue_id} {','.join(map(str, offsets))}" for mark, queue_id, offsets in queues)
+
+
+def order_count_info(counts: Iterable[tuple[str, int, int, int]]) -> str:
+    """Return orderCountInfo of (mark, queue id, queue offset, deliveries before)."""
+    return ";".join(f"{mark} qo{queue_id}%{offset} {count}" for mark, queue_id, offset, count in counts)
+
+
+def _real_topic(topic: str, group: str, retry: str) -> str:
+    # Clients name the retry topic themselves, together with its mark.
+    retry_topic = pop_retry_topic(group, topic)
+    return retry_topic if retry == _RETRY and not topic.startswith(pop_retry_topic(group, "")) else topic

@@ -1,0 +1,345 @@
+"""POP over remoting: receive, acknowledge, change of the invisible time; retries, dead letters, order, long polling."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.message.batch import encode_batch
+from rucola.message.message import Message
+from rucola.message.record import decode_many
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.pop import PollingInfoRequestHeader
+from support.broker_peer import broker_peer
+from support.own_deliveries import Clock
+from support.peer import Peer
+from support.pop import ack, ack_all, change, changed, pop, receive, received
+from support.waiting import until
+
+MINUTE_MS = 60_000
+
+
+async def send(peer: Peer, *bodies: str, **fields: Any) -> None:
+    for body in bodies:
+        assert (await peer.send(body.encode(), **fields)).code == ResponseCode.SUCCESS
+
+
+def bodies(messages: list[Any]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+def pass_time(clock: Clock, ms: int = MINUTE_MS + 1000) -> None:
+    clock.ahead_ms += ms
+
+
+async def test_a_message_is_received_by_one_and_gone_after_its_ack(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await send(peer, "a", "b", "c")
+        messages = await receive(peer)
+        assert bodies(messages) == ["a", "b", "c"]
+        assert [message.attempt for message in messages] == [1, 1, 1]
+        assert await receive(peer) == []
+        assert (await ack(peer, messages[1])).code == ResponseCode.SUCCESS
+        assert await peer.committed() == 0, "the lowest one is not acknowledged"
+        assert (await ack(peer, messages[0])).code == ResponseCode.SUCCESS
+        assert await peer.committed() == 2
+        assert (await ack(peer, messages[0])).code == ResponseCode.SUCCESS, "the answer may have been lost"
+        assert (await ack_all(peer, messages)).code == ResponseCode.SUCCESS
+        assert await peer.committed() == 3
+        pass_time(clock)
+        assert await receive(peer) == []
+
+
+async def test_what_is_not_acknowledged_in_time_comes_by_the_retry_topic_and_in_the_end_is_a_dead_letter(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await peer.alter_group(retry_max_times=2)
+        await send(peer, "a", properties="TAGS\x01A\x02KEYS\x01k\x02UNIQ_KEY\x01U")
+        (first,) = await receive(peer)
+        for attempt in (2, 3):
+            pass_time(clock)
+            (again,) = await receive(peer, exp="B")
+            assert (again.body, again.topic, again.attempt) == (b"a", "T", attempt)
+            assert again.properties["UNIQ_KEY"] == "U"
+            assert again.properties["RETRY_TOPIC"] == "T"
+            stale = await ack(peer, first)
+            assert stale.code == ResponseCode.SUCCESS, "it is done: its copy has a handle of its own"
+        pass_time(clock)
+        assert await receive(peer) == []
+        (dead,) = decode_many((await peer.pull(topic="%DLQ%g")).body)
+        assert (dead.body, dead.reconsume_times, dead.properties["RETRY_TOPIC"]) == (b"a", 3, "T")
+        assert await peer.committed() == 1
+        assert await peer.committed(topic="%RETRY%g_T") == 2
+
+
+async def test_an_acknowledged_retry_is_gone(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await send(peer, "a", "b", "c")
+        await receive(peer)
+        pass_time(clock)
+        one, *others = await receive(peer)
+        assert (await ack(peer, one)).code == ResponseCode.SUCCESS
+        assert (await ack_all(peer, others)).code == ResponseCode.SUCCESS
+        pass_time(clock)
+        assert await receive(peer) == []
+
+
+async def test_a_changed_time_has_a_handle_of_its_own(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await send(peer, "a")
+        (first,) = await receive(peer)
+        longer = changed(first, await change(peer, first, 10 * MINUTE_MS))
+        assert (await ack(peer, first)).code == ResponseCode.NO_MESSAGE
+        assert (await change(peer, first, 1)).code == ResponseCode.NO_MESSAGE
+        pass_time(clock)
+        assert await receive(peer) == []
+        given_back = changed(longer, await change(peer, longer, 0))
+        (again,) = await receive(peer)
+        assert again.attempt == 2
+        assert (await ack(peer, longer)).code == ResponseCode.SUCCESS
+        assert (await change(peer, given_back, 5)).code == ResponseCode.NO_MESSAGE
+        assert (await ack(peer, again)).code == ResponseCode.SUCCESS
+
+
+async def test_an_ack_counts_beyond_the_time_until_the_message_is_revived(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await send(peer, "a")
+        (late,) = await receive(peer, order="true")
+        clock.ahead_ms += 2 * MINUTE_MS
+        assert (await ack(peer, late)).code == ResponseCode.SUCCESS
+        assert await receive(peer, order="true") == []
+
+
+async def test_members_share_all_queues(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic(queues=3)
+        for number in range(9):
+            await send(peer, str(number), queue_id=number % 3)
+        found = [await receive(peer, max_msg_nums=4) for _ in range(3)]
+        assert [len(messages) for messages in found] == [4, 4, 1]
+        messages = [message for each in found for message in each]
+        assert sorted(bodies(messages)) == list(map(str, range(9)))
+        assert (await ack_all(peer, messages)).code == ResponseCode.SUCCESS
+        assert [await peer.committed(queue_id=queue_id) for queue_id in range(3)] == [3, 3, 3]
+
+
+async def test_one_queue_alone_is_received(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic(queues=2)
+        await send(peer, "a", queue_id=0)
+        await send(peer, "b", queue_id=1)
+        assert bodies(await receive(peer, queue_id=1)) == ["b"]
+        assert await receive(peer, queue_id=1) == []
+        assert bodies(await receive(peer, queue_id=0)) == ["a"]
+
+
+@pytest.mark.parametrize(("init_mode", "expected"), [(0, ["old", "new"]), (1, ["new"])])
+async def test_a_new_group_begins_where_it_says(tmp_path: Path, init_mode: int, expected: list[str]) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await send(peer, "old")
+        first = await receive(peer, init_mode=init_mode)
+        await send(peer, "new")
+        assert bodies(first + await receive(peer, init_mode=init_mode)) == expected
+
+
+async def test_filters_by_tag_and_by_property_skip_what_they_reject(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, enable_property_filter=True) as peer:
+        for number in range(4):
+            await send(peer, str(number), properties=f"TAGS\x01{'AB'[number % 2]}\x02n\x01{number}")
+        assert bodies(await receive(peer, exp="A || C")) == ["0", "2"]
+        assert await peer.committed() == 0
+        assert bodies(await receive(peer, consumer_group="h", exp_type="SQL92", exp="n > 2")) == ["3"]
+        assert (await pop(peer, exp_type="SQL92", exp="n >")).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+async def test_a_filter_that_matches_one_of_many_is_answered_while_the_client_waits(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        for _ in range(20):
+            batch = encode_batch([Message("T", b"x", properties={"TAGS": "no"}) for _ in range(1000)])
+            assert (await peer.send_batch(batch)).code == ResponseCode.SUCCESS
+        await send(peer, "found", properties="TAGS\x01yes")
+        assert bodies(await receive(peer, exp="yes", poll_time=20_000)) == ["found"]
+
+
+async def test_a_receive_waits_for_a_message(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic(queues=2)
+        waiting = [asyncio.ensure_future(pop(peer, poll_time=20_000)) for _ in range(2)]
+
+        async def held() -> int:
+            header = PollingInfoRequestHeader(consumer_group="g", topic="T", queue_id=-1)
+            return int((await peer.ask(RequestCode.POLLING_INFO, header)).ext_fields["pollingNum"])
+
+        async def both() -> bool:
+            return await held() == 2
+
+        await until(both)
+        await send(peer, "a", queue_id=1)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert bodies(received(done.pop().result())) == ["a"]
+        assert await held() == 1, "nobody else was answered"
+        await send(peer, "b", queue_id=0)
+        assert sorted([bodies(received(await each)) for each in waiting]) == [["a"], ["b"]]
+
+
+async def test_a_receive_waits_for_a_retry(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await send(peer, "a")
+        (held,) = await receive(peer)
+        waiting = asyncio.ensure_future(pop(peer, poll_time=20_000))
+        await change(peer, held, 0)
+        (again,) = received(await waiting)
+        assert (again.body, again.attempt) == (b"a", 2)
+
+
+async def test_a_receive_ends_with_its_time(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic()
+        answer = await pop(peer, poll_time=1)
+        assert (answer.code, answer.ext_fields["restNum"]) == (ResponseCode.POLLING_TIMEOUT, "0")
+
+
+async def test_the_broker_holds_a_bounded_number_of_receives(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, max_held_pulls=1) as peer:
+        await peer.alter_topic()
+        both = [asyncio.ensure_future(pop(peer, poll_time=20_000)) for _ in range(2)]
+        done, held = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        assert [each.result().code for each in done] == [ResponseCode.POLLING_FULL]
+        await send(peer, "a")
+        assert bodies(received(await held.pop())) == ["a"]
+
+
+# In order.
+
+
+async def keyed(peer: Peer, *messages: str) -> None:
+    """Messages "a1", whose sharding key is their letter."""
+    for body in messages:
+        await send(peer, body, properties=f"__SHARDINGKEY\x01{body[0]}")
+
+
+async def test_no_later_message_of_a_held_message_group_is_received(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await keyed(peer, "a1", "a2", "b1", "a3")
+        (a1,) = await receive(peer, order="true", max_msg_nums=1)
+        (b1,) = await receive(peer, order="true")
+        assert (a1.body, b1.body) == (b"a1", b"b1")
+        assert await receive(peer, order="true") == []
+        assert (await ack(peer, a1)).code == ResponseCode.SUCCESS
+        later = await receive(peer, order="true")
+        assert bodies(later) == ["a2", "a3"]
+        assert (await ack(peer, b1)).code == ResponseCode.SUCCESS
+        pass_time(clock)
+        again = await receive(peer, order="true")
+        assert [(message.body, message.attempt) for message in again] == [(b"a2", 2), (b"a3", 2)]
+        assert (await ack_all(peer, again)).code == ResponseCode.SUCCESS
+        assert await peer.committed() == 4
+
+
+async def test_an_ack_lets_a_waiting_member_continue_in_order(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await keyed(peer, "a1", "a2")
+        (a1,) = await receive(peer, order="true", max_msg_nums=1)
+        waiting = asyncio.ensure_future(pop(peer, order="true", poll_time=20_000))
+        await ack(peer, a1)
+        assert bodies(received(await waiting)) == ["a2"]
+
+
+async def test_a_message_in_order_becomes_a_dead_letter_after_its_attempts_and_frees_its_group(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await peer.alter_group(retry_max_times=1)
+        await keyed(peer, "a1", "a2")
+        for attempt in (1, 2):
+            (a1,) = await receive(peer, order="true", max_msg_nums=1)
+            assert (a1.body, a1.attempt) == (b"a1", attempt)
+            pass_time(clock)
+        (a2,) = await receive(peer, order="true")
+        assert (a2.body, a2.attempt) == (b"a2", 1)
+        (dead,) = decode_many((await peer.pull(topic="%DLQ%g")).body)
+        assert (dead.body, dead.reconsume_times) == (b"a1", 2)
+
+
+@pytest.mark.parametrize("order", ["true", "false"])
+async def test_the_same_attempt_gets_the_same_messages(tmp_path: Path, order: str) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await keyed(peer, "a1", "a2")
+        lost = await receive(peer, order=order, attempt_id="x")
+        again = await receive(peer, order=order, attempt_id="x")
+        assert [(message.body, message.attempt) for message in again] == [(b"a1", 1), (b"a2", 1)]
+        assert (await ack(peer, lost[0])).code == ResponseCode.NO_MESSAGE
+        assert await receive(peer, order=order, attempt_id="y") == []
+        assert (await ack_all(peer, again)).code == ResponseCode.SUCCESS
+        await keyed(peer, "a3")
+        assert bodies(await receive(peer, order=order, attempt_id="x")) == ["a3"], "what is done blocks nothing"
+
+
+# Over a restart.
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+async def test_a_restart_keeps_who_holds_what(tmp_path: Path, is_flushed: bool) -> None:
+    clock = Clock()
+    store = {"flush_disk_type": "SYNC_FLUSH"} if is_flushed else {}
+    async with broker_peer(tmp_path, store, clock) as peer:
+        await send(peer, "a", "b", "c")
+        a, b, c = await receive(peer)
+        assert (await ack(peer, b)).code == ResponseCode.SUCCESS
+        c = changed(c, await change(peer, c, 5 * MINUTE_MS))
+    async with broker_peer(tmp_path, store, clock) as peer:
+        assert await peer.committed() == 0
+        assert await receive(peer) == []
+        assert (await ack(peer, a)).code == ResponseCode.SUCCESS
+        pass_time(clock)
+        assert await receive(peer) == []
+        pass_time(clock, 5 * MINUTE_MS)
+        (again,) = await receive(peer)
+        assert (again.body, again.attempt) == (b"c", 2)
+        assert await peer.committed() == 3
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"max_msg_nums": 0}, ResponseCode.SYSTEM_ERROR),
+        ({"max_msg_nums": 33}, ResponseCode.SYSTEM_ERROR),
+        ({"invisible_time": 0}, ResponseCode.SYSTEM_ERROR),
+        ({"invisible_time": 1 << 40}, ResponseCode.SYSTEM_ERROR),
+        ({"topic": "absent"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"topic": "%RETRY%g_T"}, ResponseCode.SYSTEM_ERROR),
+        ({"queue_id": 1}, ResponseCode.SYSTEM_ERROR),
+        ({"consumer_group": "g" * 130}, ResponseCode.SYSTEM_ERROR),
+        ({"attempt_id": "x" * 513}, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_what_cannot_be_received_is_refused(tmp_path: Path, fields: dict[str, Any], code: int) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic()
+        assert (await pop(peer, **fields)).code == code
+
+
+async def test_a_handle_of_something_else_is_refused(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await send(peer, "a", "b")
+        a, b = await receive(peer)
+        assert (await ack(peer, dataclasses.replace(a, handle="1 2 3 4 5"))).code == ResponseCode.SYSTEM_ERROR
+        assert (await ack(peer, dataclasses.replace(a, handle=b.handle))).code == ResponseCode.MESSAGE_ILLEGAL
+        parts = a.handle.split(" ")
+        parts[1] = str(int(parts[1]) - 1)
+        assert (await ack(peer, dataclasses.replace(a, handle=" ".join(parts)))).code == ResponseCode.NO_MESSAGE
+        assert (await ack(peer, a, group="stranger")).code == ResponseCode.NO_MESSAGE
+        assert (await ack_all(peer, [])).code == ResponseCode.MESSAGE_ILLEGAL
