@@ -206,7 +206,7 @@ def life(pop: PopStore, acked: set[bytes], maybe: set[bytes]) -> None:
     """Everything that POP does, one after the other."""
     for body in (b"a", b"b", b"c", b"d"):
         pop.send(body)
-    a, b, c, d = pop.receive()
+    a, b, c, _ = pop.receive()
     for held in (a, b):
         maybe.add(held.body)
         pop.ack(held)

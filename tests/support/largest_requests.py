@@ -59,6 +59,7 @@ from rucola.protocol.offset import (
     UpdateConsumerOffsetRequestHeader,
 )
 from rucola.protocol.pop import (
+    MAX_ACKS,
     MAX_BITS,
     AckMessageRequestHeader,
     BatchAck,
@@ -419,7 +420,7 @@ BROKER_REQUESTS: dict[int, Requests] = {
                         queue_id=0,
                         pop_time=1,
                         invisible_time=1,
-                        bit_set=b"\xff" * MAX_BITS,
+                        bit_set=b"\xff" * (MAX_ACKS // 8) + bytes(MAX_BITS - MAX_ACKS // 8),
                     )
                 ]
             )

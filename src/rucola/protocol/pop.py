@@ -26,6 +26,7 @@ Corresponds to `ExtraInfoUtil` and the headers of Apache RocketMQ 5.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -42,6 +43,9 @@ BEGIN_AT_END: Final = 1
 """`init_mode`: a group without an offset begins at the end of a queue."""
 MAX_BITS: Final = 1 << 16
 """Bytes of the bit sets of one BATCH_ACK_MESSAGE."""
+MAX_ACKS: Final = 4096
+"""Messages of one BATCH_ACK_MESSAGE."""
+_IS_SET: Final = re.compile(rb"[^\0]")
 _NORMAL, _RETRY = "0", "1"
 
 
@@ -130,11 +134,15 @@ class BatchAck(Struct, kw_only=True):
     def real_topic(self) -> str:
         return _real_topic(self.topic, self.consumer_group, self.retry)
 
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self.bit_set, "little").bit_count()
+
     def queue_offsets(self) -> Iterator[int]:
-        for number, byte in enumerate(self.bit_set):
-            for bit in range(8) if byte else ():
-                if byte >> bit & 1:
-                    yield self.start_offset + 8 * number + bit
+        for found in _IS_SET.finditer(self.bit_set):
+            for bit in range(8):
+                if found[0][0] >> bit & 1:
+                    yield self.start_offset + 8 * found.start() + bit
 
 
 class BatchAckMessageRequestBody(Body, kw_only=True):

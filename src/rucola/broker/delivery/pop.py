@@ -212,6 +212,11 @@ class PopConsumerService(Delivery[None]):
 
     # States.
 
+    def follows(self, queue: PopQueue) -> bool:
+        """Whether a queue has a state, which agrees with the offset of the group."""
+        known = self._committed.get(queue)
+        return known is not None and known == self._offsets.get(queue.group, queue.topic, queue.queue_id)
+
     def open(self, queues: Sequence[PopQueue], begin: Callable[[PopQueue], int], now_ms: int) -> None:
         """Make sure that queues have states, which follow the offsets of the group. Raises Refused.
 

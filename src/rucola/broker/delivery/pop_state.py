@@ -182,6 +182,13 @@ class PopState:
             heapq.heappush(self._due, item)
         return list(taken)
 
+    def can_be_read(self, now_ms: int, end: int) -> bool:
+        """Whether a receive may find something, in a queue with this end."""
+        due = self._due
+        while due and not self._is_current(due[0]):
+            heapq.heappop(due)
+        return (bool(due) and due[0][0] <= now_ms) or (self.next_offset != end and self.room > 0)
+
     def head_of(self, message_group: str) -> int:
         """Return the first outstanding message of a message group that has one."""
         return next(iter(self._groups[message_group]))

@@ -32,6 +32,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.pop import (
     BEGIN_AT_END,
+    MAX_ACKS,
     MAX_BITS,
     ORDER_QUEUE,
     AckMessageRequestHeader,
@@ -181,6 +182,8 @@ class PopAdapter:
             raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=f"it is of {len(groups)} groups")
         if sum(len(ack.bit_set) for ack in acks) > MAX_BITS:
             raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why="its queue offsets are too far apart")
+        if (count := sum(ack.count for ack in acks)) > MAX_ACKS:
+            raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=f"{count} messages are more than {MAX_ACKS}")
         handles: dict[tuple[str, int], list[Handle]] = {}
         for ack in acks:
             of_queue = handles.setdefault((ack.real_topic, ack.queue_id), [])

@@ -46,6 +46,8 @@ MAX_BYTES: Final = 1 << 20
 """Bytes of the records of one receive; the first record may be longer."""
 MAX_INVISIBLE_MS: Final = 30 * 86_400_000
 RETRY_SHARE: Final = 5
+MAX_QUEUES: Final = 64
+"""Queues that one receive reads."""
 MAX_READS: Final = 8
 """Reads of the store in one receive beyond one for each queue."""
 _MAX_GROUP_LENGTH: Final = 64
@@ -78,7 +80,7 @@ class PopService:
         wanted = self._check(caller, request)
         now_ms = self._state.clock()
         self._pop.revive(now_ms)
-        queues = self._queues(request)
+        queues, rest, is_cut = self._queues(request, now_ms)
         for queue in queues:
             self._state.limits.check_offset(self._state.offsets, *_offset_key(queue))
         self._pop.open(queues, lambda queue: self._begin(queue, request), now_ms)
@@ -90,16 +92,12 @@ class PopService:
         if not repeated:
             for queue in queues:
                 receive.take(queue)
-        rest = sum(
-            max(0, self._store.max_offset(queue.topic, queue.queue_id, visible=True) - state.next_offset)
-            for queue, state in zip(queues, states, strict=True)
-        )
         if receive.changes:
             self._pop.record(receive.changes, now_ms)
-            rest = max(0, rest - receive.added)
+        rest = max(0, rest - receive.added)
         if not receive.found:
             self._state.stats.record_miss()
-            return NothingPopped(rest, receive.is_unfinished)
+            return NothingPopped(rest, receive.is_unfinished or is_cut)
         popped = Popped(receive.pop_time_ms, request.invisible_ms, rest, [])
         for queue, records in receive.found.items():
             offsets = sorted(records)
@@ -130,20 +128,39 @@ class PopService:
         _, wanted = self._admit(caller, fetch)
         return wanted
 
-    def _queues(self, request: PopRequest) -> list[PopQueue]:
-        """Return the queues to look at, in this order."""
+    def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool]:
+        """Return the queues to look at, in this order; how much the group has not read; whether there are more."""
         self._receives += 1
         topic, group = request.topic, request.group
         if request.queue_id >= 0:
-            queues = [PopQueue(topic, group, request.queue_id)]
+            names = [PopQueue(topic, group, request.queue_id)]
         else:
             config = self._state.topics.get(topic)
             count = 0 if config is None else config.read_queue_nums
-            queues = [PopQueue(topic, group, (self._receives + number) % count) for number in range(count)]
+            begin = self._receives * (1 if count <= MAX_QUEUES else MAX_QUEUES)
+            names = [PopQueue(topic, group, (begin + number) % count) for number in range(count)]
         retry = PopQueue(pop_retry_topic(group, topic), group, 0)
-        if self._store.max_offset(retry.topic, 0) > 0:
-            queues.insert(0 if self._receives % RETRY_SHARE == 0 else len(queues), retry)
-        return queues
+        names.insert(0 if self._receives % RETRY_SHARE == 0 else len(names), retry)
+        rest = 0
+        queues: list[PopQueue] = []
+        repeated: list[PopQueue] = []
+        for queue in names:
+            end = self._store.max_offset(queue.topic, queue.queue_id, visible=True)
+            if end == 0 and queue is retry:
+                continue
+            state = self._pop.states.get(queue)
+            if state is None or not self._pop.follows(queue):
+                rest += end
+                if end or request.begins_at_end:
+                    queues.append(queue)
+            else:
+                rest += max(0, end - state.next_offset)
+                if state.can_be_read(now_ms, end):
+                    queues.append(queue)
+                if request.attempt_id is not None and state.repeated(request.attempt_id, now_ms):
+                    repeated.append(queue)
+        queues = repeated or queues
+        return queues[:MAX_QUEUES], rest, len(queues) > MAX_QUEUES
 
     def _begin(self, queue: PopQueue, request: PopRequest) -> int:
         if request.begins_at_end and queue.topic == request.topic:
