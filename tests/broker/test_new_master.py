@@ -1,4 +1,4 @@
-"""What a new master takes over: delayed messages, open transactions, and the locks of queues consumed in order."""
+"""What a new master takes over: delayed messages, open transactions, locks of queues in order, and POP."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from rucola.broker.broker import Broker
 from rucola.client import LocalTransactionState, Message, MessageExt, Producer, PullConsumer, TransactionProducer
+from rucola.protocol.codes import ResponseCode
 from rucola.store.config import BrokerRole
 from support.cluster import HOST, Cluster, Tally
 from support.consumers import consumer_of, send
+from support.pop import ack, ack_all, change, changed, pop, receive
 from support.replication import pair
 from support.waiting import until
 
@@ -143,3 +145,26 @@ async def test_it_grants_the_locks_of_queues_consumed_in_order(tmp_path: Path) -
         for queue_id in range(4):
             first_times = list(dict.fromkeys(offset for queue, offset in seen.items if queue == queue_id))
             assert first_times == sorted(first_times) == list(range(len(first_times)))
+
+
+async def test_it_knows_who_holds_what_by_pop(tmp_path: Path) -> None:
+    """An acknowledgement that was answered counts, a held message is nobody else's, and a stale handle stays stale."""
+    async with promotion(tmp_path) as (running, first, second, promote):
+        old, new = running.peer(first), running.peer(second)
+        for body in (b"acked", b"held", b"changed", b"retried"):
+            assert (await old.send(body)).code == ResponseCode.SUCCESS
+        acked, held, before, retried = await receive(old)
+        assert (await pop(new)).code == ResponseCode.SERVICE_NOT_AVAILABLE, "a slave"
+        assert (await ack(old, acked)).code == ResponseCode.SUCCESS
+        after = changed(before, await change(old, before, 120_000))
+        await change(old, retried, 0)
+        (retried,) = await receive(old, poll_time=20_000)
+        await promote()
+        assert await new.committed() == 1
+        assert await receive(new) == []
+        alone = ResponseCode.SLAVE_NOT_AVAILABLE
+        assert (await ack(new, acked)).code == alone, "it counts, and no slave has it"
+        assert (await ack(new, before)).code == ResponseCode.NO_MESSAGE
+        assert (await ack_all(new, [held, after, retried])).code == alone
+        assert await new.committed() == 4
+        assert await new.committed(topic="%RETRY%g_T") == 1

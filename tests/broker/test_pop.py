@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
 from rucola.message.record import decode_many
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader, ResetOffsetRequestHeader
 from rucola.protocol.pop import PollingInfoRequestHeader
+from rucola.protocol.topic import TopicRequestHeader
 from support.broker_peer import broker_peer
 from support.own_deliveries import Clock
 from support.peer import Peer
@@ -77,6 +81,65 @@ async def test_what_is_not_acknowledged_in_time_comes_by_the_retry_topic_and_in_
         assert (dead.body, dead.reconsume_times, dead.properties["RETRY_TOPIC"]) == (b"a", 3, "T")
         assert await peer.committed() == 1
         assert await peer.committed(topic="%RETRY%g_T") == 2
+
+
+async def test_groups_whose_retry_topics_have_one_name_share_no_message(tmp_path: Path) -> None:
+    """`%RETRY%g_T_x` is of group g and topic T_x, and of group g_T and topic x."""
+    clock = Clock()
+    first = {"consumer_group": "g", "topic": "T_x"}
+    second = {"consumer_group": "g_T", "topic": "x"}
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await send(peer, "first", topic="T_x")
+        await send(peer, "second", topic="x")
+        await receive(peer, **first)
+        await receive(peer, **second)
+        pass_time(clock)
+        assert bodies(await receive(peer, **first)) == ["first"]
+        assert bodies(await receive(peer, **second)) == ["second"]
+
+
+async def test_a_deleted_topic_or_group_leaves_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await send(peer, "a")
+        (held,) = await receive(peer)
+        pass_time(clock)
+        await receive(peer)
+        topics = decode_body(TopicConfigSerializeWrapper, (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+        assert "%RETRY%g_T" in topics.topic_config_table
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="T"))
+        topics = decode_body(TopicConfigSerializeWrapper, (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+        assert "%RETRY%g_T" not in topics.topic_config_table
+        assert (await ack(peer, held)).code == ResponseCode.NO_MESSAGE
+        await peer.alter_topic()
+        await send(peer, "b")
+        (held,) = await receive(peer, max_msg_nums=1)
+        header = DeleteSubscriptionGroupRequestHeader(group_name="g", remove_offset="true")
+        assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == ResponseCode.SUCCESS
+        assert (await ack(peer, held)).code == ResponseCode.NO_MESSAGE
+        pass_time(clock)
+        assert (await receive(peer))[0].attempt == 1, "a new group begins at the first message"
+
+
+@pytest.mark.parametrize("order", ["true", "false"])
+async def test_a_reset_of_offsets_is_followed_at_once_and_frees_what_is_blocked(tmp_path: Path, order: str) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await send(peer, "a", "b", "c")
+        (held,) = await receive(peer, max_msg_nums=1, order=order)
+
+        async def reset(offset: int) -> None:
+            header = ResetOffsetRequestHeader(topic="T", group="g", timestamp=-1, is_force=True)
+            header.queue_id, header.offset = 0, offset
+            assert (await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).code == ResponseCode.SUCCESS
+
+        waiting = asyncio.ensure_future(pop(peer, order=order, max_msg_nums=1, poll_time=20_000))
+        if order == "false":
+            assert bodies(received(await waiting)) == ["b"]
+        await reset(2)
+        assert bodies(await receive(peer, order=order) if order == "false" else received(await waiting)) == ["c"]
+        assert (await ack(peer, held)).code == ResponseCode.SUCCESS, "done by the reset"
+        await reset(0)
+        assert bodies(await receive(peer, order=order)) == ["a", "b", "c"]
 
 
 async def test_an_acknowledged_retry_is_gone(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class PopAdapter:
                 raise Refused(refusals.HANDLE_STALE, count=done.stale, total=done.accepted + done.stale, group=group)
             return request.success()
 
-        return self._when_durable(request, done.end, answer)
+        return self._when_durable(request, done.end, answer) if done.accepted else answer()
 
     def change(self, request: Request[ChangeInvisibleTimeRequestHeader]) -> Reply:
         header = request.content

@@ -1,7 +1,8 @@
 """Consumer groups: their settings, and moving their offsets.
 
 The clients of a group carry out a reset of its offsets, and commit them. Without clients the refusal is CLIENT_OFFLINE:
-the operator then commits offsets with UPDATE_CONSUMER_OFFSET.
+the operator then commits offsets with UPDATE_CONSUMER_OFFSET. A group that consumes by POP needs no clients for it;
+what it holds is forgotten.
 
 Corresponds to parts of `AdminBrokerProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8. Deliberate difference: a
 queue on which the group never committed is reset with the others.
@@ -14,7 +15,8 @@ from collections.abc import Generator
 from rucola import refusals
 from rucola.access import Refused
 from rucola.broker.client_calls import ClientCalls, OffsetReset
-from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range
+from rucola.broker.delivery.pop_log import PopQueue
+from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range, forget_pop
 from rucola.broker.state import BrokerState
 from rucola.domain.group import LATEST, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.queue import MessageQueue
@@ -40,6 +42,7 @@ class GroupService:
         await self._state.persistence.wait_persisted()
 
     async def delete(self, group: str, with_offsets: bool) -> None:
+        forget_pop(self._state, group=group)
         self._state.groups.remove(group, self._state.clock())
         if with_offsets:
             self._state.offsets.remove_group(group)
@@ -73,19 +76,23 @@ class GroupService:
                     yield
 
     async def reset_offsets(self, request: OffsetReset) -> dict[MessageQueue, int]:
-        """Have the clients of a group continue at other offsets of a topic, and return these. Raises Refused."""
+        """Have a group continue at other offsets of a topic, by POP and at its clients; return them. Raises Refused."""
         topic = self._state.topics.get(request.topic)
         if topic is None:
             raise Refused(refusals.RESET_TOPIC_NOT_FOUND, topic=request.topic)
         if not self._state.offsets.of(request.group, request.topic):
             raise Refused(refusals.RESET_GROUP_NOT_FOUND, group=request.group)
         group = self._state.clients.consumers.get(request.group)
-        if group is None:
+        popped = self._state.pop.of(group=request.group, topic=request.topic)
+        if group is None and not popped:
             raise Refused(
                 refusals.RESET_GROUP_OFFLINE, group=request.group, topic=request.topic, timestamp=request.timestamp
             )
         offsets = await self._reset_targets(request, topic)
-        await self._calls.reset_offsets(list(group.members.items()), request, offsets)
+        by_pop = {PopQueue(queue.topic, request.group, queue.queue_id): offset for queue, offset in offsets.items()}
+        self._state.pop.reset(by_pop, self._state.clock())
+        if group is not None:
+            await self._calls.reset_offsets(list(group.members.items()), request, offsets)
         return offsets
 
     @sliced

@@ -20,7 +20,7 @@ from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.subscription import SubscriptionData
 from rucola.domain.topic import TOPIC_FILTER_TYPES, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import InvalidMessage
-from rucola.message.topics import check_topic
+from rucola.message.topics import RETRY_PREFIX, check_topic
 from rucola.slices import sliced
 
 MAX_UNITS = 1000
@@ -72,6 +72,7 @@ class TopicService:
     async def delete(self, topic: str) -> None:
         """Delete a topic's settings and statistics. Raises InvalidMessage for a topic of the system."""
         self._check_user_topic(topic)
+        forget_pop(self._state, topic=topic)
         self._state.topics.remove(topic, self._state.clock())
         self._state.stats.remove_topic(topic)
         await self._settled()
@@ -124,6 +125,14 @@ class TopicService:
     async def _settled(self) -> None:
         await self._state.persistence.wait_persisted()
         await self._topics_registered()
+
+
+def forget_pop(state: BrokerState, *, topic: str | None = None, group: str | None = None) -> None:
+    """Delete what POP knows of a topic or group, and its retry topics. Raises Refused."""
+    queues = state.pop.of(topic=topic, group=group)
+    state.pop.remove(queues, state.clock())
+    for retry_topic in {queue.topic for queue in queues if queue.topic.startswith(RETRY_PREFIX)}:
+        state.topics.remove(retry_topic, state.clock())
 
 
 def check_range(name: str, value: int, greatest: int) -> None:
