@@ -8,7 +8,7 @@ It prints:
 import asyncio
 
 from rucola.client import ClientInstance, Message, Producer, PushConsumer
-from rucola.client.consumer.allocation import consistent_hash
+from rucola.domain.allocation import consistent_hash
 
 
 async def main() -> None:

@@ -162,6 +162,10 @@ POP_RETRY_TOPIC_TOO_LONG: Final = Refusal(
     "the retry topic {topic} of this group and topic would have {size} characters; {limit} are allowed, so use "
     "shorter names",
 )
+RETRY_TOPIC_HAS_NO_MODE: Final = Refusal(
+    Reason.FORBIDDEN, "retry topic is not allowed to set mode: {topic} follows its own topic"
+)
+NO_REQUEST_MODE: Final = Refusal(Reason.INVALID, "mode is {mode!r}; PULL or POP is expected")
 POP_HELD: Final = Refusal(Reason.POLLING_FULL, "the broker holds {count} requests already ({key}); receive again later")
 HANDLE_STALE: Final = Refusal(
     Reason.STALE_HANDLE,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rucola.domain.pop import PopQueueStatus, PopStatus
 from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
@@ -16,7 +17,7 @@ from rucola.message.record import decode_many
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader, ResetOffsetRequestHeader
-from rucola.protocol.pop import PollingInfoRequestHeader
+from rucola.protocol.pop import PollingInfoRequestHeader, PopStatusRequestHeader, ReleasePopRequestHeader
 from rucola.protocol.topic import TopicRequestHeader
 from support.broker_peer import broker_peer
 from support.own_deliveries import Clock
@@ -406,3 +407,37 @@ async def test_a_handle_of_something_else_is_refused(tmp_path: Path) -> None:
         assert (await ack(peer, dataclasses.replace(a, handle=" ".join(parts)))).code == ResponseCode.NO_MESSAGE
         assert (await ack(peer, a, group="stranger")).code == ResponseCode.NO_MESSAGE
         assert (await ack_all(peer, [])).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+# For operators.
+
+
+async def test_the_status_says_who_holds_what_and_what_blocks_a_queue(tmp_path: Path) -> None:
+    clock = Clock()
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await keyed(peer, "a1", "a2", "b1")
+
+        async def status() -> PopQueueStatus:
+            header = PopStatusRequestHeader(consumer_group="g")
+            answer = await peer.ask(RequestCode.GET_POP_STATUS, header)
+            (queue,) = decode_body(PopStatus, answer.body).queues
+            return queue
+
+        (a1,) = await receive(peer, order="true", max_msg_nums=1)
+        first = await status()
+        assert (first.ready, first.in_flight, first.waiting, first.blocked) == (2, 1, 0, "")
+        (b1,) = await receive(peer, order="true")
+        now = await status()
+        assert (now.ready, now.in_flight, now.waiting, now.committed_offset) == (0, 2, 1, 0)
+        assert "0" in now.blocked
+        held = {one.queue_offset: one for one in now.messages}
+        assert (held[0].attempt, held[0].message_group) == (1, "a")
+        assert held[0].client.startswith("127.0.0.1:")
+        assert 0 < held[0].visible_ms - held[0].pop_time_ms <= 2 * MINUTE_MS
+        assert abs(now.oldest_ms - clock()) < MINUTE_MS
+        release = ReleasePopRequestHeader(consumer_group="g", topic="T", offset=0)
+        assert (await peer.ask(RequestCode.RELEASE_POP, release)).ext_fields["count"] == "1"
+        assert (await ack(peer, a1)).code == ResponseCode.NO_MESSAGE
+        assert (await ack(peer, b1)).code == ResponseCode.SUCCESS
+        again = await receive(peer, order="true")
+        assert [(message.body, message.attempt) for message in again] == [(b"a1", 2), (b"a2", 1)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rucola.client.consumer.allocation import (
+from rucola.domain.allocation import (
     Strategy,
     average,
     average_by_circle,

@@ -6,11 +6,11 @@ import pytest
 
 from rucola.client import instance
 from rucola.client.consumer import assignment, fetcher, push_consumer, queue_locks
-from rucola.client.consumer.allocation import average
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.producer import producer
 from rucola.client.producer.options import ProducerOptions
+from rucola.domain.allocation import average
 
 OPTIONS = ConsumeOptions()
 

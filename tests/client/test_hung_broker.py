@@ -11,7 +11,7 @@ import pytest
 
 from rucola.broker.broker import Broker
 from rucola.client import Message, Producer, PushConsumer
-from rucola.client.consumer.allocation import average_by_circle
+from rucola.domain.allocation import average_by_circle
 from rucola.store.tools.check import check
 from support.cluster import Cluster, Tally, cluster
 from support.consumers import committed, consumer_of

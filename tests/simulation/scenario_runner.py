@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rucola.broker.broker import Broker
 from rucola.broker.config import from_properties
-from rucola.client.consumer.allocation import average
+from rucola.domain.allocation import average
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
 from rucola.domain.group import LATEST
 from rucola.domain.queue import LockedQueues, MessageQueue

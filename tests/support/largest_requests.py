@@ -10,7 +10,7 @@ from typing import Any
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
-from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.group import MessageRequestMode, SubscriptionGroupConfig
 from rucola.domain.queue import LockedQueues, MessageQueue
 from rucola.domain.route import RegisterBrokerBody
 from rucola.domain.subscription import SubscriptionData
@@ -30,6 +30,7 @@ from rucola.protocol.access import (
     UpdateGlobalWhiteAddrsConfigRequestHeader,
     UserRequestHeader,
 )
+from rucola.protocol.assignment import QueryAssignmentRequestBody
 from rucola.protocol.body import MAX_JSON_BODY_SIZE, encode_body
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
@@ -67,6 +68,8 @@ from rucola.protocol.pop import (
     ChangeInvisibleTimeRequestHeader,
     PollingInfoRequestHeader,
     PopMessageRequestHeader,
+    PopStatusRequestHeader,
+    ReleasePopRequestHeader,
 )
 from rucola.protocol.promise import AskPromiseRequestHeader
 from rucola.protocol.pull import SUBSCRIPTION, PullMessageRequestHeader
@@ -389,6 +392,15 @@ BROKER_REQUESTS: dict[int, Requests] = {
     CODE.AUTH_DELETE_ACL: _request(CODE.AUTH_DELETE_ACL, DeleteAclRequestHeader(subject=LONG)),
     CODE.AUTH_GET_ACL: _request(CODE.AUTH_GET_ACL, AclRequestHeader(subject=LONG)),
     CODE.AUTH_LIST_ACL: _request(CODE.AUTH_LIST_ACL, ListAclsRequestHeader(subject_filter=LONG)),
+    CODE.QUERY_ASSIGNMENT: _request(
+        CODE.QUERY_ASSIGNMENT,
+        body=encode_body(QueryAssignmentRequestBody(topic=WIDE, consumer_group="group-0", client_id="member-1")),
+    ),
+    CODE.SET_MESSAGE_REQUEST_MODE: _request(
+        CODE.SET_MESSAGE_REQUEST_MODE,
+        body=encode_body(MessageRequestMode(topic=WIDE, consumer_group="group-0", mode="POP")),
+    ),
+    CODE.GET_ALL_MESSAGE_REQUEST_MODE: _request(CODE.GET_ALL_MESSAGE_REQUEST_MODE),
     CODE.POP_MESSAGE: _request(
         CODE.POP_MESSAGE,
         PopMessageRequestHeader(
@@ -426,6 +438,8 @@ BROKER_REQUESTS: dict[int, Requests] = {
             )
         ),
     ),
+    CODE.GET_POP_STATUS: _request(CODE.GET_POP_STATUS, PopStatusRequestHeader(consumer_group="group-0")),
+    CODE.RELEASE_POP: _request(CODE.RELEASE_POP, ReleasePopRequestHeader(consumer_group="group-0", topic=WIDE)),
     CODE.GET_CHALLENGE: _request(CODE.GET_CHALLENGE),
     CODE.GET_ALL_QUEUE_LOCKS: _request(CODE.GET_ALL_QUEUE_LOCKS),
     CODE.GET_DIAGNOSIS: _request(CODE.GET_DIAGNOSIS),

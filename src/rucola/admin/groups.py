@@ -11,7 +11,8 @@ from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.requests import AdminRequests, addresses_of, gather_fail_fast, queue_of_item
 from rucola.admin.topics import TopicAdmin
 from rucola.domain.client import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
-from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.group import MessageRequestMode, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.pop import PopStatus
 from rucola.domain.queue import MessageQueue
 from rucola.domain.route import BrokerData
 from rucola.domain.statistics import ConsumeStats, QueueTimeSpan
@@ -31,6 +32,7 @@ from rucola.protocol.group import (
     QueryConsumeTimeSpanBody,
     QueryConsumeTimeSpanRequestHeader,
 )
+from rucola.protocol.pop import PopStatusRequestHeader, ReleasePopRequestHeader, ReleasePopResponseHeader
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
 
 CLIENT_WAIT_MS = 10_000
@@ -74,6 +76,26 @@ class GroupAdmin:
         """Delete the group on one broker, and its consumer offsets if `remove_offset`."""
         header = DeleteSubscriptionGroupRequestHeader(group_name=group, remove_offset=str(remove_offset).lower())
         await self._requests.invoke(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def set_message_request_mode(self, address: str, mode: MessageRequestMode) -> None:
+        """Set on one broker whether a group receives a topic's messages by PULL or by POP."""
+        await self._requests.invoke(address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(mode))
+
+    # POP.
+
+    async def pop_status(self, address: str, group: str, topic: str | None = None) -> PopStatus:
+        """Return what a group holds by POP on one broker."""
+        header = PopStatusRequestHeader(consumer_group=group, topic=topic)
+        response = await self._requests.invoke(address, RequestCode.GET_POP_STATUS, header)
+        return decode_body(PopStatus, response.body)
+
+    async def release_pop(
+        self, address: str, group: str, topic: str, queue_id: int | None = None, offset: int | None = None
+    ) -> int:
+        """Let others receive held messages at once: of a topic, a queue, or one message; return how many."""
+        header = ReleasePopRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id, offset=offset)
+        response = await self._requests.invoke(address, RequestCode.RELEASE_POP, header)
+        return response.decode_header(ReleasePopResponseHeader).count
 
     # Members.
 

@@ -98,6 +98,15 @@ class PopHold:
         """Return how many receives wait for these messages."""
         return len(self.held.get(topic, {}).get(_Key(group, topic, max(-1, queue_id)), ()))
 
+    def count_of(self, group: str, topic: str | None) -> int:
+        """Return how many receives of a group wait for a topic, or for any."""
+        return sum(
+            len(pops)
+            for name, keys in self.held.items()
+            for key, pops in keys.items()
+            if key.group == group and name == key.topic and topic in (None, name)
+        )
+
     def arrived(self, topic: str, queue_id: int) -> None:
         """Try receives, later, since a queue has new messages."""
         for key in self.held.get(topic, ()):

@@ -24,6 +24,7 @@ from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.queue_locks import QueueLockTable
+from rucola.broker.tables.request_modes import RequestModeTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.store.message_store import MessageStore
 
@@ -45,6 +46,7 @@ class BrokerState:
     """A response to a change of a table waits for it."""
     clients: ClientRegistry
     locks: QueueLockTable
+    modes: RequestModeTable
     delayed: ScheduleMessageService
     transactions: TransactionalMessageService
     pop: PopConsumerService

@@ -41,3 +41,26 @@ class SubscriptionGroupWrapper(msgspec.Struct, rename="camel", kw_only=True):
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+
+
+PULL = "PULL"
+POP = "POP"
+REQUEST_MODES = (PULL, POP)
+
+
+class MessageRequestMode(msgspec.Struct, rename="camel", kw_only=True):
+    """How a group receives a topic's messages.
+
+    By POP, members receive from all queues, or with a `pop_share_queue_num` from their own and those of as many others.
+    """
+
+    topic: str
+    consumer_group: str
+    mode: str = PULL
+    pop_share_queue_num: int = 0
+
+
+class MessageRequestModes(msgspec.Struct, rename="camel", kw_only=True):
+    """config/messageRequestMode.json: by topic, then by group."""
+
+    message_request_mode_map: dict[str, dict[str, MessageRequestMode]] = {}

@@ -108,6 +108,7 @@ class RequestCode(IntEnum):
     # Of RocketMQ 5: POP (`rucola.protocol.pop`).
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
+    GET_ALL_MESSAGE_REQUEST_MODE = 402
     POP_MESSAGE = 200_050
     ACK_MESSAGE = 200_051
     CHANGE_MESSAGE_INVISIBLETIME = 200_053
@@ -131,6 +132,9 @@ class RequestCode(IntEnum):
     SWITCH_OVER = 20_004
     ASK_PROMISE = 20_005
     GET_ALL_QUEUE_LOCKS = 20_006
+    # Rucola's own: who holds which messages of a group, and to take them back.
+    GET_POP_STATUS = 20_007
+    RELEASE_POP = 20_008
     # Rucola's own: faults that a broker finds (`rucola.domain.diagnosis`).
     GET_DIAGNOSIS = 20_010
     # Rucola's own: signatures of version 2 (`rucola.acl.challenge`).

@@ -203,3 +203,25 @@ def _real_topic(topic: str, group: str, retry: str) -> str:
     # Clients name the retry topic themselves, together with its mark.
     retry_topic = pop_retry_topic(group, topic)
     return retry_topic if retry == _RETRY and not topic.startswith(pop_retry_topic(group, "")) else topic
+
+
+class PopStatusRequestHeader(Header, kw_only=True):
+    """GET_POP_STATUS (20007), Rucola's own; the body of the response is a `PopStatus`."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class ReleasePopRequestHeader(Header, kw_only=True):
+    """RELEASE_POP (20008), Rucola's own: let others receive held messages at once."""
+
+    consumer_group: str
+    topic: str
+    # None: all queues.
+    queue_id: int | None = None
+    # None: all held messages of the queue.
+    offset: int | None = None
+
+
+class ReleasePopResponseHeader(Header, kw_only=True):
+    count: int

@@ -22,7 +22,7 @@ from rucola.admin.commands.command import (
     command,
 )
 from rucola.domain.client import ClientConnection, ConsumerConnection
-from rucola.domain.group import SubscriptionGroupConfig
+from rucola.domain.group import MessageRequestMode, SubscriptionGroupConfig
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import OffsetWrapper
 from rucola.errors import ConfigError
@@ -414,6 +414,104 @@ async def get_consumer_config(client: AdminClient, group: GroupName) -> Result:
     if not found:
         raise ConfigError(f"no broker has a consumer group {group}")
     return Result(found, text)
+
+
+@command("setConsumeMode", writes=True)
+async def set_consume_mode(
+    client: AdminClient,
+    target: Masters,
+    topic: Annotated[str, Option("-t --topicName", "Name of the topic.")],
+    group_name: GroupName,
+    mode: Annotated[str, Option("-m --mode", "PULL or POP.")],
+    pop_share_queue_num: Annotated[
+        int, Option("-q --popShareQueueNum", "By POP: share queues with this number of members; 0 with all.", min=0)
+    ] = 0,
+) -> Result:
+    """Set whether a group receives a topic's messages by PULL or by POP, for clients that ask the broker.
+
+    \b
+    Examples:
+      rucola admin setConsumeMode -c DefaultCluster -t Orders -g billing -m POP
+    """
+    wanted = MessageRequestMode(
+        topic=topic, consumer_group=group_name, mode=mode, pop_share_queue_num=pop_share_queue_num
+    )
+    addresses = await target.masters(client)
+    for one in addresses:
+        await client.groups.set_message_request_mode(one, wanted)
+    summary = f"topic[{topic}] group[{group_name}] consume mode[{mode}] popShareQueueNum[{pop_share_queue_num}]"
+    lines = [*(f"set consume mode to {one} success." for one in addresses), summary]
+    return Result({"brokerAddrs": addresses, "mode": msgspec.to_builtins(wanted)}, lines)
+
+
+_POP_QUEUES = (
+    Column("#Topic", "topic"), Column("#Broker Name", "brokerName"), whole("#QID", "queueId"),
+    Column("#Consumer Offset", "committedOffset"), Column("#Ready", "ready"), Column("#In Flight", "inFlight"),
+    Column("#Waiting", "waiting"), optional("#Oldest", "oldestMs", _last_time), Column("#Blocked", "blocked"),
+)  # fmt: skip
+_POP_MESSAGES = (
+    Column("#Topic", "topic"), Column("#Broker Name", "brokerName"), whole("#QID", "queueId"),
+    whole("#Offset", "queueOffset"), Column("#Client", "client"), Column("#Attempt", "attempt"),
+    optional("#Until", "visibleMs", _last_time), optional("#Message Group", "messageGroup"),
+)  # fmt: skip
+
+
+@command("popStatus", is_repeatable=True)
+async def pop_status(
+    client: AdminClient,
+    group: GroupName,
+    topic: Annotated[str | None, Option("-t --topicName", "Only this topic of the group.")] = None,
+) -> Result:
+    """Show what a group that consumes by POP holds: which client which message until when, and what blocks a queue.
+
+    \b
+    Examples:
+      rucola admin popStatus -g billing
+      rucola admin popStatus -g billing -t Orders
+    """
+    queues: list[Row] = []
+    messages: list[Row] = []
+    receives = 0
+    for cluster in sorted((await client.cluster.info()).cluster_addr_table):
+        for name, address in (await client.cluster.masters(cluster)).items():
+            status = await client.groups.pop_status(address, group, topic)
+            receives += status.receives
+            for queue in status.queues:
+                place = {"topic": queue.topic, "brokerName": name, "queueId": queue.queue_id}
+                queues.append(msgspec.to_builtins(queue) | place | {"messages": len(queue.messages)})
+                messages += [place | msgspec.to_builtins(message) for message in queue.messages]
+    notes = [] if queues else [f"group {group} has received nothing by POP"]
+    return Result(
+        {"group": group, "receives": receives, "queues": queues, "messages": messages},
+        [Table(_POP_QUEUES, queues), "", Table(_POP_MESSAGES, messages), "", f"Waiting receives: {receives}"],
+        notes,
+    )
+
+
+@command(
+    "releasePop",
+    confirm="let others receive what group {group} holds of topic {topic} now, while its holders may still work on it",
+)
+async def release_pop(
+    client: AdminClient,
+    target: Masters,
+    group: GroupName,
+    topic: Topic,
+    queue_id: Annotated[int | None, Option("-q --queueId", "Only this queue.", min=0)] = None,
+    offset: Annotated[int | None, Option("-o --offset", "Only the message at this queue offset.", min=0)] = None,
+) -> Result:
+    """Let others receive messages that a group holds by POP, at once; recorded in the audit log.
+
+    \b
+    Examples:
+      rucola admin releasePop -c DefaultCluster -g billing -t Orders
+      rucola admin releasePop -b localhost:10911 -g billing -t Orders -q 3 -o 42
+    """
+    released = {
+        one: await client.groups.release_pop(one, group, topic, queue_id, offset)
+        for one in await target.masters(client)
+    }
+    return Result({"released": released}, [f"released {count} messages on {one}" for one, count in released.items()])
 
 
 async def _deletion(client: AdminClient, target: Target, group: str, remove_offset: bool) -> str:

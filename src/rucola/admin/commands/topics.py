@@ -10,7 +10,7 @@ from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Option, Result, Row, Topic, command, split
 from rucola.admin.commands.doctor import warning
 from rucola.admin.name_servers import parse_order_conf
-from rucola.client.consumer.allocation import average
+from rucola.domain.allocation import average
 from rucola.domain.route import TopicRouteData
 from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError

@@ -17,6 +17,7 @@ from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import CONSUMER_OFFSET_FILE, ConsumerOffsetTable, offset_paths, sound_offsets
 from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.queue_locks import QueueLockTable
+from rucola.broker.tables.request_modes import RequestModeTable
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.remoting.client import RemotingClient
 from rucola.slices import in_slices
@@ -44,6 +45,7 @@ class Metadata:
         self.offsets = ConsumerOffsetTable(*offset_paths(directory, enable_lmq=enable_lmq))
         self.filters = ConsumerFilterTable(directory / "consumerFilter.json", config, self.limits)
         self.locks = QueueLockTable(directory / "queueLocks.json", self._on_locks_changed)
+        self.modes = RequestModeTable(directory / "messageRequestMode.json", self._on_modes_changed)
         file = config.credentials_file
         self.credentials = credentials_of_file(file) if file is not None else default_credentials()
         self.client = RemotingClient(tls=environment.client_tls, credentials=self.credentials)
@@ -60,6 +62,7 @@ class Metadata:
         self._load(name, lambda: self.offsets.load(max_offset, log_end), salvage)
         self._load("consumerFilter.json", lambda: self.filters.load(now_ms))
         self.locks.load(now_ms)
+        self._load("messageRequestMode.json", self.modes.load)
         # All writes at the stop come after the scheduler has ended, see `assembly.startup`.
         running.push_async_callback(self._persist_filters)
         running.push_async_callback(self._persist_offsets)
@@ -91,6 +94,9 @@ class Metadata:
 
     def _on_locks_changed(self) -> None:
         self.persistence.schedule(self.locks.snapshot_writer)
+
+    def _on_modes_changed(self) -> None:
+        self.persistence.schedule(self.modes.snapshot_writer)
 
     async def _persist_offsets(self) -> None:
         await in_thread(await in_slices(self.offsets.snapshot_steps()))

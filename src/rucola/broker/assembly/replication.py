@@ -83,6 +83,7 @@ class _SlaveSide(Replication):
             metadata.groups,
             metadata.offsets,
             metadata.locks,
+            metadata.modes,
             deliveries,
             environment.clock,
         )

@@ -68,6 +68,7 @@ class Serving:
             persistence=metadata.persistence,
             clients=connections.clients,
             locks=metadata.locks,
+            modes=metadata.modes,
             delayed=delivery.kinds.delayed,
             transactions=delivery.kinds.transactions,
             pop=delivery.kinds.pop,
@@ -84,6 +85,7 @@ class Serving:
             access.service,
             _role_service(environment, metadata, storage, replication),
             registration.wait_registered,
+            registration.route,
             environment.config_file,
         )
         sends = SendAdapter(self.services.publish, self.state)

@@ -22,17 +22,18 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.mastership import Mastership
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.role import MASTER_ID
-from rucola.domain.route import RegisterBrokerBody
+from rucola.domain.route import RegisterBrokerBody, TopicRouteData
 from rucola.domain.topic import PERM_READ, PERM_WRITE, DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rucola.errors import BrokerError, RemoteProtocolError, RemotingError
 from rucola.message.record import body_crc
 from rucola.outages import Outages
-from rucola.protocol.body import encode_body
+from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.route import (
     COMPRESS_ABOVE,
     BrokerRequestHeader,
+    GetRouteInfoRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
@@ -177,6 +178,21 @@ class Registration:
             broker_id=self._config.broker_id,
             master_epoch=epoch,
         )
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """Return the route of a topic from the first name server that has one, or None."""
+        command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+        for name_server in self._config.namesrv_addresses:
+            try:
+                response = await self._client.invoke_ok(
+                    name_server, command, self._config.register_broker_timeout_mills
+                )
+                return decode_body(TopicRouteData, response.body)
+            except BrokerError:  # it does not know the topic
+                continue
+            except RemotingError as error:
+                self._outages.failed(f"route of a topic at name server {name_server}", error)
+        return None
 
     async def wait_master(self, epoch: int) -> None:
         """Wait until a name server knows the master of an epoch or a newer one, for SUCCESSOR_S at most.

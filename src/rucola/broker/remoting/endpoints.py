@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rucola.broker.remoting.access import AccessAdapter
+from rucola.broker.remoting.assignment import AssignmentAdapter
 from rucola.broker.remoting.cleanup import CleanupAdapter
 from rucola.broker.remoting.connections import ConnectionAdapter
 from rucola.broker.remoting.consume_stats import ConsumeStatsAdapter
@@ -48,6 +49,7 @@ def broker_endpoints(
         OffsetAdapter(services.offsets, state),
         HeartbeatAdapter(services.clients),
         LockAdapter(services.locks, state.persistence),
+        AssignmentAdapter(services.assignment),
         TopicAdapter(services.topics),
         GroupAdapter(services.groups),
         ConsumeStatsAdapter(services.consume_stats),

@@ -24,6 +24,7 @@ from rucola.broker.pop_hold import HeldPop, PopHold
 from rucola.broker.services.pop import PopService
 from rucola.broker.services.requests import PopRequest
 from rucola.broker.services.results import NothingPopped, Popped
+from rucola.domain.pop import PopStatus
 from rucola.domain.subscription import SUB_ALL, TAG
 from rucola.message.properties import POP_CK, is_true
 from rucola.message.record import with_topic
@@ -44,13 +45,16 @@ from rucola.protocol.pop import (
     PollingInfoResponseHeader,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
+    PopStatusRequestHeader,
+    ReleasePopRequestHeader,
+    ReleasePopResponseHeader,
     msg_offset_info,
     order_count_info,
     parse_extra_info,
     retry_mark,
     start_offset_info,
 )
-from rucola.remoting.connection import Reply
+from rucola.remoting.connection import Answer, Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 _NOT_DURABLE = "acknowledged, but {why}; acknowledge again"
@@ -64,6 +68,14 @@ def _held_topic(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHead
     # The rights to a retry topic are those to its topic.
     topic = header.topic.removeprefix(pop_retry_topic(header.consumer_group, ""))
     return Resource(topic, header.consumer_group)
+
+
+def _group(header: PopStatusRequestHeader) -> Resource:
+    return Resource(header.topic or "", header.consumer_group)
+
+
+def _released_topic(header: ReleasePopRequestHeader) -> Resource:
+    return Resource(header.topic, header.consumer_group)
 
 
 def _held_topics(body: BatchAckMessageRequestBody) -> Iterator[Resource]:
@@ -89,6 +101,10 @@ class PopAdapter:
             Endpoint(RequestCode.BATCH_ACK_MESSAGE, acknowledge, self.batch_ack, batch, _held_topics),
             Endpoint(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, acknowledge, self.change, change, _held_topic),
             Endpoint(RequestCode.POLLING_INFO, Action.QUERY, self.polling, polling, popped_topic),
+            Endpoint(RequestCode.GET_POP_STATUS, Action.QUERY, self.status, PopStatusRequestHeader, _group),
+            Endpoint(
+                RequestCode.RELEASE_POP, Action.RESET_OFFSET, self.release, ReleasePopRequestHeader, _released_topic
+            ),
         )
 
     # Receive.
@@ -219,6 +235,17 @@ class PopAdapter:
         header = request.content
         count = self._hold.count(header.consumer_group, header.topic, header.queue_id)
         return request.success(PollingInfoResponseHeader(polling_num=count))
+
+    async def status(self, request: Request[PopStatusRequestHeader]) -> Answer:
+        group, topic = request.content.consumer_group, request.content.topic
+        queues = await self._service.status(group, topic)
+        receives = self._hold.count_of(group, topic)
+        return request.success(body=PopStatus(broker_name=self._broker_name, receives=receives, queues=queues))
+
+    def release(self, request: Request[ReleasePopRequestHeader]) -> Reply:
+        header = request.content
+        count = self._service.release(header.consumer_group, header.topic, header.queue_id, header.offset)
+        return request.success(ReleasePopResponseHeader(count=count))
 
     def _when_durable(self, request: Request[object], end: int, answer: Callable[[], RemotingCommand]) -> Reply:
         if not self._service.must_wait:

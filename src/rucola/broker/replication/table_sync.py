@@ -7,6 +7,7 @@
     offsets of delayed delivery    GET_ALL_DELAY_OFFSET (45)               written to config/delayOffset.json; begin
                                                                            of the log, before which files may be deleted
     queue locks                    GET_ALL_QUEUE_LOCKS (20006)             replaced; not from Apache's master
+    request modes                  GET_ALL_MESSAGE_REQUEST_MODE (402)      replaced; not from Apache's master
 
 Progress of what the master delivers itself (`broker.delivery.progress`) counts its deliveries, and the begin of its log
 what it has put again before it deleted files. They wait until the slave has these records on disk (`pending_progress`),
@@ -39,8 +40,10 @@ from rucola.broker.role import LogPosition
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable, parse_consumer_offsets
 from rucola.broker.tables.queue_locks import QueueLockTable
+from rucola.broker.tables.request_modes import RequestModeTable
 from rucola.broker.tables.settings_table import SettingsTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.group import MessageRequestModes
 from rucola.domain.queue import QueueLocks
 from rucola.errors import MQError, RemoteProtocolError, is_unreachable
 from rucola.outages import Outages
@@ -84,6 +87,7 @@ class SlaveSynchronize:
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsetTable,
         locks: QueueLockTable,
+        modes: RequestModeTable,
         deliveries: Iterable[Delivery[Any]],
         clock: Callable[[], int],
     ) -> None:
@@ -94,6 +98,7 @@ class SlaveSynchronize:
         self._groups = groups
         self._offsets = offsets
         self._locks = locks
+        self._modes = modes
         self._clock = clock
         self._outages = Outages(logger)
         self._runs = 0
@@ -155,6 +160,8 @@ class SlaveSynchronize:
             await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._copy_groups, groups)
             if self._has_versions:
                 await self._copy(RequestCode.GET_ALL_QUEUE_LOCKS, self._copy_locks, locks)
+            if self._has_versions and is_full:
+                await self._copy(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self._copy_modes, "")
 
     async def _copy(self, code: RequestCode, apply: Callable[[_Answer], None] | None, version: str) -> None:
         """Request a table and apply the response, unless it is empty or the master's version is `version`."""
@@ -190,6 +197,9 @@ class SlaveSynchronize:
     def _copy_locks(self, answer: _Answer) -> None:
         self._locks.replace(decode_body(QueueLocks, answer.body), self._clock())
         self._locks_version = answer.version
+
+    def _copy_modes(self, answer: _Answer) -> None:
+        self._modes.replace(decode_body(MessageRequestModes, answer.body))
 
     async def _offer_progress(self, code: RequestCode, answer: _Answer) -> None:
         if code in self._progress_codes:

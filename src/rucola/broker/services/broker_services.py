@@ -9,6 +9,7 @@ from rucola.broker.client_calls import ClientCalls
 from rucola.broker.durability import Durability
 from rucola.broker.interceptors import LateChecks
 from rucola.broker.services.access import AccessService
+from rucola.broker.services.assignment import AssignmentService
 from rucola.broker.services.cleanup import CleanupService
 from rucola.broker.services.client_inspection import InspectionService
 from rucola.broker.services.clients import ClientService
@@ -29,10 +30,11 @@ from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.broker.services.topics import TopicService
 from rucola.broker.services.transactions import TransactionService
 from rucola.broker.state import BrokerState
+from rucola.domain.route import TopicRouteData
 
 
 class BrokerServices:
-    """`topics_registered` waits until the name servers have all topics."""
+    """`topics_registered` waits until the name servers have all topics, `route` asks them for one's route."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class BrokerServices:
         access: AccessService,
         roles: RoleService,
         topics_registered: Callable[[], Awaitable[None]],
+        route: Callable[[str], Awaitable[TopicRouteData | None]],
         config_file: Path | None,
     ) -> None:
         self.publish = PublishService(state, durability, late.create, topics_registered)
@@ -55,6 +58,7 @@ class BrokerServices:
         self.offsets = OffsetService(state)
         self.clients = ClientService(state)
         self.locks = LockService(state)
+        self.assignment = AssignmentService(state, route)
         self.topics = TopicService(state, topics_registered)
         self.groups = GroupService(state, calls)
         self.consume_stats = ConsumeStatsService(state)

@@ -23,23 +23,26 @@ Apache ignores it; a group that begins at the end of a queue gets no message bef
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rucola import refusals
 from rucola.access import Caller, Refused
 from rucola.broker.delivery.pop import MAX_OUTSTANDING
 from rucola.broker.delivery.pop_log import PopQueue
-from rucola.broker.delivery.pop_state import Candidate, Done, Handle, Pop, PopRecord, PopState
+from rucola.broker.delivery.pop_state import Candidate, Change, Done, Handle, Pop, PopRecord, PopState
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.message_filter import MessageFilter
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.requests import FetchRequest, PopRequest
 from rucola.broker.services.results import NothingPopped, Popped, PoppedQueue
 from rucola.broker.state import BrokerState
+from rucola.domain.pop import PopMessage, PopQueueStatus
 from rucola.message import properties
 from rucola.message.record import peek
 from rucola.message.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX, is_lmq, pop_retry_topic
+from rucola.slices import sliced
 
 MAX_MESSAGES: Final = 32
 MAX_BYTES: Final = 1 << 20
@@ -50,6 +53,9 @@ MAX_QUEUES: Final = 64
 """Queues that one receive reads."""
 MAX_READS: Final = 8
 """Reads of the store in one receive beyond one for each queue."""
+MAX_SHOWN: Final = 100
+"""Messages of a queue in a status."""
+_RELEASED: Final = 256
 _MAX_GROUP_LENGTH: Final = 64
 """Characters of a sharding key that are kept; of a longer one, a hash is."""
 
@@ -204,6 +210,72 @@ class PopService:
         now_ms = self._state.clock()
         end = self._pop.record([(queue, state.change(handle, now_ms, invisible_ms))], now_ms)
         return state.handle(handle.queue_offset), end
+
+    # For operators.
+
+    @sliced
+    def status(self, group: str, topic: str | None) -> Generator[None, None, list[PopQueueStatus]]:
+        """Return what a group holds of a topic, or of all topics, with MAX_SHOWN messages of each queue."""
+        found = []
+        for queue in self._pop.of(group=group, topic=topic):
+            if (state := self._pop.states.get(queue)) is not None:
+                found.append(self._status_of(queue, state))
+            yield
+        return sorted(found, key=lambda one: (one.topic, one.queue_id))
+
+    def _status_of(self, queue: PopQueue, state: PopState) -> PopQueueStatus:
+        now_ms = self._state.clock()
+        held = {offset: one for offset, one in state.outstanding.items() if one.attempt}
+        end = self._store.max_offset(queue.topic, queue.queue_id, visible=True)
+        waiting = len(state.outstanding) - len(held)
+        blocked = ""
+        config = self._state.groups.get(queue.group)
+        if config is not None and not config.consume_enable:
+            blocked = f"group {queue.group} may not consume (consumeEnable)"
+        elif not state.room:
+            blocked = f"{state.limit} messages are outstanding"
+        elif waiting and not state.can_be_read(now_ms, end):
+            first = next(offset for offset, one in held.items() if one.message_group is not None)
+            blocked = f"in order behind {first}, which {held[first].client} holds"
+        messages = [
+            PopMessage(
+                queue_offset=offset,
+                client=one.client,
+                attempt=one.attempt,
+                pop_time_ms=one.pop_time_ms,
+                visible_ms=one.visible_ms,
+                message_group=one.message_group,
+            )
+            for offset, one in itertools.islice(held.items(), MAX_SHOWN)
+        ]
+        return PopQueueStatus(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            committed_offset=state.committed_offset,
+            ready=max(0, end - state.next_offset),
+            in_flight=len(held),
+            waiting=waiting,
+            oldest_ms=min((one.visible_ms - one.invisible_ms for one in held.values()), default=0),
+            blocked=blocked,
+            messages=messages,
+        )
+
+    def release(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> int:
+        """Let others receive messages that are held, at once; return how many. Raises Refused."""
+        now_ms = self._state.clock()
+        changes: list[tuple[PopQueue, PopRecord]] = []
+        for queue in self._pop.of(group=group, topic=topic):
+            state = self._pop.states[queue]
+            if queue_id in (None, queue.queue_id):
+                pop_time_ms = max(now_ms, state.pop_time_ms + 1)
+                changes += (
+                    (queue, Change(held, pop_time_ms, 0, now_ms))
+                    for held, one in state.outstanding.items()
+                    if one.attempt and one.visible_ms > now_ms and offset in (None, held)
+                )
+        for begin in range(0, len(changes), _RELEASED):
+            self._pop.record(changes[begin : begin + _RELEASED], now_ms)
+        return len(changes)
 
     def when_durable(self, end: int, done: Callable[[Missing | None], None]) -> None:
         self._durability.when_durable(end, done)

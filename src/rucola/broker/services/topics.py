@@ -129,6 +129,7 @@ class TopicService:
 
 def forget_pop(state: BrokerState, *, topic: str | None = None, group: str | None = None) -> None:
     """Delete what POP knows of a topic or group, and its retry topics. Raises Refused."""
+    state.modes.remove(topic=topic, group=group)
     queues = state.pop.of(topic=topic, group=group)
     state.pop.remove(queues, state.clock())
     for retry_topic in {queue.topic for queue in queues if queue.topic.startswith(RETRY_PREFIX)}:

@@ -13,10 +13,10 @@ from typing import Protocol, TypedDict
 
 import msgspec
 
-from rucola.client.consumer.allocation import Strategy, average
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE
 from rucola.client.values import ValueType
+from rucola.domain.allocation import Strategy, average
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 
@@ -55,7 +55,7 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     consume_timestamp_ms: int | None = None
     """The time for CONSUME_FROM_TIMESTAMP; None means half an hour before the queue is assigned."""
     strategy: Strategy = average
-    """How queues are divided among members, see `rucola.client.consumer.allocation`; the same for all members."""
+    """How queues are divided among members, see `rucola.domain.allocation`; the same for all members."""
     concurrency: int = 20
     """The number of concurrent calls of the listener: consumeThreadMax."""
     pull_batch_size: int = PULL_BATCH_SIZE
