@@ -10,6 +10,7 @@ from rucola.client.consumer.options import ConsumeFromWhere, ConsumeKeywords, Co
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
 from rucola.client.consumer.push_consumer import PushConsumer
+from rucola.client.consumer.simple_consumer import SimpleConsumer
 from rucola.client.instance import ClientInstance
 from rucola.client.producer.options import ProducerKeywords, ProducerOptions
 from rucola.client.producer.producer import Producer
@@ -80,6 +81,7 @@ __all__ = [
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "SuspendCurrentQueueAMoment",
     "TopicNotFound",
     "TransactionProducer",

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from rucola.errors import RemoteProtocolError
+from rucola.message import MessageExt, properties
 from rucola.message.topics import pop_retry_topic
 from rucola.protocol.body import Body
 from rucola.protocol.command import Header
@@ -197,6 +198,35 @@ def msg_offset_info(queues: Iterable[tuple[str, int, Sequence[int]]]) -> str:
 def order_count_info(counts: Iterable[tuple[str, int, int, int]]) -> str:
     """Return orderCountInfo of (mark, queue id, queue offset, deliveries before)."""
     return ";".join(f"{mark} qo{queue_id}%{offset} {count}" for mark, queue_id, offset, count in counts)
+
+
+def add_handles(messages: Iterable[MessageExt], header: PopMessageResponseHeader, broker_name: str) -> None:
+    """Add the handles of a response to its messages, and in order how often each was delivered before.
+
+    Raises RemoteProtocolError.
+    """
+    starts = {}
+    for part in (header.start_offset_info or "").split(";"):
+        mark, _, rest = part.partition(" ")
+        queue_id, _, offset = rest.partition(" ")
+        starts[mark, queue_id] = offset
+    counts = dict(part.rsplit(" ", 1) for part in (header.order_count_info or "").split(";") if part)
+    try:
+        for message in messages:
+            text = message.properties.get(properties.POP_CK)
+            if text is None:
+                start = int(starts[_NORMAL, str(message.queue_id)])
+                text = message.properties[properties.POP_CK] = str(
+                    ExtraInfo(
+                        start, header.pop_time, header.invisible_time, header.revive_qid, _NORMAL, broker_name,
+                        message.queue_id, message.queue_offset,
+                    )
+                )  # fmt: skip
+            mark = parse_extra_info(text).retry
+            if (count := counts.get(f"{mark} qo{message.queue_id}%{message.queue_offset}")) is not None:
+                message.reconsume_times += int(count)
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError(f"broker {broker_name} sent messages without handles ({error!r})") from None
 
 
 def _real_topic(topic: str, group: str, retry: str) -> str:

@@ -43,10 +43,10 @@ class AssignmentService:
         state = self._state
         if mode.topic.startswith(RETRY_PREFIX):
             raise Refused(refusals.RETRY_TOPIC_HAS_NO_MODE, topic=mode.topic)
-        if mode.mode not in REQUEST_MODES:
-            raise Refused(refusals.NO_REQUEST_MODE, mode=mode.mode)
         if state.topics.get(mode.topic) is None:
             raise Refused(refusals.FETCH_TOPIC_NOT_FOUND, topic=mode.topic)
+        if mode.mode not in REQUEST_MODES:
+            raise Refused(refusals.NO_REQUEST_MODE, mode=mode.mode)
         if state.groups.find(mode.consumer_group, state.clock()) is None:
             raise Refused(refusals.FETCH_GROUP_NOT_FOUND, group=mode.consumer_group)
         limit = state.config.max_consumer_offsets

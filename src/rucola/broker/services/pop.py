@@ -262,6 +262,8 @@ class PopService:
 
     def release(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> int:
         """Let others receive messages that are held, at once; return how many. Raises Refused."""
+        if self._state.topics.get(topic) is None:
+            raise Refused(refusals.FETCH_TOPIC_NOT_FOUND, topic=topic)
         now_ms = self._state.clock()
         changes: list[tuple[PopQueue, PopRecord]] = []
         for queue in self._pop.of(group=group, topic=topic):
