@@ -22,8 +22,10 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer import pull_consumer as pull_module
 from rucola.client.consumer import push_consumer as push_module
+from rucola.client.consumer import simple_consumer as simple_module
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE, PullResult
 from rucola.client.consumer.push_consumer import PushConsumerArguments
+from rucola.client.consumer.simple_consumer import ReceiveKeywords
 from rucola.client.event_loop_thread import EventLoopThread
 from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.producer import producer as producer_module
@@ -38,7 +40,15 @@ from rucola.domain.subscription import SUB_ALL
 from rucola.errors import MQError
 from rucola.message import Message, MessageExt
 
-__all__ = ["LocalTransactionState", "Message", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
+__all__ = [
+    "LocalTransactionState",
+    "Message",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "SimpleConsumer",
+    "TransactionProducer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -275,6 +285,37 @@ class PullConsumer(_Blocking[pull_module.PullConsumer]):
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         self._run(self._client.commit(queue, queue_offset))
+
+
+class SimpleConsumer(_Blocking[simple_module.SimpleConsumer]):
+    """Receives messages by POP, and acknowledges them one by one."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | ConnectionOptions | None = None,
+        *,
+        orderly: bool = False,
+        begin_at_end: bool = False,
+        **options: Unpack[GroupClientKeywords],
+    ) -> None:
+        super().__init__(
+            simple_module.SimpleConsumer(group, namesrv, orderly=orderly, begin_at_end=begin_at_end, **options)
+        )
+
+    def receive(
+        self, topic: str, max_messages: int = simple_module.MAX_MESSAGES, **options: Unpack[ReceiveKeywords]
+    ) -> list[MessageExt]:
+        """Return messages that nobody else gets for `invisible_ms`; none after `wait_ms` without any."""
+        return self._run(self._client.receive(topic, max_messages, **options))
+
+    def ack(self, messages: MessageExt | Iterable[MessageExt]) -> None:
+        """Finish messages of one topic."""
+        self._run(self._client.ack(messages))
+
+    def change_invisible(self, message: MessageExt, invisible_ms: int) -> None:
+        """Let nobody else receive a message for `invisible_ms` from now."""
+        self._run(self._client.change_invisible(message, invisible_ms))
 
 
 class PushConsumer(_Blocking[push_module.PushConsumer]):

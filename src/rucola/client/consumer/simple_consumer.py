@@ -16,7 +16,7 @@ Corresponds to `SimpleConsumer` of the clients of RocketMQ 5, over remoting. Bro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 from rucola.acl.credentials import Credentials
 from rucola.client.clock import monotonic_ms, now_ms
@@ -52,6 +52,16 @@ REQUEST_TIMEOUT_MS: Final = 5000
 TURN_MS: Final = 1000
 """How long a receive waits at one of several brokers."""
 _NOTHING: Final = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
+
+
+class ReceiveKeywords(TypedDict, total=False):
+    """The keyword arguments of a receive."""
+
+    invisible_ms: int
+    wait_ms: int
+    expression: str
+    expression_type: str
+    attempt_id: str | None
 
 
 class SimpleConsumer(GroupClient):
