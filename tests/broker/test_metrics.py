@@ -28,6 +28,7 @@ from rucola.remoting.metrics_config import MetricsExporterType
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import BROKER_LABELS, Samples, http_request, sample_value, scrape
 from support.peer import pull_header
+from support.pop import ack, receive
 from support.replication import end_of, follows, pair, send
 from support.waiting import until
 
@@ -229,3 +230,18 @@ async def test_held_pulls_and_the_memory_of_connections_are_exported(tmp_path: P
         await client.close()
         await until(lambda: holds(0))
         assert all(isinstance(answer.exception(), RemotingError) for answer in answers)
+
+
+async def test_what_a_group_holds_by_pop_is_exported(tmp_path: Path) -> None:
+    labels = BROKER_LABELS | {"topic": "T", "group": "g"}
+    async with metered_broker(tmp_path) as (running, broker):
+        peer = running.peer(broker)
+        for _ in range(3):
+            await peer.send()
+        (held,) = await receive(peer, max_msg_nums=1)
+        text = await scrape(broker)
+        assert sample_value(text, "rocketmq_consumer_ready_messages", **labels) == 2
+        assert sample_value(text, "rocketmq_consumer_inflight_messages", **labels) == 1
+        assert sample_value(text, "rocketmq_consumer_inflight_age_ms", **labels) >= 0
+        await ack(peer, held)
+        assert sample_value(await scrape(broker), "rocketmq_consumer_inflight_messages", **labels) == 0

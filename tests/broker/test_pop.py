@@ -19,6 +19,8 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.group import DeleteSubscriptionGroupRequestHeader, ResetOffsetRequestHeader
 from rucola.protocol.pop import PollingInfoRequestHeader, PopStatusRequestHeader, ReleasePopRequestHeader
 from rucola.protocol.topic import TopicRequestHeader
+from rucola.remoting.client import RemotingClient
+from rucola.store.config import FlushDiskType
 from support.broker_peer import broker_peer
 from support.own_deliveries import Clock
 from support.peer import Peer
@@ -355,7 +357,7 @@ async def test_the_same_attempt_gets_the_same_messages(tmp_path: Path, order: st
 @pytest.mark.parametrize("is_flushed", [False, True])
 async def test_a_restart_keeps_who_holds_what(tmp_path: Path, is_flushed: bool) -> None:
     clock = Clock()
-    store = {"flush_disk_type": "SYNC_FLUSH"} if is_flushed else {}
+    store = {"flush_disk_type": FlushDiskType.SYNC_FLUSH} if is_flushed else {}
     async with broker_peer(tmp_path, store, clock) as peer:
         await send(peer, "a", "b", "c")
         a, b, c = await receive(peer)
@@ -441,3 +443,41 @@ async def test_the_status_says_who_holds_what_and_what_blocks_a_queue(tmp_path: 
         assert (await ack(peer, b1)).code == ResponseCode.SUCCESS
         again = await receive(peer, order="true")
         assert [(message.body, message.attempt) for message in again] == [(b"a1", 2), (b"a2", 1)]
+
+
+# Faults that others had.
+
+
+async def test_a_client_that_is_gone_takes_no_message_with_it(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic()
+        lost = Peer(peer.broker, RemotingClient())
+        gone = asyncio.ensure_future(pop(lost, poll_time=20_000))
+
+        async def held() -> int:
+            header = PollingInfoRequestHeader(consumer_group="g", topic="T", queue_id=-1)
+            return int((await peer.ask(RequestCode.POLLING_INFO, header)).ext_fields["pollingNum"])
+
+        async def is_held() -> bool:
+            return await held() == 1
+
+        async def is_forgotten() -> bool:
+            return await held() == 0
+
+        await until(is_held)
+        await lost.client.close()
+        await asyncio.wait([gone])
+        await until(is_forgotten)
+        await send(peer, "a")
+        assert bodies(await receive(peer)) == ["a"]
+
+
+async def test_an_answered_acknowledgement_is_on_disk_with_sync_flush(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as peer:
+        await send(peer, "a", "b")
+        a, b = await receive(peer)
+        assert peer.broker.parts is not None
+        store = peer.broker.parts.storage.store
+        for answer in (ack(peer, a), change(peer, b, MINUTE_MS), ack(peer, a)):
+            assert (await answer).code == ResponseCode.SUCCESS
+            assert store.flushed_physical_offset == store.max_physical_offset

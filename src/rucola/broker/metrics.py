@@ -15,6 +15,7 @@ gauges. A topic or group without messages has the value 0.
     rocketmq_group_get_latency_by_storetime          cluster broker topic group      age in ms of the next message
     rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     backlog
     rocketmq_group_count                             caddr localaddr group           clients of a consumer group
+    rocketmq_consumer_ready_messages, _inflight_messages, _inflight_age_ms    cluster broker topic group    of POP
     rocketmq_slave_behind_bytes, _seconds            cluster broker slave            replication lag
     rocketmq_broker_epoch                            cluster broker role             last epoch of the log
     rocketmq_broker_is_accepting                     cluster broker                  1 if it accepts messages, else 0
@@ -39,6 +40,7 @@ has these keys, but other names of metrics. Figures that only Apache's broker ha
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -126,6 +128,7 @@ class BrokerCollector:
         self._topics = state.topics
         self._offsets = state.offsets
         self._clients = state.clients
+        self._pop = state.pop
         self._stats = state.stats
         self._clock = state.clock
         self._figures = figures
@@ -138,6 +141,7 @@ class BrokerCollector:
         yield from self._runtime()
         yield from self._topic_metrics()
         yield from self._group_metrics()
+        yield from self._pop_metrics()
 
     def _rate(self, name: str, key: str) -> float:
         data = self._stats.view(name, key, self._clock())
@@ -282,6 +286,24 @@ class BrokerCollector:
             addresses = ",".join(sorted(connection.peer for connection in consumers.members))
             online.add_metric((addresses, ",".join(sorted(consumers.client_ids)), name), len(consumers.members))
         yield online
+
+    def _pop_metrics(self) -> Iterator[Metric | None]:
+        now_ms, labels = self._clock(), (*_OWN, "topic", "group")
+        ready: Counter[tuple[str, ...]] = Counter()
+        held: Counter[tuple[str, ...]] = Counter()
+        ages: dict[tuple[str, ...], int] = {}
+        for step, (queue, state) in enumerate(list(self._pop.states.items())):
+            own = (*self._own, queue.topic, queue.group)
+            ready[own] += max(0, self._store.max_offset(queue.topic, queue.queue_id, visible=True) - state.next_offset)
+            held[own] += len(state.outstanding)
+            first = next(iter(state.outstanding.values()), None)
+            since_ms = first.visible_ms - first.invisible_ms if first is not None and first.attempt else now_ms
+            ages[own] = max(ages.get(own, 0), now_ms - since_ms)
+            if step % _QUEUES_PER_STEP == 0:
+                yield None
+        yield gauge("consumer_ready_messages", "messages that the group has not received by POP", labels, ready)
+        yield gauge("consumer_inflight_messages", "messages received by POP and not acknowledged", labels, held)
+        yield gauge("consumer_inflight_age_ms", "age in ms of the first of them since it was received", labels, ages)
 
     def _latency_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
         next_ms = self._store.store_time(topic, queue_id, max(queue_offset, self._store.min_offset(topic, queue_id)))
