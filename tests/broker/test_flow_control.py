@@ -18,7 +18,7 @@ from support.broker_peer import broker_peer
 from support.errors import raises
 
 CALLER, RESOURCE = Caller("127.0.0.1:1"), Resource("T", "g")
-ACTIONS = {Action.PUBLISH, Action.RETRY, Action.FETCH, Action.END_TRANSACTION, Action.HEARTBEAT}
+ACTIONS = {Action.PUBLISH, Action.RETRY, Action.FETCH, Action.RECEIVE, Action.END_TRANSACTION, Action.HEARTBEAT}
 
 
 class Scene:
@@ -52,7 +52,7 @@ SENDS = {Action.PUBLISH, Action.RETRY}
         (199, set()),
         (200, SENDS),
         (3000, SENDS | {Action.END_TRANSACTION}),
-        (5000, SENDS | {Action.END_TRANSACTION, Action.FETCH}),
+        (5000, SENDS | {Action.END_TRANSACTION, Action.FETCH, Action.RECEIVE}),
         (31_000, ACTIONS),
     ],
 )

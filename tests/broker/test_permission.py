@@ -49,12 +49,13 @@ def refusal(permission: Permission, action: Action, resource: Resource) -> str |
         (Action.PUBLISH, Resource("T"), "sending"),
         (Action.RETRY, Resource("%RETRY%g", "g"), "sending"),
         (Action.FETCH, Resource("T", "g"), "pulling"),
+        (Action.RECEIVE, Resource("T", "g"), "pulling"),
     ],
 )
 def test_broker_and_topic_must_both_allow_an_action(
     tmp_path: Path, action: Action, resource: Resource, doing: str
 ) -> None:
-    bit = PERM_READ if action is Action.FETCH else PERM_WRITE
+    bit = PERM_READ if action in (Action.FETCH, Action.RECEIVE) else PERM_WRITE
     by_broker = f"the broker[1.2.3.4] {doing} message is forbidden"
     assert refusal(permission(tmp_path), action, resource) is None
     assert refusal(permission(tmp_path, broker=ALL & ~bit), action, resource) == by_broker
@@ -86,7 +87,7 @@ def test_a_missing_topic_or_group_passes_to_the_service(tmp_path: Path, action: 
 
 def test_actions_without_permission_bits_are_not_checked(tmp_path: Path) -> None:
     checked = {action for action in Action if permission(tmp_path).check_for(action) is not None}
-    assert checked == {Action.PUBLISH, Action.RETRY, Action.FETCH}
+    assert checked == {Action.PUBLISH, Action.RETRY, Action.FETCH, Action.RECEIVE}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,8 @@ def test_actions_without_permission_bits_are_not_checked(tmp_path: Path) -> None
     [
         (Action.PUBLISH, Reason.UNAVAILABLE),
         (Action.RETRY, Reason.UNAVAILABLE),
+        (Action.RECEIVE, Reason.UNAVAILABLE),
+        (Action.ACKNOWLEDGE, Reason.UNAVAILABLE),
         (Action.END_TRANSACTION, Reason.NOT_MASTER),
         (Action.ALTER_TOPIC, Reason.FAILED),
         (Action.ALTER_GROUP, Reason.FAILED),

@@ -219,9 +219,9 @@ class PopState:
         taken = list(visible)
         added: list[Candidate] = []
         last_of_group = {self.outstanding[offset].message_group: offset for offset in visible}
-        end = self.next_offset
+        end, room = self.next_offset, self.room
         for candidate in candidates:
-            if len(taken) >= max_messages or len(added) >= self.room:
+            if len(taken) >= max_messages or len(added) >= room:
                 break
             added.append(candidate)
             end = candidate.queue_offset + 1

@@ -40,7 +40,7 @@ from rucola.broker.services.results import NothingPopped, Popped, PoppedQueue
 from rucola.broker.state import BrokerState
 from rucola.domain.pop import PopMessage, PopQueueStatus
 from rucola.message import properties
-from rucola.message.record import peek
+from rucola.message.record import peek, place_of
 from rucola.message.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX, is_lmq, pop_retry_topic
 from rucola.slices import sliced
 
@@ -392,13 +392,9 @@ class _Receive:
         candidates = []
         if result.count and not (size < len(result.joined) and (records or self.found)):
             for record in result.records:
-                found = peek(record)
-                records[found.queue_offset] = record
-                key = None
-                if self._request.is_ordered:
-                    pairs = properties.parse(record[found.properties_begin : found.properties_end])
-                    key = _message_group(pairs.get(properties.SHARDING_KEY, ""))
-                candidates.append(Candidate(found.queue_offset, key))
+                _, offset, _ = place_of(record, 0)
+                records[offset] = record
+                candidates.append(Candidate(offset, _message_group(record) if self._request.is_ordered else None))
         elif result.count:
             return [], begin, True
         next_offset = result.next_begin_offset
@@ -409,7 +405,10 @@ class _Receive:
         return self._store.record_at(units[0][0]) if units else None
 
 
-def _message_group(key: str) -> str:
+def _message_group(record: bytes) -> str:
+    found = peek(record)
+    pairs = properties.parse(record[found.properties_begin : found.properties_end])
+    key = pairs.get(properties.SHARDING_KEY, "")
     return key if len(key) <= _MAX_GROUP_LENGTH else "#" + hashlib.blake2b(key.encode(), digest_size=24).hexdigest()
 
 
