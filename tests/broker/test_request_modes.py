@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rucola import fastjson
+from rucola.admin import AdminClient
 from rucola.domain.group import MessageRequestMode, MessageRequestModes
 from rucola.protocol.assignment import QueryAssignmentRequestBody, QueryAssignmentResponseBody
 from rucola.protocol.body import decode_body, encode_body
@@ -16,6 +17,7 @@ from rucola.store.config_files import config_path, read_config
 from support.broker_peer import broker_peer, heartbeat
 from support.cluster import cluster
 from support.peer import Peer
+from support.pop import receive
 from support.replication import pair
 from support.waiting import until
 
@@ -86,3 +88,20 @@ async def test_a_slave_has_the_modes_of_its_master(tmp_path: Path) -> None:
             return bool(decode_body(MessageRequestModes, answer.body).message_request_mode_map)
 
         await until(is_copied)
+
+
+async def test_a_retry_topic_of_pop_is_listed_as_its_group(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv) as client:
+        broker = await running.start_broker()
+        peer = running.peer(broker)
+        for topic in ("Orders", "my_Orders"):
+            await peer.send(topic=topic)
+            (held,) = await receive(peer, topic=topic, consumer_group="billing", invisible_time=1)
+            assert held.attempt == 1
+            (again,) = await receive(peer, topic=topic, consumer_group="billing", poll_time=20_000)
+            assert again.attempt == 2
+
+        async def are_registered() -> bool:
+            return await client.groups.names() == ["billing"]
+
+        await until(are_registered)

@@ -39,6 +39,11 @@ CLIENT_WAIT_MS = 10_000
 """Limit for a client's response through its broker."""
 
 
+def _groups_by_pop(name: str, topics: set[str]) -> set[str]:
+    """Return the groups that may have the retry topic of this name for one of the topics."""
+    return {name[:at] for at in range(1, len(name)) if name[at] == "_" and name[at + 1 :] in topics}
+
+
 class GroupAdmin:
     def __init__(self, requests: AdminRequests, cluster: ClusterAdmin, topics: TopicAdmin) -> None:
         self._requests = requests
@@ -49,8 +54,16 @@ class GroupAdmin:
 
     async def names(self) -> list[str]:
         """Return the groups with a retry topic, i.e. that have consumed in clustering mode; sorted."""
-        topics = await self._topics.names()
-        return sorted(topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX))
+        topics = set(await self._topics.names())
+        names = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
+        # `%RETRY%billing_Orders` is of group billing and topic Orders by POP, or of a group billing_Orders.
+        by_pop = {name: groups for name in names if (groups := _groups_by_pop(name, topics))}
+        if by_pop:
+            addresses = addresses_of((await self._cluster.info()).broker_addr_table.values())
+            known = {group for groups in await gather_fail_fast(map(self.configs, addresses)) for group in groups}
+            names -= {name for name, groups in by_pop.items() if name not in known and groups & known}
+            names |= {group for name, groups in by_pop.items() if name not in known for group in groups & known}
+        return sorted(names)
 
     async def configs(self, address: str) -> dict[str, SubscriptionGroupConfig]:
         response = await self._requests.invoke(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)

@@ -2,6 +2,7 @@
 
     operation                  completed when                                        tried
     held pull                  its queue has a message that it accepts               after a dispatch
+    held receive by POP        its group can receive a message                       after a dispatch, or a change
     sender with SYNC_FLUSH     the log is on disk up to the end of its message       after a flush
     sender with SYNC_MASTER    the slaves have the log up to the end of its message  after a report, or a disconnect
 
