@@ -66,7 +66,7 @@ test-spark: TESTS := tests/demo tests/spark
 test-cli: ## the command, documentation, deployment and packages: 2.5 minutes
 test-cli: TESTS := tests/cli tests/docs tests/test_package.py tests/test_platforms.py tests/test_readme.py \
 	tests/test_setup.py
-test-e2e: ## clients of others, in JavaScript and C++: 1 minute
+test-e2e: ## clients of others, in JavaScript, C++ and Python: 1.5 minutes
 test-e2e: TESTS := tests/e2e
 
 .PHONY: test $(AREAS)

@@ -26,7 +26,7 @@ PLACE = REPOSITORY / "build" / "pythons"
 LOCK = REPOSITORY / "requirements-core.lock"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.14t")
 """The supported versions; `t` is a free-threaded build, for which not every dependency has a wheel."""
-ROOMS = ("admin", "broker", "client", "message", "namesrv", "protocol", "remoting", "store", "testing")
+ROOMS = ("admin", "broker", "client", "http2", "message", "namesrv", "protocol", "remoting", "store", "testing")
 """The directories of tests that need no package of the extras `spark` and `reliable`."""
 WARNINGS = ("-W", "default::pytest.PytestUnraisableExceptionWarning")
 """asyncio of 3.13.0 raises in transports that are collected after their server; in 3.11 such an error fails a test."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-_ADDRESS = re.compile(r":(\d+)(?:\s*$|\] boot success)")
+_ADDRESS = re.compile(r":(\d+)(?:\s*$| grpc=|\] boot success)")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Process:
 class Server:
     """A server process, which ends with the `with` block.
 
-    `port` is its port for requests, 0 if it has none; `namesrv` is the address for clients, empty for a floor.
+    `port` is its port for requests, 0 if it has none; `namesrv` and `grpc_endpoint` are addresses for clients, empty
+    for a floor.
     """
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
@@ -51,6 +52,7 @@ class Server:
             self._process.wait()
             raise RuntimeError(f"{' '.join(command)} ended before it was ready:\n{self.log()}")
         self.namesrv = ready.partition("namesrv=")[2].partition(" ")[0]
+        self.grpc_endpoint = ready.partition("grpc=")[2].strip()
         found = _ADDRESS.search(ready)
         self.port = int(found[1]) if found else 0
 
@@ -123,3 +125,8 @@ def echo(request_size: int, answer: bytes, *, probe: Path | None = None) -> Serv
     if probe is not None:
         return Server([sys.executable, str(FOLDER / "probed.py"), str(probe), "echo.py", *arguments])
     return Server([sys.executable, str(FOLDER / "echo.py"), *arguments])
+
+
+def grpc_echo() -> Server:
+    """Start the floor of gRPC: a server of grpc.aio that returns each message."""
+    return Server([sys.executable, str(FOLDER / "grpc_echo.py")])

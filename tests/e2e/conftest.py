@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,30 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode != 0:
         pytest.fail(f"npm could not install ali-ons, which needs a registry that answers:\n{done.stderr[-2000:]}")
     return directory
+
+
+VERSIONS = ("5.1.2", "5.1.1")
+"""Of the client of RocketMQ 5 for Python; the first is in the lock of the dependencies."""
+
+
+@pytest.fixture(scope="session")
+def rocketmq_v5(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The interpreters of environments with the client, by its version."""
+    found: dict[str, Path] = {}
+    dependencies = ""
+    for version, lock in zip(VERSIONS, ("requirements.lock", "requirements-5.1.1.lock"), strict=True):
+        directory = tmp_path_factory.mktemp("rocketmq_v5")
+        venv.create(directory)
+        found[version] = directory / "bin" / "python"
+        pip = [sys.executable, "-m", "pip", "--python", found[version], "--disable-pip-version-check", "install"]
+        options = ["--quiet", "--no-compile", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+        done = subprocess.run([*pip, *options, "-r", PROGRAMS / "rocketmq_v5" / lock], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.fail(f"pip could not install rocketmq-python-client {version}:\n{done.stderr[-2000:]}")
+        packages = sysconfig.get_path("purelib", vars={"base": str(directory)})
+        (Path(packages) / "dependencies.pth").write_text(f"{dependencies}\n")
+        dependencies = packages  # the second version finds them in the first one's environment
+    return found
 
 
 @contextmanager
