@@ -44,7 +44,7 @@ PORTS = {
     "namesrv": {NamesrvConfig().listen_port},
     "broker": {
         BROKER.listen_port, vip_port(BROKER.listen_port), BROKER.ha_listen_port,
-        BROKER.metrics_prom_exporter_port,
+        BROKER.grpc_server_port, BROKER.metrics_prom_exporter_port,
     },
 }  # fmt: skip
 

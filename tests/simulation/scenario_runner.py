@@ -283,7 +283,9 @@ class ScenarioRunner:
     def _start(self) -> None:
         if self._broker is None:
             config, store, unknown = from_properties(
-                {**self._settings, "brokerName": "broker-a", "bindAddress": "127.0.0.1", "listenPort": "0"}
+                self._settings
+                | {"brokerName": "broker-a", "bindAddress": "127.0.0.1", "listenPort": "0"}
+                | {"grpcServerEnabled": "false"}
             )
             assert not unknown, unknown
             small = small_store(
