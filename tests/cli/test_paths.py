@@ -101,7 +101,6 @@ URL = "s3a://bucket/x"
         lambda _, url: replay.run(SESSION, url),
         lambda store, url: replay.run(SESSION, store, ReplayOptions("127.0.0.1:1", url)),
         lambda store, url: rebuild.run(SESSION, store, url),
-        lambda _, url: Archive(url).repair(),
         lambda _, url: log_sources([url]),
         lambda _, url: Archive(url).open().__enter__(),
         lambda _, url: parse_read_options({"storePath": str(url)}),

@@ -20,7 +20,7 @@ def test_archive_prints_its_summary_and_adds_nothing_the_second_time(golden: Pat
     first = json.loads(result.stdout)
     assert first["topics"]["GSpam"] == 2000
     assert first["rows"] == sum(first["topics"].values())
-    assert len(list(lake.glob("topic=*/*/*.parquet"))) == first["files"] > 0
+    assert len(list(lake.glob("data/topic=*/*/*.parquet"))) == first["files"] > 0
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == f"0 messages of {store} archived in {lake}, in 0 files"

@@ -143,7 +143,7 @@ def test_damage_is_one_sentence_and_archives_nothing(
         archive.run(spark, small_store.path, tmp_path / "lake")
     path = small_store.path / "commitlog" / f"{0:020d}"
     assert str(raised.value) == f"{path} at byte {places[1]}: the body does not match its CRC"
-    assert not list((tmp_path / "lake").glob("topic=*"))
+    assert not list((tmp_path / "lake").glob("data/*"))
     assert archive.run(spark, small_store.path, tmp_path / "lake", corrupt_records="skip").rows == 2
 
 

@@ -24,8 +24,7 @@ from rucola.spark import session
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.replay_ledger import AckReader
-from rucola.spark.lake.snapshot import read_snapshot
-from rucola.spark.lake.writer import LakeInUse
+from rucola.spark.lake.tables import LakeInUse, read_snapshot
 from rucola.spark.session import LazySession, local_session
 from support.broker_thread import broker_thread
 from support.errors import raises

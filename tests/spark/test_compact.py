@@ -13,7 +13,8 @@ from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.compaction import CompactionResult
 from rucola.spark.lake.key_index import key_hash, runs_to_merge
-from rucola.spark.lake.snapshot import KeyFile, read_snapshot
+from rucola.spark.lake.snapshot import KeyFile
+from rucola.spark.lake.tables import read_snapshot
 from support.errors import raises
 from support.lake_entries import lake_entries
 from support.small_store import SmallStore
@@ -69,31 +70,31 @@ def test_a_directory_without_a_lake_is_left_unchanged(tmp_path: Path) -> None:
 
 def runs(*entries: int) -> list[KeyFile]:
     """A file for each run, which is numbered from 0 on."""
-    return [KeyFile(f"{run}", run, count, 0, 0, 0) for run, count in enumerate(entries)]
+    return [KeyFile(f"{run}", str(run), count, 0, 0, 0) for run, count in enumerate(entries)]
 
 
 def test_runs_of_like_size_are_merged() -> None:
     assert runs_to_merge([], 2) == frozenset()
     assert runs_to_merge(runs(5), 2) == frozenset()
     assert runs_to_merge(runs(*[5] * 7), 8) == frozenset()
-    assert runs_to_merge(runs(*[5] * 8, 10**7), 8) == frozenset(range(8))
+    assert runs_to_merge(runs(*[5] * 8, 10**7), 8) == frozenset(map(str, range(8)))
     # Nine runs of a size and seven of the next: what the nine become is the eighth.
-    assert runs_to_merge(runs(*[100_000] * 9, *[700_000] * 7, 10**8), 8) == frozenset(range(16))
+    assert runs_to_merge(runs(*[100_000] * 9, *[700_000] * 7, 10**8), 8) == frozenset(map(str, range(16)))
     # A run that lies in several files is one.
-    files = [KeyFile(f"{n}", 1, 100_000, 0, 0, 0) for n in range(9)]
+    files = [KeyFile(f"{n}", "1", 100_000, 0, 0, 0) for n in range(9)]
     assert runs_to_merge(files, 2) == frozenset()
 
 
 def test_the_number_of_runs_stays_small() -> None:
     """Commits of any size: there are never many runs, and an entry is seldom written again."""
-    sizes: dict[int, int] = {}
+    sizes: dict[str, int] = {}
     written = 0
     for number in range(4000):
-        sizes[number] = 1000 + number * 7919 % 30_000
-        written += sizes[number]
-        merged = runs_to_merge([KeyFile(f"{run}", run, count, 0, 0, 0) for run, count in sizes.items()])
+        sizes[f"{number}"] = 1000 + number * 7919 % 30_000
+        written += sizes[f"{number}"]
+        merged = runs_to_merge([KeyFile(run, run, count, 0, 0, 0) for run, count in sizes.items()])
         if merged:
-            sizes[number] = sum(sizes.pop(run) for run in merged)
-            written += sizes[number]
+            sizes[f"{number}"] = sum(sizes.pop(run) for run in merged)
+            written += sizes[f"{number}"]
         assert len(sizes) <= 32
     assert written <= 8 * sum(sizes.values())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import shutil
 import stat
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,35 +17,60 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
-from rucola.spark.lake import writer
-from rucola.spark.lake.snapshot import ArchiveProgress, read_snapshot
+from rucola.spark.archive import Archive
+from rucola.spark.lake import local_io, tables, writer
+from rucola.spark.lake.data_files import MESSAGES
+from rucola.spark.lake.parquet_files import write_row_file, write_rows
+from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.tables import KEPT_SNAPSHOTS, LakeInUse, Tables, open_tables, partition_of, read_snapshot
 from rucola.spark.lake.writer import LakeWriter, open_lake
+from rucola.spark.source.columns import SCHEMA
 from support.errors import raises
 from support.killing import Deadly, Killed
+from support.lake_entries import lake_entries
 
 pytestmark = pytest.mark.slow
 
-
-def stage(lake: LakeWriter, offsets: Iterable[int]) -> None:
-    """Put a file of one message, and one of its key, into staging for each physical offset."""
-    lake.staged_keys.mkdir(parents=True)
-    for offset in offsets:
-        directory = lake.staged_rows / f"topic=T{offset % 2}" / "date=2023-11-15"
-        directory.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"commitLogOffset": [offset]}), directory / f"part-{offset}.parquet")
-        pq.write_table(pa.table({"hash": [offset]}), lake.staged_keys / f"part-{offset}.parquet")
+MIDNIGHT_US = 1_700_006_400_000_000  # 2023-11-15 00:00 UTC
 
 
-def seen(root: Path) -> tuple[list[int], list[int], int]:
-    """What a reader sees now: the messages, their keys, and how far the store is archived."""
-    snapshot = read_snapshot(root)
+def messages(offsets: Iterable[int]) -> pa.RecordBatch:
+    """One message for each physical offset, in two topics."""
+    numbers = dict.fromkeys(
+        ("flag", "sysFlag", "reconsumeTimes", "preparedTransactionOffset", "queueId", "storeSize"), 0
+    )
+    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), MIDNIGHT_US)
+    hosts = dict.fromkeys(("bornHost", "storeHost"), "127.0.0.1:10911")
     rows = [
-        offset for file in snapshot.rows for offset in pq.read_table(root / file.path)["commitLogOffset"].to_pylist()
-    ]
-    keys = [value for file in snapshot.keys for value in pq.read_table(root / file.path)["hash"].to_pylist()]
-    return sorted(rows), sorted(keys), snapshot.progress["a"].physical_offset
+        {
+            **dict.fromkeys(SCHEMA.names), **numbers, **times, **hosts,
+            "topic": f"T{offset % 2}", "body": b"body", "brokerName": "a", "queueOffset": offset,
+            "properties": [("UNIQ_KEY", f"U{offset}")], "msgId": f"U{offset}", "commitLogOffset": offset,
+        }
+        for offset in offsets
+    ]  # fmt: skip
+    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+def stage(lake: LakeWriter, offsets: Iterable[int]) -> dict[str, int]:
+    """Put messages and their keys into staging, and return how many there are of both."""
+    batch = messages(offsets)
+    return {"rows": len(batch), "entries": write_rows([batch], lake.staged_rows, lake.staged_keys)}
+
+
+def seen(root: Path) -> tuple[list[int], int]:
+    """What a reader sees now: the messages, all of which have keys, and how far the store is archived."""
+    batches = Archive(root).scan().batches(["commitLogOffset"])
+    rows = sorted(offset for batch in batches for offset in batch[0].to_pylist())
+    assert {*rows} <= {entry["commitLogOffset"] for entry in lake_entries(root)}
+    return rows, read_snapshot(root).progress["a"].physical_offset
+
+
+def data_files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*.parquet")}
 
 
 def published(root: Path) -> int:
@@ -51,23 +79,21 @@ def published(root: Path) -> int:
     return int(progress["a"]["physical_offset"])
 
 
-BEFORE = [0, 1], [0, 1], 2
-AFTER = [1, 2, 3, 4], [1, 2, 3, 4], 5
+BEFORE = [0, 1], 2
+AFTER = [1, 2, 3, 4], 5
 
 
 def first_commit(root: Path) -> None:
     with open_lake(root) as lake:
-        stage(lake, [0, 1])
-        lake.publish({"a": ArchiveProgress(2)}, rows=2, entries=2)
+        lake.publish({"a": ArchiveProgress(2)}, **stage(lake, [0, 1]))
 
 
 def second_commit(root: Path) -> None:
     """Adds messages, and replaces a file of each kind."""
     with open_lake(root) as lake:
-        stage(lake, [2, 3, 4])
-        old = lake.snapshot()
-        replaced = [old.rows[0].path, old.keys[0].path]
-        lake.publish({"a": ArchiveProgress(5)}, replaced, rows=3, entries=3, keep_replaced_ms=0)
+        staged, old = stage(lake, [1, 2, 3, 4]), lake.snapshot()
+        replaced = [file.path for file in old.rows], [file.path for file in old.keys]
+        lake.publish({"a": ArchiveProgress(5)}, *replaced, **staged, keep_replaced_ms=0)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -77,6 +103,8 @@ def second_commit(root: Path) -> None:
         (writer, "replace_file"),
         (writer, "sync_directory"),
         (writer, "sync_file"),
+        (local_io, "sync_all"),
+        (SqlCatalog, "commit_table"),
         (Path, "replace"),
         (Path, "unlink"),
     ],
@@ -85,7 +113,7 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     """At every call that changes the disk: readers see all of the run or nothing, what the store is told is never ahead
-    of that, and the next run finishes what counted and drops what did not."""
+    of that, and the next run deletes what did not count."""
     for calls in range(1, 100):
         root = tmp_path / str(calls)
         first_commit(root)
@@ -94,17 +122,20 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
             patched.setattr(owner, name, deadly)
             with suppress(Killed):
                 second_commit(root)
-        left = seen(root)
-        assert left in (BEFORE, AFTER)
-        assert published(root) <= left[2]
+        left = read_snapshot(root)
+        rows = sorted(
+            row for batch in Archive(root).scan().batches(["commitLogOffset"]) for row in batch[0].to_pylist()
+        )
+        assert (rows, left.progress["a"].physical_offset) in (BEFORE, AFTER)
+        assert published(root) <= left.progress["a"].physical_offset
         with open_lake(root):
             assert not (root / "_rucola" / "staging").exists()
-            assert seen(root) in (left, AFTER)
-            if seen(root) == BEFORE:
-                assert len(list(root.rglob("*.parquet"))) == 4
-        second_commit(root) if seen(root) == BEFORE else None
+            assert published(root) == left.progress["a"].physical_offset
+        second_commit(root) if rows == BEFORE[0] else Archive(root).compact(keep_replaced_ms=0)
         assert seen(root) == AFTER
         assert published(root) == 5
+        live = read_snapshot(root)
+        assert data_files(root) == {file.path for file in (*live.rows, *live.keys)}
         if deadly.calls > 0:
             break
     assert calls > 1
@@ -124,18 +155,239 @@ def test_a_run_counts_only_if_its_files_hold_what_was_written(tmp_path: Path, ro
         assert published(tmp_path) == 2
 
 
-def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:
+# -- other writers -----------------------------------------------------------------------------------------------------
+
+
+def opened(root: Path) -> Tables:
+    """The tables without the lock, as another program has them."""
+    context = open_tables(root)
+    found = context.__enter__()
+    assert found is not None
+    return found
+
+
+def added(root: Path, name: str, offsets: Iterable[int]) -> list[tuple[Path, list[Any]]]:
+    """Write messages of one topic, and return their file with its partition."""
+    path = root / "data" / f"{name}.parquet"
+    write_row_file(pa.Table.from_batches([messages(offsets)]), path)
+    return [(path, partition_of(f"T{next(iter(offsets)) % 2}", "2023-11-15"))]
+
+
+def rows_in(table: Any) -> list[int]:
+    """The messages as pyiceberg reads them."""
+    return sorted(table.scan(selected_fields=("commitLogOffset",)).to_arrow()["commitLogOffset"].to_pylist())
+
+
+def test_of_two_commits_of_the_same_messages_one_counts(tmp_path: Path) -> None:
+    """Both have read the same progress. Commits of other stores do not concern them."""
+    first_commit(tmp_path)
+    one, other, third, last = (opened(tmp_path) for _ in range(4))
+    one.commit(one.messages, added(tmp_path, "one", [2, 4]), progress={"a": ArchiveProgress(5)})
+    with pytest.raises(LakeInUse):
+        other.commit(other.messages, added(tmp_path, "other", [2, 4, 6]), progress={"a": ArchiveProgress(7)})
+    third.commit(third.messages, added(tmp_path, "third", [11]), progress={"b": ArchiveProgress(12)})
+    assert rows_in(opened(tmp_path).messages) == [0, 1, 2, 4, 11]
+    progress = {name: each.physical_offset for name, each in read_snapshot(tmp_path).progress.items()}
+    assert progress == {"a": 5, "b": 12}
+    # Nor does one without messages go back.
+    with pytest.raises(LakeInUse):
+        last.commit(last.messages, [], progress={"a": ArchiveProgress(3)})
+
+
+def test_many_writers_lose_no_commit(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    together = threading.Barrier(4)
+    failures: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            own = opened(tmp_path)
+            together.wait()
+            for step in range(3):
+                offset = 100 * number + 2 * step
+                files = added(tmp_path, f"{number}-{step}", [offset])
+                own.commit(own.messages, files, progress={f"store {number}": ArchiveProgress(offset)})
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert rows_in(opened(tmp_path).messages) == [0, 1, *(100 * n + 2 * step for n in range(1, 5) for step in range(3))]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_commit_whose_answer_is_lost_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lands: bool
+) -> None:
+    first_commit(tmp_path)
+    commit_table = SqlCatalog.commit_table
+
+    def lose(*arguments: Any) -> None:
+        if lands:
+            commit_table(*arguments)
+        raise ConnectionError("lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", lose)
+    own = opened(tmp_path)
+
+    def commit() -> None:
+        own.commit(own.messages, added(tmp_path, "new", [2, 4]), progress={"a": ArchiveProgress(5)})
+
+    if lands:
+        commit()
+    else:
+        with pytest.raises(StoreError):
+            commit()
+    assert rows_in(opened(tmp_path).messages) == [0, 1, *([2, 4] if lands else [])]
+
+
+def compact_elsewhere(root: Path) -> None:
+    """Compact and expire as another engine does: it knows neither our properties nor our names of files."""
+    catalog = SqlCatalog("rucola", uri=f"sqlite:///{root}/_rucola/catalog.db", warehouse=str(root))
+    table = catalog.load_table("rucola.messages")
+    old = [task.file for task in table.scan(row_filter="topic = 'T0'").plan_files()]
+    path = root / "data" / "00000-1-elsewhere.parquet"
+    pq.write_table(pa.concat_tables(pq.read_table(file.file_path, partitioning=None) for file in old), path)
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
+        for file in old:
+            update.delete_data_file(file)
+        update.append_data_file(tables._data_file(table, path, partition_of("T0", "2023-11-15")))
+    current = table.current_snapshot()
+    assert current is not None
+    others = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id != current.snapshot_id]
+    table.maintenance.expire_snapshots().by_ids(others).commit()
+    catalog.close()
+
+
+def test_progress_survives_compaction_and_expiry_by_another_engine(tmp_path: Path) -> None:
     first_commit(tmp_path)
     with open_lake(tmp_path) as lake:
-        old = lake.snapshot().rows[0].path
-        lake.publish(replaces=[old])
-        assert (tmp_path / old).exists()
-        assert [file.path for file in lake.snapshot().replaced] == [old]
-        lake.publish()
-        assert (tmp_path / old).exists()
-        lake.publish(keep_replaced_ms=0)
-        assert not (tmp_path / old).exists()
-        assert not lake.snapshot().replaced
+        lake.publish({"a": ArchiveProgress(6)}, **stage(lake, [2, 3, 4, 5]))
+    compact_elsewhere(tmp_path)
+    assert seen(tmp_path) == ([0, 1, 2, 3, 4, 5], 6)
+    with open_lake(tmp_path) as lake:
+        assert lake.progress()["a"].physical_offset == 6
+        # In between, too: the commit is repeated on the table as it has become.
+        staged = stage(lake, [6, 7])
+        compact_elsewhere(tmp_path)
+        lake.publish({"a": ArchiveProgress(8)}, **staged)
+    assert seen(tmp_path) == ([*range(8)], 8)
+    # A compaction of files that another one has replaced is given up.
+    with open_lake(tmp_path) as lake:
+        old = [file.path for file in lake.snapshot().rows if file.topic == "T0"]
+        compact_elsewhere(tmp_path)
+        with pytest.raises(LakeInUse):
+            lake.publish(replaces=old, **stage(lake, [0, 2, 4, 6]))
+    assert Archive(tmp_path).compact(min_files=2).rows > 0
+    assert seen(tmp_path) == ([*range(8)], 8)
+
+
+def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit writes every snapshot that is kept; files that no snapshot needs any longer are deleted."""
+    monkeypatch.setattr(tables, "_METADATA_GRACE_MS", 0)
+    for number in range(2 * KEPT_SNAPSHOTS + 5):
+        with open_lake(tmp_path) as lake:
+            lake.publish({"a": ArchiveProgress(number + 1)}, **stage(lake, [number]))
+    own = opened(tmp_path)
+    assert all(len(table.metadata.snapshots) <= 1.5 * KEPT_SNAPSHOTS for table in (own.keys, own.messages))
+    assert len([*(tmp_path / "metadata").iterdir()]) <= 5 * KEPT_SNAPSHOTS
+    assert len(own._manifests(own.messages, [own.messages.current_snapshot()])) < 2 * KEPT_SNAPSHOTS  # type: ignore[list-item]
+    assert seen(tmp_path) == ([*range(2 * KEPT_SNAPSHOTS + 5)], 2 * KEPT_SNAPSHOTS + 5)
+
+
+# -- a lake of an earlier version --------------------------------------------------------------------------------------
+
+
+def older_lake(root: Path) -> None:
+    """Write a lake of four messages as earlier versions did, with two commits and a pending one."""
+    first, second = messages([0, 1]), messages([2, 3])
+    row_files, key_files = [], []
+    for number, batch in enumerate((first, second), 1):
+        staged = root / f"staged-{number}"
+        write_rows([batch], staged / "rows", staged / "keys")
+        for count, path in enumerate(sorted((staged / "rows").rglob("*.parquet"))):
+            target = f"{path.parent.relative_to(staged / 'rows')}/{number:010d}-{count:05d}.parquet"
+            (root / target).parent.mkdir(parents=True, exist_ok=True)
+            table = pq.read_table(path, partitioning=None).drop_columns(["topic", "bodyError"])
+            pq.write_table(pa.table(table.columns, names=table.schema.names), root / target)
+            entry = {"path": target, "topic": target[6:8], "date": "2023-11-15", "rows": 1, "least": 0, "most": 9}
+            row_files.append(entry | {"size": (root / target).stat().st_size})
+        target = f"_rucola/keys/{number:010d}-00000.parquet"
+        (root / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(next((staged / "keys").iterdir()), root / target)
+        size = (root / target).stat().st_size
+        key_files.append({"path": target, "run": number, "entries": 2, "size": size, "least": 0, "most": 2**32})
+        shutil.rmtree(staged)
+    progress = {"a": {"physical_offset": 4, "last_physical_offset": 3, "last_msg_id": "U3", "queues": {"T0": {"0": 3}}}}
+    snapshot = {"number": 2, "rows": row_files, "keys": key_files, "progress": progress, "replaced": []}
+    for name in ("snapshot.json", "snapshot.json.bak"):
+        (root / "_rucola" / name).write_text(json.dumps(snapshot))
+    (root / "_rucola" / "pending.json").write_text('{"number": 3}')
+
+
+def test_a_lake_of_an_earlier_version_is_adopted_as_it_is(tmp_path: Path) -> None:
+    older_lake(tmp_path)
+    content = {name: (tmp_path / name).read_bytes() for name in data_files(tmp_path)}
+    with raises(StoreError, subject=str(tmp_path)):
+        read_snapshot(tmp_path)
+    Archive(tmp_path).compact(min_files=9)
+    with open_lake(tmp_path) as lake:
+        assert lake.progress()["a"] == ArchiveProgress(4, 3, "U3", {"T0": {"0": 3}})
+        lake.publish({"a": ArchiveProgress(6)}, **stage(lake, [4, 5]))
+    assert {name: (tmp_path / name).read_bytes() for name in content} == content
+    assert not [*(tmp_path / "_rucola").glob("[ps][en]*.json*")]
+    assert seen(tmp_path) == ([*range(6)], 6)
+    assert rows_in(opened(tmp_path).messages) == [*range(6)]
+    found = opened(tmp_path).messages.scan(row_filter="topic = 'T1'").to_arrow()
+    assert sorted(found["msgId"].to_pylist()) == ["U1", "U3", "U5"]
+    assert {*found["topic"].to_pylist()} == {"T1"}
+    assert [each.message.topic for each in Archive(tmp_path).by_key(["U3"]).messages] == ["T1"]
+    # A compaction makes them files like all others.
+    Archive(tmp_path).compact(min_files=2)
+    Archive(tmp_path).compact(keep_replaced_ms=0)
+    assert not data_files(tmp_path) & {*content}
+    assert seen(tmp_path) == ([*range(6)], 6)
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+@pytest.mark.parametrize("after", [False, True])
+def test_an_adoption_that_is_killed_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, after: bool
+) -> None:
+    older_lake(tmp_path)
+    owner: Any = SqlCatalog if calls < 3 else Path
+    name = "commit_table" if calls < 3 else "unlink"
+    with monkeypatch.context() as patched, suppress(Killed):
+        patched.setattr(owner, name, Deadly(getattr(owner, name), calls if calls < 3 else calls - 2, after=after))
+        with open_lake(tmp_path):
+            pass
+    # Readers see everything or an error.
+    with suppress(StoreError):
+        assert seen(tmp_path) == ([0, 1, 2, 3], 4)
+    with open_lake(tmp_path):
+        pass
+    assert seen(tmp_path) == ([0, 1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("path", ["../victim", "topic=a/../../victim", "/victim", ""])
+@pytest.mark.parametrize("kind", ["rows", "keys"])
+def test_an_older_lake_that_names_files_outside_is_refused(tmp_path: Path, kind: str, path: str) -> None:
+    root = tmp_path / "lake"
+    older_lake(root)
+    old = root / "_rucola" / "snapshot.json"
+    snapshot = json.loads(old.read_bytes())
+    snapshot[kind][0]["path"] = path
+    old.write_text(json.dumps(snapshot))
+    with pytest.raises(StoreCorrupt), open_lake(root):
+        pass
+    assert old.exists()
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_a_lake_is_refused(tmp_path: Path) -> None:
@@ -146,9 +398,99 @@ def test_a_directory_without_a_lake_is_refused(tmp_path: Path) -> None:
     )
     with open_lake(tmp_path / "lake"):
         assert read_snapshot(tmp_path / "lake").number == 0
-    (tmp_path / "lake" / "_rucola" / "snapshot.json").write_text('{"number": "seven"}')
+    (tmp_path / "lake" / "_rucola" / "catalog.db").write_text("SQLite no more")
     with pytest.raises(StoreCorrupt):
         read_snapshot(tmp_path / "lake")
+
+
+def read(root: Path) -> None:
+    """Read everything, and find it by its keys."""
+    rows = [row for batch in Archive(root).scan().batches(["msgId"]) for row in batch[0].to_pylist()]
+    assert sorted(rows) == ["U1", "U2", "U3", "U4"]
+    assert len(Archive(root).by_key(rows).messages) == 4
+
+
+def refusal(use: Callable[[Path], object], root: Path) -> StoreCorrupt | None:
+    try:
+        use(root)
+    except StoreCorrupt as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated", "overwritten"])
+def test_damage_of_each_file_is_reported_or_does_no_harm(tmp_path: Path, damage: str) -> None:
+    """Readers and writers name the file, or see every message; no message is archived or deleted because of it."""
+    made = tmp_path / "lake"
+    first_commit(made)
+    second_commit(made)
+    kept = tmp_path / "kept"
+    rows = [file.path for file in read_snapshot(made).rows]
+    shutil.copytree(made, kept)
+    change: Callable[[Path], object] = {
+        "removed": lambda path: path.unlink(),
+        "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        "overwritten": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    }[damage]
+    reported = set()
+    for name in sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()):
+        shutil.rmtree(made)
+        shutil.copytree(kept, made)
+        change(made / name)
+        for error in filter(None, map(refusal, (read, first_commit), [made] * 2)):
+            assert str(made) in str(error)
+            assert "\n" not in str(error)
+            reported.add(re.sub(r"snap.*|[0-9a-f-]{10,}", "", name.rpartition("/")[2]))
+        assert all((made / path).exists() or path == name for path in rows)
+    assert {"catalog.db", ".parquet", "", "m0.avro"} <= reported
+
+
+def test_a_damaged_key_index_is_written_anew(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    second_commit(tmp_path)
+    entries = lake_entries(tmp_path)
+    (tmp_path / read_snapshot(tmp_path).keys[0].path).unlink()
+    with pytest.raises(StoreCorrupt):
+        Archive(tmp_path).compact()
+    assert Archive(tmp_path).reindex() == len(entries)
+    assert lake_entries(tmp_path) == entries
+    read(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["metadata", "topic=T0"])
+def test_a_lake_without_its_catalog_is_an_error(tmp_path: Path, left: str) -> None:
+    """An archive would begin anew, and messages be lost for good."""
+    first_commit(tmp_path) if left == "metadata" else older_lake(tmp_path)
+    shutil.rmtree(tmp_path / "_rucola")
+    with pytest.raises(StoreCorrupt), open_lake(tmp_path):
+        pass
+    if left == "metadata":
+        (tmp_path / "_rucola").mkdir()
+        for open_again in (lambda: read_snapshot(tmp_path), lambda: open_lake(tmp_path).__enter__()):
+            with pytest.raises(StoreCorrupt):
+                open_again()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_a_lake_that_was_moved_or_copied_says_so(tmp_path: Path, move: Callable[[Path, Path], object]) -> None:
+    """A commit to the copy would change the tables of the original."""
+    first_commit(tmp_path / "lake")
+    move(tmp_path / "lake", tmp_path / "moved")
+    for use in (seen, first_commit):
+        with pytest.raises(StoreCorrupt) as raised:
+            use(tmp_path / "moved")
+        assert str(tmp_path / "lake") in str(raised.value)
+
+
+def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    with open_lake(tmp_path) as lake:
+        old = lake.snapshot().rows[0].path
+        lake.publish(replaces=[old])
+        lake.expire(60_000)
+        assert (tmp_path / old).exists()
+        lake.expire(0)
+        assert not (tmp_path / old).exists()
 
 
 def test_a_lake_has_one_writer(tmp_path: Path) -> None:
@@ -161,7 +503,7 @@ def test_a_lake_has_one_writer(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_lake_is_created_only_in_an_empty_directory(tmp_path: Path) -> None:
+def test_a_lake_is_created_only_in_an_empty_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with raises(ConfigError, subject=str(tmp_path)), open_lake(tmp_path):
         pass
@@ -169,94 +511,27 @@ def test_a_lake_is_created_only_in_an_empty_directory(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError), open_lake("s3a://bucket/lake"):
         pass
-
-
-def test_a_commit_never_overwrites_a_file(tmp_path: Path) -> None:
-    """A file that no commit names may hold the only copy of messages."""
-    first_commit(tmp_path)
-    other = tmp_path / "topic=T0" / "date=2023-11-15" / "0000000002-00000.parquet"
-    other.write_bytes(b"messages")
-    with pytest.raises(StoreCorrupt):
-        second_commit(tmp_path)
-    assert other.read_bytes() == b"messages"
-    assert seen(tmp_path) == BEFORE
-    # It is noticed as well if it came between the decision and the move.
-    other.unlink()
-    with pytest.MonkeyPatch.context() as patched, suppress(Killed):
-        patched.setattr(writer, "replace_file", Deadly(writer.replace_file, 2, after=True))
-        second_commit(tmp_path)
-    other.write_bytes(b"messages")
-    with pytest.raises(StoreCorrupt), open_lake(tmp_path):
+    monkeypatch.setattr(tables, "_NETWORK_FILE_SYSTEMS", {tables._file_system(tmp_path)})
+    with raises(ConfigError, subject=str(tmp_path / "lake")), open_lake(tmp_path / "lake"):
         pass
-    assert other.read_bytes() == b"messages"
-
-
-def test_a_reader_sees_the_first_commit_of_a_lake(tmp_path: Path) -> None:
-    """Until it is complete the lake is empty, and not damaged, though files of it are there."""
-    with pytest.MonkeyPatch.context() as patched, suppress(Killed):
-        patched.setattr(writer.LakeWriter, "sync_parents", Deadly(writer.LakeWriter.sync_parents, 1, after=False))
-        first_commit(tmp_path)
-    assert len(list(tmp_path.glob("topic=*/*/*.parquet"))) == 2
-    assert read_snapshot(tmp_path).number == 0
-    with open_lake(tmp_path):
-        assert seen(tmp_path) == BEFORE
-
-
-@pytest.mark.parametrize("left", ["_rucola/progress.json", "_rucola/snapshot.json.bak", "_rucola/keys", "topic=T0"])
-def test_a_lake_without_its_snapshot_is_an_error(tmp_path: Path, left: str) -> None:
-    """Whatever else is left of it. An archive would begin anew, and messages be lost for good."""
-    first_commit(tmp_path)
-    second_commit(tmp_path)
-    (tmp_path / "_rucola" / "snapshot.json").unlink()
-    for path in [*tmp_path.rglob("*")]:
-        name = str(path.relative_to(tmp_path))
-        if path.is_file() and not name.startswith(left):
-            path.unlink()
-    with pytest.raises(StoreCorrupt) as raised:
-        read_snapshot(tmp_path)
-    said = str(raised.value)
-    assert said.startswith(
-        f"{tmp_path}/_rucola/snapshot.json at byte 0: the file is missing, but the lake holds {left}"
-    )
-    assert said.endswith(f"or run `rucola pipeline repair --lake {tmp_path} --dry-run` to see what is lost")
-    with pytest.raises(StoreCorrupt), open_lake(tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("path", ["../victim", "topic=a/../../victim", "/victim", ""])
-@pytest.mark.parametrize("field", ["moves from", "moves to", "replaces", "removes", "asides to"])
-def test_metadata_that_names_files_outside_the_lake_is_refused(tmp_path: Path, field: str, path: str) -> None:
-    root = tmp_path / "lake"
-    first_commit(root)
-    victim = tmp_path / "victim"
-    victim.write_text("not a file of the lake")
-    name, _, side = field.partition(" ")
-    value: Any = {"from": {path: "topic=a/x"}, "to": {"topic=a/x": path}}.get(side, [path])
-    commit = {"number": 2, "at_ms": 1, "moves": {}, "rows": [], "keys": []} | {name: value}
-    (root / "_rucola" / "pending.json").write_text(json.dumps(commit))
-    with pytest.raises(StoreCorrupt), open_lake(root):
-        pass
-    assert victim.read_text() == "not a file of the lake"
-
-
-@pytest.mark.parametrize("kind", ["rows", "keys", "replaced"])
-def test_a_snapshot_that_names_files_outside_the_lake_is_refused(tmp_path: Path, kind: str) -> None:
-    root = tmp_path / "lake"
-    first_commit(root)
-    path = root / "_rucola" / "snapshot.json"
-    snapshot = json.loads(path.read_bytes())
-    entry = snapshot[kind][0] if snapshot[kind] else {"at_ms": 1}
-    snapshot[kind] = [entry | {"path": "../outside.parquet"}]
-    path.write_text(json.dumps(snapshot))
-    with pytest.raises(StoreCorrupt):
-        read_snapshot(root)
 
 
 def test_a_lake_is_private_and_one_that_every_user_can_change_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "lake"
-    with open_lake(root):
-        pass
+    first_commit(root)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root, *root.iterdir())} == {0o700}
     root.chmod(0o777)
     with raises(StoreError, subject=str(root)), open_lake(root):
         pass
+
+
+def test_the_columns_of_the_files_are_those_of_the_table(tmp_path: Path) -> None:
+    """By their ids, on which readers rely."""
+    from pyiceberg.io.pyarrow import pyarrow_to_schema
+
+    first_commit(tmp_path)
+    own = opened(tmp_path)
+    assert own.messages.schema().as_struct() == pyarrow_to_schema(MESSAGES).as_struct()
+    for table in (own.keys, own.messages):
+        for file in own.files(table):
+            assert pyarrow_to_schema(pq.read_schema(file.file_path)).as_struct() == table.schema().as_struct()

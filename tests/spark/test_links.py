@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rucola.spark.jobs import archive, search
 from rucola.spark.jobs.replay_ledger import AckReader, open_ledger
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.lake import read_snapshot
+from rucola.spark.lake.tables import open_tables, partition_of
 from rucola.spark.session import LazySession
 from support.small_store import SmallStore
 
@@ -34,18 +36,13 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "open": opened,
     "archive": lambda lake: archive.run(SESSION, lake.parent / "store", lake),
     "compact": lambda lake: Archive(lake).compact(min_files=1),
-    "repair": lambda lake: Archive(lake).repair(),
-    "dry repair": lambda lake: Archive(lake).repair(dry_run=True),
 }
 ENTRIES = [
-    "_rucola", "_rucola/snapshot.json", "_rucola/progress.json", "_rucola/pending.json", "_rucola/lock",
-    "_rucola/keys", "_rucola/keys/FILE", "topic=T", "topic=T/DATE", "topic=T/DATE/FILE",
+    "_rucola", "_rucola/catalog.db", "_rucola/keys", "_rucola/keys/metadata", "_rucola/keys/FILE", "metadata",
+    "metadata/version-hint.text", "_rucola/files.json", "_rucola/progress.json", "_rucola/lock",
+    "_rucola/snapshot.json", "data", "data/topic=T", "data/topic=T/ANY", "data/topic=T/ANY/ANY",
 ]  # fmt: skip
-READ = {
-    "snapshot": ENTRIES[:2],
-    "search": [*ENTRIES[:2], *ENTRIES[7:]],
-    "key": [*ENTRIES[:2], *ENTRIES[5:]],
-}
+READ = {"snapshot": ENTRIES[:7], "search": ENTRIES[:7] + ENTRIES[11:], "key": ENTRIES[:7] + ENTRIES[11:]}
 
 
 @pytest.fixture
@@ -57,10 +54,10 @@ def lake(tmp_path: Path) -> Path:
 
 
 def entry_of(lake: Path, entry: str) -> Path:
-    """The path of an entry; FILE and DATE stand for the one that is there."""
+    """The path of an entry; FILE and ANY stand for the one that is there."""
     path = lake
     for part in entry.split("/"):
-        path = next(iter(path.iterdir())) if part in ("FILE", "DATE") else path / part
+        path = next(path.glob({"FILE": "*.parquet", "ANY": "*"}[part])) if part in ("FILE", "ANY") else path / part
     return path
 
 
@@ -84,27 +81,23 @@ def test_a_link_in_a_lake_is_refused_before_anything_changes(lake: Path, job: st
     assert contents(lake.parent) == before
 
 
-def test_opening_a_prepared_lake_removes_nothing_outside(lake: Path) -> None:
-    """What a pending commit replaces is deleted by its path in the lake."""
-    precious = lake.parent / "precious"
-    precious.mkdir()
-    (precious / "file.parquet").write_bytes(b"precious")
-    (lake / "topic=X").symlink_to(precious)
-    number = read_snapshot(lake).number + 1
-    removes = '"removes": ["topic=X/file.parquet"]'
-    (lake / "_rucola" / "pending.json").write_text(
-        f'{{"number": {number}, "at_ms": 1, "moves": {{}}, "rows": [], "keys": [], {removes}}}'
-    )
-    with pytest.raises(StoreError):
-        opened(lake)
-    assert (precious / "file.parquet").read_bytes() == b"precious"
+def test_a_table_that_names_files_outside_the_lake_is_refused(lake: Path) -> None:
+    """They are neither read nor deleted, whoever has prepared the table."""
+    precious = lake.parent / "precious" / f"{0:032x}-00000.parquet"
+    precious.parent.mkdir()
+    with open_tables(lake) as tables:
+        assert tables is not None
+        shutil.copy(lake / read_snapshot(lake).rows[0].path, precious)
+        tables.commit(tables.messages, [(precious, partition_of("T", "2023-11-14"))])
+    for job in (*WRITERS.values(), *READERS.values()):
+        with pytest.raises(StoreError):
+            job(lake)
+    assert precious.exists()
 
 
 @pytest.mark.parametrize("job", [*WRITERS, *READERS])
-@pytest.mark.parametrize("name", ["snapshot.json", "pending.json"])
+@pytest.mark.parametrize("name", ["catalog.db", "files.json"])
 def test_a_fifo_in_a_lake_is_refused_and_not_waited_for(lake: Path, job: str, name: str) -> None:
-    if job in READERS and name != "snapshot.json":
-        name = "snapshot.json"
     (lake / "_rucola" / name).unlink(missing_ok=True)
     os.mkfifo(lake / "_rucola" / name)
     with pytest.raises(StoreError):

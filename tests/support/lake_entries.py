@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.tables import read_snapshot
 
 
 def lake_entries(lake: Path) -> list[dict[str, Any]]:

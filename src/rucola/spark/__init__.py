@@ -2,7 +2,7 @@
 
     source/            the data source: batch and streaming reads of stores and live brokers, and writes
     archive            archived messages: append, scan, lookup by key, verify
-    lake/              the archive's format: Parquet files with a key index, and their commit protocol
+    lake/              the archive's format: Iceberg tables of messages and of their keys
     jobs/              one module per job: a pure function over DataFrames or Arrow batches, and its driver
     session            Spark sessions, created when needed
     shared_files       checks that driver and tasks see the same directories

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -29,16 +29,16 @@ from rucola.message.ids import parse_offset_msg_id
 from rucola.spark.lake import lookup, parquet_files
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
 from rucola.spark.lake.reader import read_lake
-from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake, read_snapshot
+from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake
 from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
-from rucola.spark.lake.writer import LakeInUse, LakeWriter, open_lake
+from rucola.spark.lake.tables import LakeInUse, read_snapshot
+from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
 from rucola.spark.source.array_conversions import Array
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from rucola.spark.lake.compaction import CompactionResult
-    from rucola.spark.lake.repair import LakeRepairResult
 
 __all__ = [
     "ALL_DAYS",
@@ -134,7 +134,7 @@ class Archive:
 
     @contextmanager
     def open(self) -> Iterator[ArchiveWriter]:
-        """Open the archive for appending: create it if needed, lock it, complete an interrupted commit.
+        """Open the archive for appending: create it if needed, lock it, delete what a killed run has left.
 
         ConfigError if the directory cannot be an archive, LakeInUse if another run is writing, StoreError if other
         users can change it or it contains links, StoreCorrupt if any of its files is missing or truncated.
@@ -148,11 +148,11 @@ class Archive:
 
         return compaction.run(self.path, **options)
 
-    def repair(self, **options: Any) -> LakeRepairResult:
-        """Restore missing or damaged files (see `rucola.spark.lake.repair.run`)."""
-        from rucola.spark.lake import repair
+    def reindex(self) -> int:
+        """Write the key index anew from the messages (see `rucola.spark.lake.compaction.reindex`)."""
+        from rucola.spark.lake import compaction
 
-        return repair.run(self.path, **options)
+        return compaction.reindex(self.path)
 
 
 @dataclass(frozen=True)
@@ -184,15 +184,6 @@ class ArchiveScan:
         return lookup.newest(self.path, self._files, names, matches, most)
 
 
-class ArchivedFiles(NamedTuple):
-    """Files that a commit added: their count and bytes, and entries and bytes of the key index."""
-
-    file_count: int
-    file_size: int
-    key_count: int
-    key_size: int
-
-
 class ArchiveWriter:
     """An archive that is open for one commit, made by `Archive.open`."""
 
@@ -215,15 +206,9 @@ class ArchiveWriter:
         self._staged = stage_in_spark(self._lake, tasks, read)
         return self._staged
 
-    def commit(self, progress: Mapping[str, ArchiveProgress]) -> ArchivedFiles:
+    def commit(self, progress: Mapping[str, ArchiveProgress]) -> AddedFiles:
         """Publish the appended messages, their keys and the progress at once."""
-        commit = self._lake.publish(progress, rows=self._staged.rows, entries=self._staged.entries)
-        return ArchivedFiles(
-            len(commit.rows),
-            sum(file.size for file in commit.rows),
-            sum(file.entries for file in commit.keys),
-            sum(file.size for file in commit.keys),
-        )
+        return self._lake.publish(progress, rows=self._staged.rows, entries=self._staged.entries)
 
 
 def _is_topic(topic: str, wanted: Collection[str] | re.Pattern[str] | None) -> bool:

@@ -107,10 +107,7 @@ def _missing_file(text: str) -> errors.MQError | None:
 def _first_sentence(text: str) -> str:
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
-        return (
-            f"{unquote(unreadable[1])} cannot be read: the file is damaged; restore it from a backup, or run "
-            f"`rucola pipeline repair --lake DIR --dry-run` for its lake"
-        )
+        return f"{unquote(unreadable[1])} cannot be read: the file is damaged; restore the file from a backup"
     sparks = _SPARK_ERROR.search(text)
     lines = text.splitlines()
     return sparks[1].strip() if sparks else lines[lines[0].startswith("An error occurred while calling")].lstrip(": ")

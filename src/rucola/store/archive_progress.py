@@ -11,10 +11,10 @@ archiveName is by default the path of the store directory, as for the archive jo
 exceed the log's end and the last archived record, if the log still has it, has that msgId. Otherwise, and without a
 readable file, nothing counts as archived.
 
-The Spark archive also has `<lake>/_rucola/snapshot.json`, the list of its files of messages:
+The Spark archive also has `<lake>/_rucola/files.json`, the list of its files of messages:
 
     {"rows": [{"path": relative to the lake, "size": bytes, "topic", "rows": number of messages,
-               "least", "most": physical offsets}, ...], ...}
+               "least", "most": physical offsets}, ...]}
 
 Deletion cannot be undone, so an entry of the Spark archive is used only if every file with messages of this part of the
 log exists in its size. Before a log file is deleted, its messages are counted by topic: the files of the lake that
@@ -52,7 +52,7 @@ class _RowFile(msgspec.Struct):
     most: int
 
 
-class _Snapshot(msgspec.Struct):
+class _Files(msgspec.Struct):
     rows: list[_RowFile]
 
 
@@ -76,7 +76,7 @@ def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
         return 0
     damage = _damage_of_lake(Path(path), commit_log.begin, end)
     if damage is not None:
-        log.warning("nothing counts as archived: %s; see `rucola pipeline repair`", damage)
+        log.warning("nothing counts as archived: %s", damage)
         return 0
     return end
 
@@ -89,7 +89,7 @@ def missing_messages(
     if not _is_lake(Path(config.archive_progress_path or "")):
         return None
     rows: Counter[str] = Counter()
-    for file in msgspec.json.decode(read_inside(own.parent, own / "snapshot.json"), type=_Snapshot).rows:
+    for file in msgspec.json.decode(read_inside(own.parent, own / "files.json"), type=_Files).rows:
         if file.least < end and file.most >= begin:
             rows[file.topic] += file.rows
     units: dict[str, list[tuple[ConsumeQueue, int, int]]] = {}
@@ -125,14 +125,14 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
     if not _is_lake(progress_path):
         return None
     try:
-        snapshot = msgspec.json.decode(read_inside(own.parent, own / "snapshot.json"), type=_Snapshot)
-        for file in snapshot.rows:
+        files = msgspec.json.decode(read_inside(own.parent, own / "files.json"), type=_Files)
+        for file in files.rows:
             if file.least < end and file.most >= begin:
                 found = size_inside(own.parent, own.parent / file.path)
                 if found != file.size:
                     return f"{own.parent / file.path} has {found} bytes instead of {file.size}"
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return f"{own / 'snapshot.json'} cannot be read: {error}"
+        return f"{own / 'files.json'} cannot be read: {error}"
     except StoreError as error:
         return str(error)
     except OSError as error:

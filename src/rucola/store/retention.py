@@ -162,7 +162,7 @@ class Retention:
             missing = missing_messages(self._config, self._log, self._queues, self._log.begin, following)
             if missing is not None:
                 path = self._log.files.files[0].path
-                log.warning("%s is kept: %s (deleteOnlyArchived); see `rucola pipeline repair`", path, missing)
+                log.warning("%s is kept: %s (deleteOnlyArchived)", path, missing)
                 return False
         return True
 

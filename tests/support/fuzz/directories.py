@@ -35,7 +35,7 @@ def store_target(directory: Path) -> Target:
 
 
 def lake_target(directory: Path) -> Target:
-    """Return the target of a lake's metadata. The files that it names do not exist."""
+    """Return the target of the list of files of an earlier version. The files that it names do not exist."""
     made, damaged = directory / "made-lake", directory / "lake"
     metadata = made / "_rucola"
     metadata.mkdir(parents=True)
@@ -43,13 +43,7 @@ def lake_target(directory: Path) -> Target:
     row = f'{{"path":"topic=T/date=2024-01-01/a.parquet","topic":"T","date":"2024-01-01","rows":1,{bounds}}}'
     key = f'{{"path":"_rucola/keys/a.parquet","run":1,"entries":1,{bounds}}}'
     progress = f'{{"s":{{"physical_offset":9,{last},"queues":{{"T":{{"0":1}}}},"is_live":false}}}}'
-    moves = '{"_rucola/staging/1/a.parquet":"topic=T/date=2024-01-01/a.parquet"}'
-    (metadata / "snapshot.json").write_text(
-        f'{{"number":1,"rows":[{row}],"keys":[{key}],"progress":{progress},"replaced":[{{"path":"b","at_ms":1}}]}}'
-    )
-    (metadata / "pending.json").write_text(
-        f'{{"number":2,"rows":[{row}],"keys":[{key}],"progress":{progress},"moves":{moves},"replaced":[],"asides":{{}}}}'
-    )
+    (metadata / "snapshot.json").write_text(f'{{"number":1,"rows":[{row}],"keys":[{key}],"progress":{progress}}}')
     (made / OUTSIDE).write_text("must stay")
     return _of_files("lake", made, damaged, _use_lake)
 
@@ -101,7 +95,7 @@ def _open(path: Path) -> None:
 
 def _use_lake(path: Path) -> None:
     # Imported here: it takes longer than all parsers together.
-    from rucola.spark.lake.snapshot import read_snapshot
+    from rucola.spark.lake.tables import read_snapshot
     from rucola.spark.lake.writer import open_lake
 
     error: MQError | None = None
@@ -110,8 +104,8 @@ def _use_lake(path: Path) -> None:
     except MQError as found:
         error = found
     try:
-        with open_lake(path) as lake:
-            lake.finish()
+        with open_lake(path):
+            pass
     except MQError as found:
         error = found
     assert (path / OUTSIDE).read_text() == "must stay"

@@ -14,7 +14,6 @@ from rucola.spark.interruption import exiting_on_interrupt
 COMMANDS = {
     "archive": "archive",
     "compact": "archive",
-    "repair": "repair",
     "search": "search",
     "audit": "audit",
     "replay": "replay",

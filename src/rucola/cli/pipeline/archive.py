@@ -224,13 +224,15 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
     show_default=True,
     help="Merge only if a topic and day has this many small files.",
 )
+@click.option("--reindex", is_flag=True, help="First write the key index anew from the messages.")
 @json_option
 @wide_option
-def compact(lake: Path, min_files: int, as_json: bool) -> None:
+def compact(lake: Path, min_files: int, reindex: bool, as_json: bool) -> None:
     """Merge a lake's small files, by topic and day, and the small files of its key index.
 
     Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still
-    use them, and deleted by the next run after that.
+    use them, and deleted by the next run after that. With --reindex, a key index whose files are missing or damaged is
+    replaced.
 
     \b
     Examples:
@@ -239,7 +241,10 @@ def compact(lake: Path, min_files: int, as_json: bool) -> None:
     """
     with require_spark():
         from rucola.spark.archive import Archive
-    result = Archive(lake).compact(min_files=min_files)
+    archive = Archive(lake)
+    if reindex:
+        archive.reindex()
+    result = archive.compact(min_files=min_files)
     if as_json:
         print_json(result.to_json())
         return

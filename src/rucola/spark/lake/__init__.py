@@ -4,21 +4,23 @@
 
     read_lake(spark, "/srv/lake").where("topic = 'Orders'").count()
 
-    snapshot        the files of a lake and the archive progress, replaced as a whole by every commit
-    writer          the commit protocol: staging, atomic publication, completion after a crash
+    tables          the Iceberg tables of messages and keys, their catalog, commits and expiry
+    snapshot        the files of a lake and the archive progress, as the tables have them
+    writer          what a run does: staging, publication, deletion of what a killed one has left
     reader          Spark DataFrames over the messages
-    data_files      layout, footers and entries of the Parquet files
+    data_files      schema, layout and opening of the Parquet files
     parquet_files   rows and key entries read and written by Arrow, without Spark
     key_index       hash index from message key to location: entries, and their merge into runs
     lookup          messages found by key, id or condition, without Spark
     staging         messages written to files that a commit can publish
     compaction      small files merged
-    repair          a damaged lake restored from its remaining files
+    adoption        a lake of an earlier version
+    local_io        durable files for pyiceberg
 
 Other modules use it through `rucola.spark.archive`.
 """
 
 from rucola.spark.lake.reader import read_lake
-from rucola.spark.lake.snapshot import read_snapshot
+from rucola.spark.lake.tables import read_snapshot
 
 __all__ = ["read_lake", "read_snapshot"]

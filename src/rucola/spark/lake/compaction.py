@@ -14,10 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rucola.files import local_path
 from rucola.spark.lake.data_files import open_parquet
-from rucola.spark.lake.key_index import merge, runs_to_merge
-from rucola.spark.lake.parquet_files import merge_rows, merged_files
-from rucola.spark.lake.snapshot import RowFile, read_snapshot
+from rucola.spark.lake.key_index import ENTRY_COLUMNS, entries_of, merge, runs_to_merge, write_entries
+from rucola.spark.lake.parquet_files import merge_rows, merged_files, read_file
+from rucola.spark.lake.snapshot import RowFile, check_exists
 from rucola.spark.lake.writer import KEEP_REPLACED_MS, open_lake
 
 SMALL_SIZE: Final = 16 << 20
@@ -50,10 +54,10 @@ class CompactionResult:
 
 def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
     """Return the files below `SMALL_SIZE` of every topic and day with at least `min_files` of them."""
-    by_partition: dict[tuple[str, str], list[RowFile]] = {}
+    by_partition: dict[tuple[str, str | None], list[RowFile]] = {}
     for file in files:
         if file.size < SMALL_SIZE:
-            by_partition.setdefault((file.topic, file.date), []).append(file)
+            by_partition.setdefault((file.topic, file.day), []).append(file)
     return [file for group in by_partition.values() if len(group) >= min_files for file in group]
 
 
@@ -68,7 +72,7 @@ def run(
     A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Raises
     StoreError if there is no lake, LakeInUse if another run is writing.
     """
-    read_snapshot(lake)  # raises if there is no lake; open_lake would create one
+    check_exists(local_path(lake))  # open_lake would create one
     with open_lake(lake) as target:
         before = target.snapshot()
         groups = merged_files(target.root, small_files(before.rows, min_files))
@@ -79,13 +83,34 @@ def run(
         runs = runs_to_merge(before.keys, min_files)
         keys = [file for file in before.keys if file.run in runs]
         entries = merge([partial(open_parquet, target.root, file) for file in keys], target.staged_keys)
-        if not rows and not keys and not before.replaced:
+        if not rows and not keys:
+            target.expire(keep_replaced_ms)
             return CompactionResult(str(target.root))
-        commit = target.publish(
-            replaces=[*(file.path for file in rows), *(file.path for file in keys)],
+        key_files = len([*target.staged_keys.glob("*.parquet")])
+        target.publish(
+            replaces=[file.path for file in rows],
+            replaced_keys=[file.path for file in keys],
             rows=sum(file.rows for file in rows),
             entries=entries,
             keep_replaced_ms=keep_replaced_ms,
         )
-        counts = len(rows), len(commit.rows), len(keys), len(commit.keys)
+        counts = len(rows), len(merged), len(keys), key_files
         return CompactionResult(str(target.root), sum(file.rows for file in rows), *counts)
+
+
+def reindex(lake: str | Path) -> int:
+    """Write the key index anew from the messages, and return the number of its entries.
+
+    Raises StoreError if there is no lake, StoreCorrupt if messages are damaged, LakeInUse if another run is writing.
+    """
+    check_exists(local_path(lake))
+    with open_lake(lake, checks_keys=False) as target:
+        before = target.snapshot()
+        paths = []
+        for number, file in enumerate(before.rows):
+            batches = read_file(target.root, file, ENTRY_COLUMNS)
+            paths.append(target.staged_entries / f"part-{number:05d}.parquet")
+            write_entries(pa.concat_tables([entries_of(each, file.topic, file.date) for each in batches]), paths[-1])
+        entries = merge([partial(pq.ParquetFile, path) for path in paths], target.staged_keys)
+        target.publish(replaced_keys=[file.path for file in before.keys], entries=entries)
+        return entries

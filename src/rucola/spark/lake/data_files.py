@@ -1,13 +1,13 @@
-"""Data files of a lake: layout, opening, and entries in a snapshot.
+"""Data files of a lake: their schema, layout and opening.
 
-Row files have messages, partitioned by topic and UTC date; key files have the key index. An entry is made from the
-footer alone. Readers skip files by its range of commitLogOffset or hash.
+Row files have messages of one topic and UTC day; key files have the key index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -16,34 +16,54 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rucola.spark.lake.snapshot import KeyFile, RowFile, check_file, lake_damage
-
-PARTITION_COLUMNS: Final = ("topic", "date")
-"""Columns that are the directory names of a row file, which does not contain them."""
+from rucola.spark.source.columns import SCHEMA
 
 ROW_GROUP_SIZE: Final = 4 << 20
 """Approximate bytes. Small, because a search by key reads one row group per message that it finds."""
+
 FAIL_ON_MISSING_FILES: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Options with which Spark reads data files; they override the session's settings."""
 
+MAX_LONG: Final = 2**63 - 1
 
-def row_file_entry(path: Path, lake_path: str) -> RowFile:
-    """Return the snapshot entry of the row file at `path`, which is going to be at `lake_path` in the lake."""
-    topic, date = topic_and_date(Path(lake_path))
-    footer = pq.read_metadata(path)
-    bounds = column_bounds(footer, "commitLogOffset")
-    return RowFile(lake_path, topic, date, footer.num_rows, path.stat().st_size, *bounds)
-
-
-def key_file_entry(path: Path, lake_path: str, run: int) -> KeyFile:
-    """Return the snapshot entry of the key file at `path`, which is going to be at `lake_path` in the lake."""
-    footer = pq.read_metadata(path)
-    return KeyFile(lake_path, run, footer.num_rows, path.stat().st_size, *column_bounds(footer, "hash"))
+_NO_DAY: Final = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED: Final = {
+    ord(character): f"%{ord(character):02X}" for character in [*map(chr, range(1, 0x20)), "\x7f", *"\"#%'*/:=?\\{[]^"]
+}
+"""Characters that Hive and Spark escape in names of partition directories."""
 
 
-def topic_and_date(path: Path) -> tuple[str, str]:
-    """Return topic and date of a row file, parsed from `.../topic=<topic>/date=<date>/<file>`."""
-    topic, date = (unquote(part.partition("=")[2]) for part in path.parts[-3:-1])
-    return topic, date
+def with_field_ids(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the ids of Iceberg's columns: those of the fields in order, then those inside of them."""
+    inner = count(len(schema) + 1)
+
+    def numbered(field: pa.Field, number: int) -> pa.Field:
+        return field.with_metadata({b"PARQUET:field_id": str(number).encode()})
+
+    fields = []
+    for number, field in enumerate(schema, 1):
+        kind = field.type
+        if pa.types.is_map(kind):
+            kind = pa.map_(numbered(kind.key_field, next(inner)), numbered(kind.item_field, next(inner)))
+        elif pa.types.is_list(kind):
+            kind = pa.list_(numbered(kind.value_field, next(inner)))
+        fields.append(numbered(field.with_type(kind), number))
+    return pa.schema(fields)
+
+
+MESSAGES: Final = with_field_ids(SCHEMA)
+"""The columns of a row file."""
+
+
+def partition_directory(topic: str, day: str | None) -> str:
+    """Return the directory of the messages of a topic and UTC day, None for those without storeTimestamp."""
+    return f"topic={topic.translate(_ESCAPED)}/date={day or _NO_DAY}"
+
+
+def topic_and_day(path: Path) -> tuple[str, str | None]:
+    """Return topic and day of a row file, parsed from `.../topic=<topic>/date=<date>/<file>`."""
+    topic, day = (unquote(part.partition("=")[2]) for part in path.parts[-3:-1])
+    return topic, None if day == _NO_DAY else day
 
 
 @contextmanager
@@ -58,7 +78,7 @@ def open_parquet(root: Path, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile
         with pq.ParquetFile(path, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as opened:
             yield opened
     except (pa.ArrowException, OSError) as error:
-        raise lake_damage(root, path, 0, f"the file cannot be read: {first_line(error)}") from error
+        raise lake_damage(path, 0, f"the file cannot be read: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -66,14 +86,9 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def column_bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int]:
-    """Return the minimum and maximum of an integer column of a file that has rows."""
-    ranges = row_group_bounds(footer, column)
-    return min(least for least, _ in ranges), max(most for _, most in ranges)
-
-
 def row_group_bounds(footer: pq.FileMetaData, column: str) -> list[tuple[Any, Any]]:
-    """Return a column's minimum and maximum in each row group, from the footer's statistics."""
+    """Return an unsigned column's range in each row group, from the footer's statistics."""
     index = next(number for number, name in enumerate(footer.schema.names) if name == column)
     statistics: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-    return [(each.min, each.max) for each in statistics]
+    # Other engines may compact files without statistics.
+    return [(each.min, each.max) if each is not None and each.has_min_max else (0, MAX_LONG) for each in statistics]

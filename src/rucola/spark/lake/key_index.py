@@ -1,6 +1,6 @@
 """Key index of a lake: from message key to the location of the message, the counterpart of IndexFiles.
 
-    <lake>/_rucola/keys/<commit>-<number>.parquet
+    <lake>/_rucola/keys/<run>-<number>.parquet
         hash             bigint    CRC-32 of the key's UTF-8
         topic            string    the partition of the message,
         date             date
@@ -11,7 +11,8 @@ A message has one entry for each key, and one for its msgId, which is the unique
 key, without its topic, is stored, so a search must compare the keys of the messages it finds.
 
 A commit adds its entries as one run: sorted by hash and cut into files with disjoint ranges of hashes, of which a
-search opens one. Compaction merges eight runs of a size tier into one of the next.
+search opens one. It adds them before its messages, since an entry without a message does no harm. Compaction merges
+eight runs of a size tier into one of the next.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rucola.spark.lake.data_files import row_group_bounds
+from rucola.spark.lake.data_files import row_group_bounds, with_field_ids
 from rucola.spark.lake.snapshot import KeyFile
 from rucola.spark.source.array_conversions import arrow, ints, mask, repeated
 
 ENTRIES_PER_FILE: Final = 4_000_000
 
-ENTRY: Final = pa.schema(
-    [
-        ("hash", pa.int64()),
-        ("topic", pa.string()),
-        ("date", pa.date32()),
-        ("brokerName", pa.string()),
-        ("commitLogOffset", pa.int64()),
-    ]
+ENTRY: Final = with_field_ids(
+    pa.schema(
+        [
+            ("hash", pa.int64()),
+            ("topic", pa.string()),
+            ("date", pa.date32()),
+            ("brokerName", pa.string()),
+            ("commitLogOffset", pa.int64()),
+        ]
+    )
 )
 ENTRY_COLUMNS: Final = ("brokerName", "commitLogOffset", "msgId", "keys")
 """The columns of rows that `entries_of` needs."""
@@ -93,7 +96,7 @@ def write_entries(entries: pa.Table, path: Path) -> None:
         entries.take(order),
         path,
         row_group_size=_ENTRIES_PER_ROW_GROUP,
-        compression="snappy",
+        compression="zstd",
         data_page_version="2.0",
         use_dictionary=["topic", "date", "brokerName"],
         column_encoding={"hash": "DELTA_BINARY_PACKED", "commitLogOffset": "DELTA_BINARY_PACKED"},
@@ -128,16 +131,16 @@ def merge(files: Sequence[OpenFile], directory: Path) -> int:
     return count
 
 
-def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[int]:
+def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[str]:
     """Return the runs that compaction merges into one; none if no tier has `least_runs`.
 
     If the merged run completes the next tier, the runs of that tier are merged as well.
     """
-    entries: dict[int, int] = {}
+    entries: dict[str, int] = {}
     for file in files:
         entries[file.run] = entries.get(file.run, 0) + file.entries
     # Tiers ascend. `total` is the size of the merged run so far, which counts as a member of its own tier.
-    merged: set[int] = set()
+    merged: set[str] = set()
     total = 0
     for tier in sorted({_tier(count) for count in entries.values()}):
         members = {run for run, count in entries.items() if _tier(count) == tier}

@@ -25,7 +25,8 @@ from rucola.message.record import body_crc
 from rucola.spark.lake import parquet_files
 from rucola.spark.lake.data_files import open_parquet, row_group_bounds
 from rucola.spark.lake.key_index import key_hash
-from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot, read_snapshot
+from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot
+from rucola.spark.lake.tables import read_snapshot
 from rucola.spark.source.array_conversions import Array, arrow, ints, milliseconds, repeated
 
 CandidateOffsets = Mapping[tuple[str, str], Array]
@@ -216,7 +217,9 @@ class _MatchingRows:
     def read(self, rows: Array) -> pa.Table:
         with open_parquet(self.root, self.file) as opened:
             table = opened.read_row_group(self.group).take(arrow(rows))
-        return table.append_column("topic", repeated(self.file.topic, len(table)))
+        if "topic" in table.schema.names:
+            return table
+        return table.append_column("topic", repeated(self.file.topic, len(table)))  # a file of an earlier version
 
 
 def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.message.record import MIN_RECORD_SIZE
-from rucola.spark.lake.data_files import PARTITION_COLUMNS, ROW_GROUP_SIZE, open_parquet
+from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, open_parquet, partition_directory
 from rucola.spark.lake.key_index import entries_of, write_entries
-from rucola.spark.lake.snapshot import RowFile
+from rucola.spark.lake.snapshot import NO_DAY, RowFile
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
-from rucola.spark.source.array_conversions import ints, mask, milliseconds, repeated
+from rucola.spark.source.array_conversions import bools, ints, mask, milliseconds, repeated
 
 _MILLISECONDS_PER_DAY: Final = 86_400_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024
@@ -31,7 +31,6 @@ _MERGED_SIZE: Final = 256 * 1024 * 1024
 _MAX_OPENED_FILES: Final = 1000
 """Files that are opened to measure their contents. More files count as large."""
 
-_ROW_COLUMNS: Final = tuple(name for name in columns.SCHEMA.names if name not in PARTITION_COLUMNS)
 _UNIQUE: Final = ("body", "msgId", "offsetMsgId", "queueOffset", "commitLogOffset")
 """Columns without repeated values, for which a dictionary would be useless."""
 
@@ -50,7 +49,7 @@ def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.Re
 
 
 def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the row groups of a file, with the topic, which the file lacks."""
+    """Yield the row groups of a file, with the topic, which a file of an earlier version lacks."""
     schema = columns.schema_of(tuple(names))
     stored = [name for name in schema.names if name != "topic" and name in opened.schema_arrow.names]
     for group in range(opened.num_row_groups):
@@ -84,19 +83,19 @@ def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], rows_directory: Path, keys_directory: Path) -> int:
-    """Write messages to `topic=.../date=...` and their entries of the key index; return the number of entries.
+    """Write messages by topic and day, and their entries of the key index; return the number of entries.
 
-    The date without storeTimestamp is 1970-01-01. Each file of entries is sorted by hash.
+    Each file of entries is sorted by hash.
     """
-    buffered: dict[tuple[str, str], list[pa.RecordBatch]] = {}
+    buffered: dict[tuple[str, str | None], list[pa.RecordBatch]] = {}
     size = number = count = 0
 
     def flush() -> int:
         entries = []
         for (topic, day), parts in buffered.items():
-            target = rows_directory / f"topic={_escaped(topic)}" / f"date={day}"
+            target = rows_directory / partition_directory(topic, day)
             write_row_file(pa.Table.from_batches(parts), target / f"part-{number:05d}.parquet")
-            entries += [entries_of(part, topic, day) for part in parts]
+            entries += [entries_of(part, topic, day or NO_DAY) for part in parts]
         buffered.clear()
         if entries:
             write_entries(pa.concat_tables(entries), keys_directory / f"part-{number:05d}.parquet")
@@ -113,15 +112,14 @@ def write_rows(batches: Iterable[pa.RecordBatch], rows_directory: Path, keys_dir
 
 
 def write_row_file(rows: pa.Table, path: Path) -> None:
-    """Write rows of one topic and date, without these two columns."""
+    """Write rows of one topic and day."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
-        rows,
+        rows.cast(MESSAGES),
         path,
         row_group_size=max(1, len(rows) * ROW_GROUP_SIZE // max(rows.nbytes, 1)),
-        compression="snappy",
+        compression="zstd",
         use_dictionary=_leaves(name for name in rows.schema.names if name not in _UNIQUE),
-        write_statistics=_leaves(name for name in rows.schema.names if name != "body"),
         write_page_index=True,
     )
 
@@ -134,37 +132,30 @@ def _leaves(names: Iterable[str]) -> list[str]:
     return [leaf for name in names for leaf in nested.get(name, [name])]
 
 
-def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
+def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, pa.RecordBatch]]:
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
-    days = milliseconds(batch["storeTimestamp"]) // _MILLISECONDS_PER_DAY
+    times = batch["storeTimestamp"]
+    days = np.where(bools(times.is_valid()), milliseconds(times) // _MILLISECONDS_PER_DAY, -1)
     # The partition of a row as one integer: day * number of topics + topic code.
     partitions = days * len(names) + ints(topics.indices)
-    rows = batch.select(list(_ROW_COLUMNS))
     for partition in np.unique(partitions).tolist():
-        day = date.fromordinal(_EPOCH + partition // len(names)).isoformat()
-        yield names[partition % len(names)], day, rows.filter(mask(partitions == partition))
+        day, topic = divmod(partition, len(names))
+        iso = None if day < 0 else date.fromordinal(_EPOCH + day).isoformat()
+        yield names[topic], iso, batch.filter(mask(partitions == partition))
 
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
-_ESCAPED: Final = {
-    ord(character): f"%{ord(character):02X}" for character in [*map(chr, range(1, 0x20)), "\x7f", *"\"#%'*/:=?\\{[]^"]
-}
-"""Characters that Hive and Spark escape in names of partition directories."""
-
-
-def _escaped(topic: str) -> str:
-    return topic.translate(_ESCAPED)
 
 
 def merged_files(root: Path, files: Iterable[RowFile]) -> Iterator[list[RowFile]]:
-    """Yield the groups of files, of one topic and date each, that are merged into one file of limited size."""
+    """Yield the groups of files, of one topic and day each, that are merged into one file of limited size."""
     group: list[RowFile] = []
     size = 0
-    for file in sorted(files, key=lambda file: (file.topic, file.date, file.least)):
+    for file in sorted(files, key=lambda file: (file.topic, file.day or "", file.least)):
         with open_parquet(root, file) as opened:
             own = _plain_size(opened.metadata)
-        if group and ((file.topic, file.date) != (group[0].topic, group[0].date) or size + own > _MERGED_SIZE):
+        if group and ((file.topic, file.day) != (group[0].topic, group[0].day) or size + own > _MERGED_SIZE):
             yield group
             group, size = [], 0
         group.append(file)
@@ -174,10 +165,11 @@ def merged_files(root: Path, files: Iterable[RowFile]) -> Iterator[list[RowFile]
 
 
 def merge_rows(root: Path, files: Sequence[RowFile], directory: Path, number: int) -> None:
-    """Merge row files of one topic and date into one below `directory`, ordered by broker and physical offset."""
-    rows = pa.Table.from_batches(list(read_rows(root, files, _ROW_COLUMNS)))
+    """Merge row files of one topic and day into one below `directory`, ordered by broker and physical offset."""
+    rows = pa.Table.from_batches(list(read_rows(root, files, columns.SCHEMA.names)))
     order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
-    write_row_file(rows.take(order), directory / Path(files[0].path).parent / f"part-{number:05d}.parquet")
+    target = directory / partition_directory(files[0].topic, files[0].day)
+    write_row_file(rows.take(order), target / f"part-{number:05d}.parquet")
 
 
 def _plain_size(footer: pq.FileMetaData) -> int:

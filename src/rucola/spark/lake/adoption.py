@@ -1,0 +1,71 @@
+"""Adoption of a lake of an earlier version, which had lists of files in JSON in place of tables.
+
+    <lake>/topic=<topic>/date=<date>/*.parquet    messages, without these two columns
+    <lake>/_rucola/snapshot.json                  the row and key files, and the progress
+
+The files become files of the tables as they are. A commit that was pending is dropped: its messages are archived again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import pyarrow.parquet as pq
+
+from rucola.files import read_inside
+from rucola.spark.lake.snapshot import METADATA_DIRECTORY, NO_DAY, ArchiveProgress, check_file, lake_damage
+from rucola.spark.lake.tables import Tables, Value, partition_of
+
+
+class _File(msgspec.Struct):
+    path: str
+    size: int
+    topic: str = ""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.path)
+        if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in self.path:
+            raise ValueError(f"path {self.path!r} leads out of the lake")
+
+
+class _Snapshot(msgspec.Struct):
+    rows: list[_File]
+    keys: list[_File]
+    progress: Mapping[str, ArchiveProgress]
+
+
+def adopt(root: Path, tables: Tables) -> None:
+    """Make the files of a lake of an earlier version those of its tables; nothing for another lake.
+
+    Can be repeated after a crash. Raises StoreCorrupt if it is damaged.
+    """
+    own = root / METADATA_DIRECTORY
+    path = own / "snapshot.json"
+    try:
+        snapshot = msgspec.json.decode(read_inside(root, path), type=_Snapshot)
+    except FileNotFoundError:
+        return
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise lake_damage(path, 0, f"the file cannot be read: {error}") from error
+    for file in (*snapshot.rows, *snapshot.keys):
+        check_file(root, root / file.path, file.size)
+    if tables.keys.current_snapshot() is None:
+        tables.commit(tables.keys, [(root / file.path, []) for file in snapshot.keys])
+    if tables.messages.current_snapshot() is None:
+        rows = [(root / file.path, _partition(root, file)) for file in snapshot.rows]
+        tables.commit(tables.messages, rows, progress=snapshot.progress)
+    for name in ("pending.json", "snapshot.json.bak", "snapshot.json"):
+        (own / name).unlink(missing_ok=True)
+
+
+def _partition(root: Path, file: _File) -> list[Value]:
+    day = None if file.date == NO_DAY and _has_no_time(root / file.path) else file.date
+    return partition_of(file.topic, day)
+
+
+def _has_no_time(path: Path) -> bool:
+    times = pq.read_table(path, columns=["storeTimestamp"], partitioning=None)["storeTimestamp"]
+    return int(times.null_count) > 0
