@@ -481,3 +481,20 @@ async def test_an_answered_acknowledgement_is_on_disk_with_sync_flush(tmp_path: 
         for answer in (ack(peer, a), change(peer, b, MINUTE_MS), ack(peer, a)):
             assert (await answer).code == ResponseCode.SUCCESS
             assert store.flushed_physical_offset == store.max_physical_offset
+
+
+async def test_every_queue_and_the_retries_have_their_turn(tmp_path: Path) -> None:
+    """Also if the receives of two groups alternate, and there is always more to read."""
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_topic(queues=2)
+        for number in range(200):
+            await send(peer, "x", queue_id=number % 2)
+        for group in ("g", "h"):
+            (failed,) = await receive(peer, consumer_group=group, max_msg_nums=1, invisible_time=1)
+        seen: dict[str, set[tuple[int, int]]] = {"g": set(), "h": set()}
+        for _ in range(60):
+            for group, found in seen.items():
+                (message,) = await receive(peer, consumer_group=group, max_msg_nums=1)
+                found.add((message.attempt, message.queue_id if message.attempt == 1 else 0))
+        assert all(found == {(1, 0), (1, 1), (2, 0)} for found in seen.values())
+        assert failed.attempt == 1

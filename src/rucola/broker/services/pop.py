@@ -1,7 +1,7 @@
 """POP: receive messages for a time in which nobody else gets them, acknowledge them, change that time.
 
-A receive looks at one queue or at all queues of a topic, beginning at another one each time, and at the group's retry
-topic for it: last, and first in every RETRY_SHARE-th receive. It takes up to MAX_MESSAGES.
+A receive looks at one queue or at all queues of a topic, beginning at any of them, and at the group's retry topic for
+it: last, and first in one of RETRY_SHARE receives. It takes up to MAX_MESSAGES.
 
     queue           0 1 2 3 4 5 6 7 8        0 done; 1 and 3 held by A; 4 held by B; 2 acked
     outstanding       A . A B                the group's offset is 1, the receive reads on at 5
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -77,7 +78,6 @@ class PopService:
         self._durability = durability
         self.must_wait = durability.must_wait
         """Whether answers to acknowledgements wait with `when_durable`."""
-        self._receives = 0
 
     # Receive.
 
@@ -136,17 +136,17 @@ class PopService:
 
     def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool]:
         """Return the queues to look at, in this order; how much the group has not read; whether there are more."""
-        self._receives += 1
         topic, group = request.topic, request.group
         if request.queue_id >= 0:
             names = [PopQueue(topic, group, request.queue_id)]
         else:
             config = self._state.topics.get(topic)
             count = 0 if config is None else config.read_queue_nums
-            begin = self._receives * (1 if count <= MAX_QUEUES else MAX_QUEUES)
+            # At random, since any order could fall into step with the receives of a group, and pass over a queue.
+            begin = random.randrange(max(1, count))  # noqa: S311 - spreads load
             names = [PopQueue(topic, group, (begin + number) % count) for number in range(count)]
         retry = PopQueue(pop_retry_topic(group, topic), group, 0)
-        names.insert(0 if self._receives % RETRY_SHARE == 0 else len(names), retry)
+        names.insert(0 if random.randrange(RETRY_SHARE) == 0 else len(names), retry)  # noqa: S311
         rest = 0
         queues: list[PopQueue] = []
         repeated: list[PopQueue] = []
