@@ -16,7 +16,7 @@ from rucola.store.config import BrokerRole
 from support.cluster import HOST, Cluster, Tally
 from support.consumers import consumer_of, send
 from support.pop import ack, ack_all, change, changed, pop, receive
-from support.replication import pair
+from support.replication import follows, pair
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -151,6 +151,7 @@ async def test_it_knows_who_holds_what_by_pop(tmp_path: Path) -> None:
     """An acknowledgement that was answered counts, a held message is nobody else's, and a stale handle stays stale."""
     async with promotion(tmp_path) as (running, first, second, promote):
         old, new = running.peer(first), running.peer(second)
+        await follows(first, second)
         for body in (b"acked", b"held", b"changed", b"retried"):
             assert (await old.send(body)).code == ResponseCode.SUCCESS
         acked, held, before, retried = await receive(old)
