@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rucola.client import MessageExt, PullConsumer
+from rucola.client import Message, MessageExt, Producer, PullConsumer
 from rucola.store.tools.check import check
 from support.client_programs import PATIENCE_S, PROGRAMS, Client
 from support.servers import server
@@ -27,6 +27,15 @@ class V5Client(Client):
     def produce(self, *lines: dict[str, Any]) -> list[dict[str, Any]]:
         topics = sorted({line["topic"] for line in lines})
         return self.send(lines, endpoint=self.endpoint, topics=topics)
+
+    def send_4x(self, topic: str, body: bytes, tags: str) -> None:
+        """Send with a client of 4.x."""
+
+        async def send() -> None:
+            async with Producer("producers", self.namesrv) as producer:
+                await producer.send(Message(topic, body, tags=tags))
+
+        asyncio.run(send())
 
     def received(self, topic: str) -> list[MessageExt]:
         """What a client of 4.x finds in a topic, by queue."""
@@ -106,6 +115,34 @@ def test_transactions_end_as_the_producer_says(client: V5Client) -> None:
         wait_until(lambda: len(client.received(topic)) == 2, PATIENCE_S)
         producer.finish()
     assert sorted(message.body for message in client.received(topic)) == [b"commit", b"none"]
+
+
+def test_both_kinds_of_consumers_receive(client: V5Client) -> None:
+    topic = client.create_topic()
+    arguments = {"endpoint": client.endpoint, "topic": topic}
+    lines = [{"topic": topic, "body": f"message {n}", "tag": "ab"[n % 2]} for n in range(8)]
+    with (
+        client.program("consumer", kind="simple", group=f"S{topic}", tag="a", **arguments) as simple,
+        client.program("consumer", kind="push", group=f"P{topic}", failing=["message 3"], **arguments) as push,
+    ):
+        client.produce(*lines)
+        client.send_4x(topic, b"from 4.x", "a")
+        chosen = simple.wait("message", 5)
+        every = push.wait("message", 10)
+    assert {one["body"] for one in chosen} == {"message 0", "message 2", "message 4", "message 6", "from 4.x"}
+    assert {one["body"] for one in every} == {line["body"] for line in lines} | {"from 4.x"}
+    assert [one["attempt"] for one in every if one["body"] == "message 3"] == [1, 2]
+
+
+def test_messages_of_a_group_stay_in_order(client: V5Client) -> None:
+    topic = client.create_topic(order=True)
+    lines = [{"topic": topic, "body": f"{group} {n}", "group": group} for n in range(4) for group in ("g", "h")]
+    arguments = {"endpoint": client.endpoint, "topic": topic, "kind": "push", "group": f"P{topic}"}
+    with client.program("consumer", failing=["g 1"], **arguments) as push:
+        client.produce(*lines)
+        received = push.wait("message", 9)
+    for group, numbers in (("g", [0, 1, 1, 2, 3]), ("h", [0, 1, 2, 3])):
+        assert [one["body"] for one in received if one["group"] == group] == [f"{group} {n}" for n in numbers]
 
 
 def test_wrong_messages_are_errors(client: V5Client) -> None:

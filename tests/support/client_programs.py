@@ -142,13 +142,13 @@ class Client:
                 producer.tell(line)
             return producer.finish()
 
-    def create_topic(self, queues: int = QUEUES) -> str:
+    def create_topic(self, queues: int = QUEUES, *, order: bool = False) -> str:
         """A new topic, made by an operator."""
         topic = f"T{uuid.uuid4().hex}"
 
         async def create() -> None:
             async with AdminClient(self.namesrv, credentials=self._operator) as admin:
-                config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+                config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, order=order)
                 await admin.topics.create_or_update(self.broker, config)
 
         asyncio.run(create())

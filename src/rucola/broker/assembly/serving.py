@@ -111,7 +111,7 @@ class Serving:
             from rucola.broker.grpc.clients import GrpcClientCalls  # imported here: protobuf takes 30 ms
             from rucola.broker.grpc.service import GrpcService
 
-            grpc = GrpcService(self.services, self.state, chain, access.gate)
+            grpc = GrpcService(self.services, self.state, chain, access.gate, connections.pops, late.fetch)
             connections.grpc.methods = grpc.methods
             connections.grpc_calls, connections.end_grpc_streams = GrpcClientCalls(), grpc.end_streams
         storage.subscribe(connections.on_arrival)

@@ -5,6 +5,7 @@
     messages     messages to and from the records of the store
     routes       QueryRoute
     send         SendMessage and EndTransaction
+    receive      ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue, QueryAssignment
     clients      Telemetry, Heartbeat, NotifyClientTermination; calls to clients
     discovery    health checks and reflection
     service      all methods

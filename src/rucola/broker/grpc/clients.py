@@ -6,6 +6,7 @@ the producer group of each of its topics, so that it is asked about their transa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -16,16 +17,22 @@ from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.grpc.codes import OK, IllegalCall, status_of
 from rucola.broker.grpc.messages import message_of
-from rucola.broker.grpc.methods import Chain, GrpcMethod, GrpcRequest, decode, name_of
+from rucola.broker.grpc.methods import Chain, GrpcMethod, GrpcRequest, checked, decode, name_of
+from rucola.broker.grpc.receive import LONG_POLLING_MS
 from rucola.broker.grpc.send import transaction_id
+from rucola.broker.retry_policy import FIRST_DELAY_LEVEL
 from rucola.broker.services.clients import ClientService
+from rucola.broker.services.pop import MAX_MESSAGES
 from rucola.broker.state import BrokerState
 from rucola.domain.client import HeartbeatData, ProducerData
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.queue import MessageQueue
 from rucola.domain.version import VERSION
 from rucola.http2.grpc import Call, Failed, MessageReceiver
 from rucola.http2.grpc import Status as GrpcStatus
+from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode as decode_record
+from rucola.message.topics import check_group
 from rucola.protocol.codes import LanguageCode
 from rucola.protocol.grpc.definition_pb2 import Code, Language, Settings
 from rucola.protocol.grpc.service_pb2 import (
@@ -41,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 3
 """Attempts of a producer to send a message, 10 ms after the first and twice as long after each, one second at most."""
+LOST_S: Final = 60.0
+"""Time after which a client whose stream has ended holds no messages any more."""
 _LANGUAGES: Final = {Language.DOT_NET: LanguageCode.DOTNET, Language.GOLANG: LanguageCode.GO}
 
 
@@ -85,6 +94,9 @@ class ClientAdapter:
         self._registry = state.clients
         self._config, self._store_config = state.config, state.store.config
         self._admit = chain.admission("Telemetry", Action.HEARTBEAT)
+        self._topic, self._group = state.topics.get, state.groups.get
+        self._delays_ms = parse_delay_levels(state.store.config.message_delay_level)
+        self.on_left: Callable[[str], None] = lambda client_id: None
         self._clients: dict[str, list[GrpcClient]] = {}
         """By client id."""
 
@@ -114,6 +126,7 @@ class ClientAdapter:
         for client in self._clients_of(request):
             self.leave(client)
             client.end()
+        self._lost(request.client_id)
         return NotifyClientTerminationResponse(status=OK)
 
     def _clients_of(self, request: GrpcRequest[Any]) -> list[GrpcClient]:
@@ -127,15 +140,20 @@ class ClientAdapter:
 
     def settings(self, call: Call, client: GrpcClient | None, settings: Settings) -> GrpcClient:
         """Take a client's settings, and answer them. Raises Refused, IllegalCall and Failed."""
-        if settings.HasField("subscription"):
-            raise IllegalCall(Code.NOT_IMPLEMENTED, "this server has no consumers of gRPC")
-        if not settings.HasField("publishing"):
+        kind = settings.WhichOneof("pub_sub")
+        if kind is None:
             raise Failed(GrpcStatus.INVALID_ARGUMENT, "the settings are neither a producer's nor a consumer's")
-        if (count := len(settings.publishing.topics)) > self._config.max_groups_per_client:
-            text = f"{count} topics; {self._config.max_groups_per_client} are allowed (maxGroupsPerClient)"
-            raise IllegalCall(Code.BAD_REQUEST, text)
+        count, limit = len(settings.publishing.topics), self._config.max_groups_per_client
+        count = max(count, len(settings.subscription.subscriptions))
+        if count > limit:
+            raise IllegalCall(Code.BAD_REQUEST, f"{count} topics; {limit} are allowed (maxGroupsPerClient)")
         topics = [name_of(topic) for topic in settings.publishing.topics]
-        caller, client_id = self._admit(call, [Resource(producer_group=topic) for topic in topics] or [Resource()])
+        resources = [Resource(producer_group=topic) for topic in topics]
+        if kind == "subscription":
+            group = checked(check_group, name_of(settings.subscription.group), Code.ILLEGAL_CONSUMER_GROUP)
+            entries = settings.subscription.subscriptions
+            resources = [Resource(name_of(entry.topic), group) for entry in entries] or [Resource(group=group)]
+        caller, client_id = self._admit(call, resources or [Resource()])
         heartbeat = HeartbeatData(
             client_id=client_id, producer_data_set=[ProducerData(group_name=topic) for topic in topics]
         )
@@ -159,23 +177,49 @@ class ClientAdapter:
         merged.CopyFrom(settings)
         policy = merged.backoff_policy
         policy.Clear()
-        policy.max_attempts = MAX_ATTEMPTS
-        policy.exponential_backoff.initial.FromMilliseconds(10)
-        policy.exponential_backoff.max.FromMilliseconds(1000)
-        policy.exponential_backoff.multiplier = 2
-        merged.publishing.validate_message_type = True
-        merged.publishing.max_body_size = self._store_config.max_message_size
+        if merged.HasField("subscription"):
+            self._merge_subscription(merged)
+        else:
+            policy.max_attempts = MAX_ATTEMPTS
+            policy.exponential_backoff.initial.FromMilliseconds(10)
+            policy.exponential_backoff.max.FromMilliseconds(1000)
+            policy.exponential_backoff.multiplier = 2
+        if merged.HasField("publishing"):
+            merged.publishing.validate_message_type = True
+            merged.publishing.max_body_size = self._store_config.max_message_size
         merged.metric.Clear()
         merged.metric.on = False
         return merged
 
+    def _merge_subscription(self, merged: Settings) -> None:
+        subscription = merged.subscription
+        topics = [self._topic(name_of(entry.topic)) for entry in subscription.subscriptions]
+        subscription.fifo = any(topic is not None and topic.order for topic in topics)
+        subscription.receive_batch_size = MAX_MESSAGES
+        subscription.long_polling_timeout.FromMilliseconds(LONG_POLLING_MS)
+        group = self._group(name_of(subscription.group))
+        retries = SubscriptionGroupConfig(group_name="").retry_max_times if group is None else group.retry_max_times
+        merged.backoff_policy.max_attempts = retries + 1
+        for delay_ms in self._delays_ms[FIRST_DELAY_LEVEL - 1 :]:
+            merged.backoff_policy.customized_backoff.next.add().FromMilliseconds(delay_ms)
+
     def leave(self, client: GrpcClient) -> None:
         self._registry.closed(client)
         others = self._clients.get(client.client_id, [])
-        if client in others:
-            others.remove(client)
+        if client not in others:
+            return
+        others.remove(client)
         if not others:
-            self._clients.pop(client.client_id, None)
+            del self._clients[client.client_id]
+            asyncio.get_running_loop().call_later(LOST_S, self._lost, client.client_id)
+
+    def is_known(self, client_id: str) -> bool:
+        """Return whether a client with this id is connected."""
+        return client_id in self._clients
+
+    def _lost(self, client_id: str) -> None:
+        if client_id not in self._clients:
+            self.on_left(client_id)
 
     def end_all(self) -> None:
         """End all streams, so that the server can stop."""

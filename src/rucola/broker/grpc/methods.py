@@ -63,7 +63,8 @@ class GrpcMethod(Generic[T]):
     request: type[T]
     resource: Callable[[T], Iterable[Resource]]
     failed: Callable[[Status], Encoded]
-    handler: Callable[[GrpcRequest[T]], Response]
+    handler: Callable[[GrpcRequest[T]], Response | None]
+    """Returns None if it replies itself."""
 
     def compile(self, chain: Chain) -> Method:
         admit, request_type, resource, failed, handler = (
@@ -79,7 +80,7 @@ class GrpcMethod(Generic[T]):
                 response = failed(status_of(error))
             if isinstance(response, Awaitable):
                 chain.spawn(respond(call, response))
-            else:
+            elif response is not None:
                 call.reply(response.SerializeToString())
 
         async def respond(call: Call, response: Awaitable[Encoded]) -> None:

@@ -53,7 +53,11 @@ class RouteAdapter:
         return [GrpcMethod("QueryRoute", Action.ROUTE, QueryRouteRequest, resource, failed, self.query_route)]
 
     def query_route(self, request: GrpcRequest[QueryRouteRequest]) -> QueryRouteResponse:
-        name = checked(check_topic, name_of(request.content.topic), Code.ILLEGAL_TOPIC)
+        return QueryRouteResponse(status=OK, message_queues=self.queues(request.content.topic))
+
+    def queues(self, resource: definition_pb2.Resource) -> list[MessageQueue]:
+        """Return the queues of a topic. Raises Refused and IllegalCall."""
+        name = checked(check_topic, name_of(resource), Code.ILLEGAL_TOPIC)
         topic = self._service.expected(name)
         if topic is None:
             raise Refused(refusals.TOPIC_NOT_FOUND, topic=name)
@@ -67,14 +71,14 @@ class RouteAdapter:
             if allowed:
                 queues.append(
                     MessageQueue(
-                        topic=request.content.topic,
+                        topic=resource,
                         id=queue_id,
                         permission=_PERMISSIONS[allowed],
                         broker=broker,
                         accept_message_types=_TYPES,
                     )
                 )
-        return QueryRouteResponse(status=OK, message_queues=queues)
+        return queues
 
     def _endpoints(self) -> Endpoints:
         host = self._config.broker_ip1

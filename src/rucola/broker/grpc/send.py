@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -100,7 +100,7 @@ class SendAdapter:
             entries.append(entry)
             if published is not None and published.must_wait:
                 durable: asyncio.Future[Missing | None] = asyncio.get_running_loop().create_future()
-                self._publish.when_durable(published.end, _setter(durable))
+                self._publish.when_durable(published.end, result_setter(durable))
                 waiting.append((entry, durable))
         for entry, durable in waiting:
             if (missing := await durable) is not None:
@@ -156,7 +156,7 @@ class SendAdapter:
         return EndTransactionResponse(status=OK)
 
 
-def _setter(durable: asyncio.Future[Missing | None]) -> Any:
+def result_setter(durable: asyncio.Future[Missing | None]) -> Callable[[Missing | None], None]:
     def done(missing: Missing | None) -> None:
         if not durable.done():
             durable.set_result(missing)

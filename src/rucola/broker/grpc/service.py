@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from rucola.access import Action, Interceptor, Resource
+from rucola.access import Action, Check, Interceptor, Resource
 from rucola.broker.grpc.clients import ClientAdapter
 from rucola.broker.grpc.codes import IllegalCall
 from rucola.broker.grpc.discovery import discovery_methods
 from rucola.broker.grpc.methods import SERVICE, Chain, GrpcMethod, GrpcRequest, Response
+from rucola.broker.grpc.receive import ReceiveAdapter
 from rucola.broker.grpc.routes import RouteAdapter
 from rucola.broker.grpc.send import SendAdapter
+from rucola.broker.pop_hold import PopHold
 from rucola.broker.services.broker_services import BrokerServices
 from rucola.broker.state import BrokerState
 from rucola.protocol.grpc import service_pb2
@@ -19,11 +21,6 @@ from rucola.protocol.grpc.definition_pb2 import Code
 from rucola.remoting.access_gate import AccessGate
 
 NOT_IMPLEMENTED: Final = (
-    "QueryAssignment",
-    "ReceiveMessage",
-    "AckMessage",
-    "ChangeInvisibleDuration",
-    "ForwardMessageToDeadLetterQueue",
     "PullMessage",
     "UpdateOffset",
     "GetOffset",
@@ -42,11 +39,17 @@ class GrpcService:
         state: BrokerState,
         interceptors: Iterable[Interceptor],
         gate: AccessGate | None,
+        pops: PopHold,
+        check_fetch: Check,
     ) -> None:
         chain = Chain(interceptors, gate)
         clients = ClientAdapter(services.clients, state, chain)
+        routes = RouteAdapter(services.topics, state.config)
+        receive = ReceiveAdapter(services.pop, services.retry, routes, state, pops, check_fetch, clients.is_known)
+        clients.on_left = receive.release
         methods: list[GrpcMethod[Any]] = [
-            *RouteAdapter(services.topics, state.config).methods(),
+            *routes.methods(),
+            *receive.methods(),
             *SendAdapter(services.publish, services.transactions, state).methods(),
             *clients.methods(),
             *map(_not_implemented, NOT_IMPLEMENTED),

@@ -1,0 +1,344 @@
+"""Adapter of ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue and QueryAssignment.
+
+A receive takes messages from any queue of its topic, whichever queue it names, as with Apache's proxy. A receipt handle
+is that of remoting (`rucola.protocol.pop.ExtraInfo`), so that any later call finds the message. Consumers that let the
+server renew handles (`auto_renew`) hold a message for RENEWED_MS, unless they leave before: then it is visible at once.
+
+Topics with `order` are received in order of their message groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+from rucola.access import Action, Check, Refused, Resource
+from rucola.broker.config import BrokerConfig
+from rucola.broker.delivery.pop_state import Handle
+from rucola.broker.durability import Missing
+from rucola.broker.grpc.codes import NOT_DURABLE, OK, IllegalCall, common_status, status_of
+from rucola.broker.grpc.messages import message_of
+from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
+from rucola.broker.grpc.routes import RouteAdapter
+from rucola.broker.grpc.send import result_setter
+from rucola.broker.pop_hold import HeldPop, PopHold
+from rucola.broker.services.pop import MAX_MESSAGES, PopService
+from rucola.broker.services.requests import PopRequest, RetryRequest
+from rucola.broker.services.results import NothingPopped, Popped
+from rucola.broker.services.retry import RetryService
+from rucola.broker.state import BrokerState
+from rucola.domain.subscription import SUB_ALL, TAG
+from rucola.errors import RemoteProtocolError
+from rucola.http2.grpc import Call
+from rucola.message.record import decode
+from rucola.message.topics import check_group, check_topic
+from rucola.protocol.grpc.definition_pb2 import Assignment, Code, FilterType, Status
+from rucola.protocol.grpc.service_pb2 import (
+    AckMessageEntry,
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleDurationRequest,
+    ChangeInvisibleDurationResponse,
+    ForwardMessageToDeadLetterQueueRequest,
+    ForwardMessageToDeadLetterQueueResponse,
+    QueryAssignmentRequest,
+    QueryAssignmentResponse,
+    ReceiveMessageRequest,
+    ReceiveMessageResponse,
+)
+from rucola.protocol.pop import ORDER_QUEUE, ExtraInfo, parse_extra_info, retry_mark
+
+SQL92: Final = "SQL92"
+RENEWED_MS: Final = 15 * 60_000
+"""The time that 4.x clients give a listener."""
+MIN_INVISIBLE_MS: Final = 10_000
+MAX_INVISIBLE_MS: Final = 12 * 3_600_000
+LONG_POLLING_MS: Final = 20_000
+_MARGIN_MS: Final = 500
+"""Before the deadline of a call, by which a held receive is answered."""
+
+
+class _CallChannel:
+    """What a held receive waits on: its call."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    @property
+    def peer(self) -> str:
+        return self.call.caller.address
+
+    @property
+    def is_open(self) -> bool:
+        return self.call.is_open
+
+    @property
+    def is_congested(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.call.finish()
+
+
+class ReceiveAdapter:
+    def __init__(
+        self,
+        service: PopService,
+        retry: RetryService,
+        routes: RouteAdapter,
+        state: BrokerState,
+        hold: PopHold,
+        check_permission: Check,
+        is_known: Callable[[str], bool],
+    ) -> None:
+        self._service = service
+        self._retry = retry
+        self._routes = routes
+        self._state = state
+        self._config: BrokerConfig = state.config
+        self._hold = hold
+        self._check_permission = check_permission
+        self._is_known = is_known
+        self._renewed: dict[str, dict[str, tuple[str, str]]] = {}
+        """By client id: handles that it has renewed, with topic and group."""
+
+    def methods(self) -> Iterable[GrpcMethod[Any]]:
+        def received(request: ReceiveMessageRequest) -> list[Resource]:
+            return [Resource(name_of(request.message_queue.topic), name_of(request.group))]
+
+        def held(request: Any) -> list[Resource]:
+            return [Resource(name_of(request.topic), name_of(request.group))]
+
+        return (
+            GrpcMethod(
+                "ReceiveMessage", Action.RECEIVE, ReceiveMessageRequest, received,
+                lambda status: ReceiveMessageResponse(status=status), self.receive,
+            ),
+            GrpcMethod(
+                "AckMessage", Action.ACKNOWLEDGE, AckMessageRequest, held,
+                lambda status: AckMessageResponse(status=status), self.ack,
+            ),
+            GrpcMethod(
+                "ChangeInvisibleDuration", Action.ACKNOWLEDGE, ChangeInvisibleDurationRequest, held,
+                lambda status: ChangeInvisibleDurationResponse(status=status), self.change,
+            ),
+            GrpcMethod(
+                "ForwardMessageToDeadLetterQueue", Action.RETRY, ForwardMessageToDeadLetterQueueRequest, held,
+                lambda status: ForwardMessageToDeadLetterQueueResponse(status=status), self.forward,
+            ),
+            GrpcMethod(
+                "QueryAssignment", Action.QUERY, QueryAssignmentRequest, held,
+                lambda status: QueryAssignmentResponse(status=status), self.assignment,
+            ),
+        )  # fmt: skip
+
+    # Receive.
+
+    def receive(self, request: GrpcRequest[ReceiveMessageRequest]) -> Response | None:
+        call, caller, pop = request.call, request.caller, self._pop_request(request)
+        result = self._service.receive(caller, pop)
+        if isinstance(result, Popped):
+            self._send(request, pop, result)
+            return None
+        wait_ms = pop.wait_ms
+        if call.deadline_s is not None:
+            left_ms = int((call.deadline_s - asyncio.get_running_loop().time()) * 1000)
+            wait_ms = min(wait_ms, left_ms - _MARGIN_MS)
+        if wait_ms <= 0:
+            return _nothing()
+
+        def retry(is_last: bool) -> NothingPopped | None:
+            try:
+                self._check_permission(caller, Resource(pop.topic, pop.group))
+                again = self._service.receive(caller, pop)
+            except Refused as error:
+                call.reply(ReceiveMessageResponse(status=status_of(error)).SerializeToString())
+                return None
+            if isinstance(again, Popped):
+                self._send(request, pop, again)
+            elif is_last:
+                call.reply(_nothing().SerializeToString())
+            else:
+                return again
+            return None
+
+        self._hold.hold(HeldPop(_CallChannel(call), pop.group, pop.topic, pop.queue_id, retry), wait_ms, result)
+        return None
+
+    def _pop_request(self, request: GrpcRequest[ReceiveMessageRequest]) -> PopRequest:
+        content = request.content
+        topic = checked(check_topic, name_of(content.message_queue.topic), Code.ILLEGAL_TOPIC)
+        group = checked(check_group, name_of(content.group), Code.ILLEGAL_CONSUMER_GROUP)
+        invisible_ms = RENEWED_MS
+        if content.HasField("invisible_duration") and not content.auto_renew:
+            invisible_ms = content.invisible_duration.ToMilliseconds()
+            if not MIN_INVISIBLE_MS <= invisible_ms <= MAX_INVISIBLE_MS:
+                text = f"the invisible duration is {invisible_ms} ms; 10 seconds to 12 hours are allowed"
+                raise IllegalCall(Code.ILLEGAL_INVISIBLE_TIME, text)
+        wait_ms = LONG_POLLING_MS
+        if content.HasField("long_polling_timeout"):
+            wait_ms = content.long_polling_timeout.ToMilliseconds()
+        expression = content.filter_expression
+        return PopRequest(
+            group,
+            topic,
+            min(max(content.batch_size, 1), MAX_MESSAGES),
+            invisible_ms,
+            wait_ms=min(wait_ms, LONG_POLLING_MS),
+            is_ordered=self._is_ordered(topic),
+            attempt_id=content.attempt_id if content.HasField("attempt_id") else None,
+            expression=expression.expression or SUB_ALL,
+            expression_type=SQL92 if expression.type == FilterType.SQL else TAG,
+            client=request.client_id,
+        )
+
+    def _is_ordered(self, topic: str) -> bool:
+        config = self._state.topics.get(topic)
+        return config is not None and config.order
+
+    def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
+        call, renewed = request.call, dict[str, tuple[str, str]]()
+        call.send(ReceiveMessageResponse(status=OK).SerializeToString())
+        for queue in popped.queues:
+            is_retry = queue.topic != pop.topic
+            for offset, record, attempt in zip(queue.queue_offsets, queue.records, queue.attempts, strict=True):
+                found = decode(record)
+                found.topic = pop.topic
+                message = message_of(found)
+                system = message.system_properties
+                system.receipt_handle = str(
+                    ExtraInfo(
+                        queue.queue_offsets[0], popped.pop_time_ms, popped.invisible_ms,
+                        ORDER_QUEUE if pop.is_ordered else 0, retry_mark(is_retry=is_retry),
+                        self._config.broker_name, queue.queue_id, offset,
+                    )
+                )  # fmt: skip
+                renewed[system.receipt_handle] = pop.topic, pop.group
+                system.delivery_attempt = attempt + found.reconsume_times
+                system.invisible_duration.FromMilliseconds(popped.invisible_ms)
+                call.send(ReceiveMessageResponse(message=message).SerializeToString())
+        if request.content.auto_renew and self._is_known(request.client_id):
+            now_ms = self._state.clock()
+            before = self._renewed.get(request.client_id, {})
+            kept = {handle: names for handle, names in before.items() if _until_ms(handle) > now_ms}
+            self._renewed[request.client_id] = kept | renewed
+        last = ReceiveMessageResponse()
+        last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
+        call.reply(last.SerializeToString())
+
+    def release(self, client_id: str) -> None:
+        """Let others receive at once what a client that is gone holds with renewed handles."""
+        for receipt_handle, (topic, group) in self._renewed.pop(client_id, {}).items():
+            extra, (real_topic, queue_id) = _handle(topic, group, receipt_handle)
+            with suppress(Refused):  # acknowledged, or delivered again
+                self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), 0)
+
+    # What follows.
+
+    async def ack(self, request: GrpcRequest[AckMessageRequest]) -> AckMessageResponse:
+        content = request.content
+        topic, group = _names(content)
+        if not 0 < len(content.entries) <= MAX_MESSAGES:
+            raise IllegalCall(Code.BAD_REQUEST, f"{len(content.entries)} entries; 1 to {MAX_MESSAGES} are allowed")
+        entries, end = [], 0
+        for entry in content.entries:
+            result, entry_end = self._ack(topic, group, entry)
+            entries.append(result)
+            end = max(end, entry_end)
+        if (missing := await self._durable(end)) is not None:
+            for result in entries:
+                if result.status.code == Code.OK:
+                    result.status.CopyFrom(missing)
+        return AckMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
+
+    def _ack(self, topic: str, group: str, entry: AckMessageEntry) -> tuple[AckMessageResultEntry, int]:
+        result = AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=OK)
+        end = 0
+        try:
+            end = self._acknowledge(topic, group, entry.receipt_handle)
+        except (Refused, IllegalCall) as error:
+            result.status.CopyFrom(status_of(error))
+        return result, end
+
+    def _acknowledge(self, topic: str, group: str, receipt_handle: str) -> int:
+        extra, queue = _handle(topic, group, receipt_handle)
+        done = self._service.acknowledge(group, {queue: [_delivery(extra)]})
+        if done.stale:
+            raise IllegalCall(Code.INVALID_RECEIPT_HANDLE, "the message is held by another delivery now")
+        return done.end
+
+    async def change(self, request: GrpcRequest[ChangeInvisibleDurationRequest]) -> ChangeInvisibleDurationResponse:
+        content = request.content
+        topic, group = _names(content)
+        extra, (real_topic, queue_id) = _handle(topic, group, content.receipt_handle)
+        invisible_ms = content.invisible_duration.ToMilliseconds()
+        if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
+            raise IllegalCall(Code.ILLEGAL_INVISIBLE_TIME, f"the invisible duration is {invisible_ms} ms")
+        changed, end = self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), invisible_ms)
+        missing = await self._durable(end)
+        handle = extra._replace(pop_time=changed.pop_time_ms, invisible_time=changed.invisible_ms)
+        return ChangeInvisibleDurationResponse(status=missing or OK, receipt_handle=str(handle))
+
+    async def forward(
+        self, request: GrpcRequest[ForwardMessageToDeadLetterQueueRequest]
+    ) -> ForwardMessageToDeadLetterQueueResponse:
+        content = request.content
+        topic, group = _names(content)
+        extra, (real_topic, queue_id) = _handle(topic, group, content.receipt_handle)
+        units = self._state.store.units(real_topic, queue_id, extra.queue_offset, 1)
+        if not units:
+            raise IllegalCall(Code.MESSAGE_NOT_FOUND, "the store has deleted the message")
+        put = self._retry.retry(request.caller, RetryRequest(group, units[0][0], -1))
+        await self._state.persistence.wait_persisted()
+        put()
+        missing = await self._durable(self._acknowledge(topic, group, content.receipt_handle))
+        return ForwardMessageToDeadLetterQueueResponse(status=missing or OK)
+
+    async def _durable(self, end: int) -> Status | None:
+        """Wait until everything before `end` is durable; return why it is not, or None."""
+        if not end or not self._service.must_wait:
+            return None
+        durable: asyncio.Future[Missing | None] = asyncio.get_running_loop().create_future()
+        self._service.when_durable(end, result_setter(durable))
+        if (missing := await durable) is None:
+            return None
+        put_status, text = missing
+        return Status(code=NOT_DURABLE[put_status], message=text)
+
+    def assignment(self, request: GrpcRequest[QueryAssignmentRequest]) -> QueryAssignmentResponse:
+        queues = self._routes.queues(request.content.topic)
+        if not self._is_ordered(name_of(request.content.topic)):
+            del queues[1:]
+            for queue in queues:
+                queue.id = -1  # of all queues
+        return QueryAssignmentResponse(status=OK, assignments=[Assignment(message_queue=queue) for queue in queues])
+
+
+def _nothing() -> ReceiveMessageResponse:
+    return ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="no message has come"))
+
+
+def _names(content: Any) -> tuple[str, str]:
+    topic = checked(check_topic, name_of(content.topic), Code.ILLEGAL_TOPIC)
+    return topic, checked(check_group, name_of(content.group), Code.ILLEGAL_CONSUMER_GROUP)
+
+
+def _handle(topic: str, group: str, receipt_handle: str) -> tuple[ExtraInfo, tuple[str, int]]:
+    """Return a parsed handle, and its queue."""
+    try:
+        extra = parse_extra_info(receipt_handle)
+    except RemoteProtocolError as error:
+        raise IllegalCall(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
+    return extra, (extra.real_topic(topic, group), extra.queue_id)
+
+
+def _until_ms(receipt_handle: str) -> int:
+    extra = parse_extra_info(receipt_handle)
+    return extra.pop_time + extra.invisible_time
+
+
+def _delivery(extra: ExtraInfo) -> Handle:
+    return Handle(extra.queue_offset, extra.pop_time, extra.invisible_time)

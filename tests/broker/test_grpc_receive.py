@@ -1,0 +1,237 @@
+"""Consumers of RocketMQ 5: receive, acknowledge, and what follows, with the client of grpcio."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.broker.grpc.receive import RENEWED_MS
+from rucola.protocol.grpc.definition_pb2 import (
+    Code,
+    DigestType,
+    FilterExpression,
+    FilterType,
+    Message,
+    MessageType,
+    Resource,
+    Settings,
+    SystemProperties,
+)
+from rucola.protocol.grpc.service_pb2 import (
+    AckMessageEntry,
+    AckMessageRequest,
+    ChangeInvisibleDurationRequest,
+    ForwardMessageToDeadLetterQueueRequest,
+    NotifyClientTerminationRequest,
+    QueryAssignmentRequest,
+    ReceiveMessageRequest,
+    ReceiveMessageResponse,
+)
+from rucola.store.config import FlushDiskType
+from support.access import guarded_cluster
+from support.broker_peer import broker_peer
+from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
+from support.peer import Peer
+
+GROUP, TOPIC = Resource(name="g"), Resource(name="T")
+
+
+class Consumer(GrpcPeer):
+    async def receive(
+        self, *, wait_ms: int = 0, invisible_ms: int = 60_000, expression: FilterExpression | None = None, **more: Any
+    ) -> tuple[int, list[Message]]:
+        """The code, and the messages."""
+        request = ReceiveMessageRequest(group=GROUP, batch_size=10, filter_expression=expression, **more)
+        request.message_queue.topic.name = "T"
+        request.long_polling_timeout.FromMilliseconds(wait_ms)
+        if not request.auto_renew:
+            request.invisible_duration.FromMilliseconds(invisible_ms)
+        call = self.channel.unary_stream(
+            f"{SERVICE}/ReceiveMessage", None, ReceiveMessageResponse.FromString
+        )(request.SerializeToString(), metadata=self.metadata, timeout=30)  # fmt: skip
+        answers = [answer async for answer in call]
+        assert answers[0].HasField("status")
+        found = [answer.message for answer in answers if answer.HasField("message")]
+        assert answers[-1].HasField("delivery_timestamp") == bool(found)
+        return answers[0].status.code, found
+
+    async def ack(self, *handles: str) -> Any:
+        entries = [AckMessageEntry(message_id="m", receipt_handle=handle) for handle in handles]
+        return await self.ask("AckMessage", AckMessageRequest(group=GROUP, topic=TOPIC, entries=entries))
+
+    async def change(self, handle: str, duration_ms: int) -> Any:
+        request = ChangeInvisibleDurationRequest(group=GROUP, topic=TOPIC, receipt_handle=handle)
+        request.invisible_duration.FromMilliseconds(duration_ms)
+        return await self.ask("ChangeInvisibleDuration", request)
+
+
+@asynccontextmanager
+async def both(path: Path, order: bool = False, **settings: Any) -> AsyncIterator[tuple[Peer, Consumer]]:
+    settings = {"enable_property_filter": True} | settings
+    async with broker_peer(path, **settings) as peer, grpc_peer(peer.broker.grpc_endpoint) as client:
+        await peer.alter_topic("T", order=order)
+        yield peer, Consumer(client.channel)
+
+
+@pytest.fixture
+async def consumer(tmp_path: Path) -> AsyncIterator[Consumer]:
+    async with both(tmp_path) as (_, consumer):
+        yield consumer
+
+
+def handle_of(one: Message) -> str:
+    return one.system_properties.receipt_handle
+
+
+def bodies(messages: list[Message]) -> list[bytes]:
+    return [one.body for one in messages]
+
+
+async def test_a_message_is_received_and_acknowledged(consumer: Consumer) -> None:
+    sent = message(lambda system: system.MergeFrom(SystemProperties(tag="a", keys=["k"])), user_properties={"x": "y"})
+    await consumer.send(sent)
+    code, (found,) = await consumer.receive()
+    system = found.system_properties
+    assert (code, found.topic.name, found.body, dict(found.user_properties)) == (Code.OK, "T", b"body", {"x": "y"})
+    assert (system.message_id, system.tag, list(system.keys)) == (sent.system_properties.message_id, "a", ["k"])
+    assert (system.delivery_attempt, system.message_type) == (1, MessageType.NORMAL)
+    digest = hashlib.md5(b"body").hexdigest().upper()
+    assert (system.body_digest.type, system.body_digest.checksum) == (DigestType.MD5, digest)
+    assert system.invisible_duration.ToMilliseconds() == 60_000
+    assert await consumer.receive() == (Code.MESSAGE_NOT_FOUND, [])  # it is invisible
+    acked = await consumer.ack(handle_of(found))
+    assert (acked.status.code, acked.entries[0].status.code) == (Code.OK, Code.OK)
+    mixed = await consumer.ack(handle_of(found), "no handle")
+    assert mixed.status.code == Code.MULTIPLE_RESULTS
+    assert [entry.status.code for entry in mixed.entries] == [Code.OK, Code.INVALID_RECEIPT_HANDLE]
+    assert (await consumer.ack()).status.code == Code.BAD_REQUEST
+
+
+async def test_a_change_makes_a_new_handle(consumer: Consumer) -> None:
+    await consumer.send(message())
+    _, (found,) = await consumer.receive()
+    changed = await consumer.change(handle_of(found), 20_000)
+    assert changed.status.code == Code.OK
+    stale = await consumer.ack(handle_of(found))
+    assert stale.status.code == Code.INVALID_RECEIPT_HANDLE
+    at_once = await consumer.change(changed.receipt_handle, 0)
+    assert at_once.status.code == Code.OK
+    _, (again,) = await consumer.receive(wait_ms=10_000)
+    assert again.system_properties.delivery_attempt == 2
+    assert (again.topic.name, again.system_properties.message_id) == ("T", found.system_properties.message_id)
+    assert (await consumer.ack(handle_of(again))).status.code == Code.OK
+    for duration_ms in (-1, 13 * 3_600_000):
+        assert (await consumer.change(handle_of(again), duration_ms)).status.code == Code.ILLEGAL_INVISIBLE_TIME
+    assert (await consumer.change("x", 0)).status.code == Code.INVALID_RECEIPT_HANDLE
+
+
+async def test_a_receive_waits_for_a_message(consumer: Consumer) -> None:
+    assert await consumer.receive(wait_ms=1) == (Code.MESSAGE_NOT_FOUND, [])
+    waiting = asyncio.create_task(consumer.receive(wait_ms=20_000))
+    await asyncio.sleep(0)
+    await consumer.send(message(body=b"late"))
+    code, found = await waiting
+    assert (code, bodies(found)) == (Code.OK, [b"late"])
+
+
+async def test_filters(consumer: Consumer) -> None:
+    for tag, colour in (("a", "red"), ("b", "green")):
+        await consumer.send(
+            message(
+                lambda system, tag=tag: setattr(system, "tag", tag), body=tag.encode(), user_properties={"c": colour}
+            )
+        )
+    sql = FilterExpression(type=FilterType.SQL, expression="c = 'green'")
+    assert bodies((await consumer.receive(expression=sql))[1]) == [b"b"]
+    wrong = FilterExpression(type=FilterType.SQL, expression="c = =")
+    assert (await consumer.receive(expression=wrong))[0] == Code.ILLEGAL_FILTER_EXPRESSION
+
+
+async def test_tags(consumer: Consumer) -> None:
+    for tag in ("a", "b", "c"):
+        await consumer.send(message(lambda system, tag=tag: setattr(system, "tag", tag), body=tag.encode()))
+    tags = FilterExpression(type=FilterType.TAG, expression="a || c")
+    assert sorted(bodies((await consumer.receive(expression=tags))[1])) == [b"a", b"c"]
+
+
+async def test_wrong_receives(consumer: Consumer) -> None:
+    for invisible_ms in (0, 9_999, 12 * 3_600_000 + 1):
+        assert (await consumer.receive(invisible_ms=invisible_ms))[0] == Code.ILLEGAL_INVISIBLE_TIME
+    request = ReceiveMessageRequest(group=GROUP)
+    for topic, code in (("", Code.ILLEGAL_TOPIC), ("New", Code.TOPIC_NOT_FOUND)):
+        request.message_queue.topic.name = topic
+        assert (await consumer.ask("ReceiveMessage", request)).status.code == code
+    request.group.name = "a/b"
+    assert (await consumer.ask("ReceiveMessage", request)).status.code == Code.ILLEGAL_CONSUMER_GROUP
+
+
+async def test_message_groups_keep_their_order(tmp_path: Path) -> None:
+    async with both(tmp_path, order=True) as (_, consumer):
+        for group, body in (("g1", b"1"), ("g2", b"2"), ("g1", b"3")):
+            fifo = SystemProperties(message_type=MessageType.FIFO, message_group=group)
+            await consumer.send(message(lambda system, fifo=fifo: system.MergeFrom(fifo), body=body))
+        _, first = await consumer.receive(attempt_id="a")
+        assert bodies(first) == [b"1", b"2", b"3"]
+        _, same = await consumer.receive(attempt_id="a")
+        assert bodies(same) == bodies(first)
+        assert same[0].system_properties.message_group == "g1"
+        await consumer.ack(handle_of(same[0]), handle_of(same[2]))
+        await consumer.send(message(lambda system: system.MergeFrom(fifo), body=b"4"))
+        assert bodies((await consumer.receive())[1]) == [b"4"]  # group g2 waits
+        queues = await consumer.ask("QueryAssignment", QueryAssignmentRequest(topic=TOPIC, group=GROUP))
+        assert [one.message_queue.id for one in queues.assignments] == [0]
+
+
+async def test_assignments(consumer: Consumer) -> None:
+    answer = await consumer.ask("QueryAssignment", QueryAssignmentRequest(topic=TOPIC, group=GROUP))
+    assert [one.message_queue.id for one in answer.assignments] == [-1]
+    assert answer.assignments[0].message_queue.broker.name == "broker-a"
+
+
+async def test_a_message_is_forwarded_to_the_dead_letters(tmp_path: Path) -> None:
+    async with both(tmp_path, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as (peer, consumer):
+        await consumer.send(message())
+        _, (found,) = await consumer.receive()
+        request = ForwardMessageToDeadLetterQueueRequest(group=GROUP, topic=TOPIC, receipt_handle=handle_of(found))
+        assert (await consumer.ask("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
+        dead = await peer.pull(topic="%DLQ%g", queue_offset=0)
+        assert b"body" in dead.body
+        assert (await consumer.receive()) == (Code.MESSAGE_NOT_FOUND, [])
+
+
+async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:
+    settings = Settings()
+    settings.subscription.group.name = "g"
+    settings.subscription.subscriptions.add().topic.name = "T"
+    async with consumer.telemetry(settings) as stream:
+        answer = (await stream.read()).settings
+        assert (answer.subscription.fifo, answer.subscription.receive_batch_size) == (False, 32)
+        assert answer.subscription.long_polling_timeout.seconds == 20
+        policy = answer.backoff_policy
+        assert (policy.max_attempts, policy.customized_backoff.next[0].seconds) == (17, 10)
+        await consumer.send(message())
+        _, (found,) = await consumer.receive(auto_renew=True)
+        assert found.system_properties.invisible_duration.ToMilliseconds() == RENEWED_MS
+        left = await consumer.ask("NotifyClientTermination", NotifyClientTerminationRequest(group=GROUP))
+        assert left.status.code == Code.OK
+    _, (again,) = await consumer.receive(wait_ms=10_000)
+    assert again.system_properties.delivery_attempt == 2
+
+
+async def test_policies_decide_who_receives(tmp_path: Path) -> None:
+    async with guarded_cluster(tmp_path) as cluster:
+        broker = await cluster.start_broker()
+        request = ReceiveMessageRequest(group=Resource(name="readers"))
+        request.message_queue.topic.name = "Orders"
+        for keys, code in (
+            (("reader1", "secret of the reader"), Code.TOPIC_NOT_FOUND),
+            (("writer1", "secret of the writer"), Code.FORBIDDEN),
+        ):
+            async with grpc_peer(broker.grpc_endpoint, keys=keys) as client:
+                assert (await client.ask("ReceiveMessage", request)).status.code == code
