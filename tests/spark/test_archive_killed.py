@@ -134,7 +134,7 @@ def test_a_continuous_archive_survives_a_kill(spark: SparkSession, small_store: 
     arguments = ["pipeline", "archive", "--store", str(small_store.path), "--out", str(lake), "--every", "0"]
 
     def state() -> Snapshot:
-        return read_snapshot(lake) if lake.is_dir() else Snapshot()
+        return read_snapshot(lake) if (lake / "_rucola").is_dir() else Snapshot()
 
     with subprocess.Popen([sys.executable, "-c", DYING_COMMAND, *arguments], stdout=subprocess.DEVNULL) as process:
         try:

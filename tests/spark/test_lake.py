@@ -194,6 +194,27 @@ def test_of_two_commits_of_the_same_messages_one_counts(tmp_path: Path) -> None:
         last.commit(last.messages, [], progress={"a": ArchiveProgress(3)})
 
 
+def test_a_lake_can_be_read_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step of its first commit it is empty, or has all of it."""
+    found: list[int] = []
+
+    def looking(function: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            if (tmp_path / "_rucola").is_dir():
+                found.append(sum(file.rows for file in read_snapshot(tmp_path).rows))
+            return result
+
+        return look
+
+    steps: list[tuple[Any, str]] = [(SqlCatalog, "create_table"), (SqlCatalog, "commit_table"), (local_io, "sync_all")]
+    for owner, name in (*steps, (tables, "sync_directory"), (writer, "make_directory")):
+        monkeypatch.setattr(owner, name, looking(getattr(owner, name)))
+    first_commit(tmp_path)
+    assert {*found} == {0, 2}
+    assert found == sorted(found)
+
+
 def test_many_writers_lose_no_commit(tmp_path: Path) -> None:
     first_commit(tmp_path)
     together = threading.Barrier(4)
@@ -511,9 +532,11 @@ def test_a_lake_is_created_only_in_an_empty_local_directory(tmp_path: Path, monk
         pass
     with pytest.raises(ConfigError), open_lake("s3a://bucket/lake"):
         pass
+    first_commit(tmp_path / "lake")
     monkeypatch.setattr(tables, "_NETWORK_FILE_SYSTEMS", {tables._file_system(tmp_path)})
-    with raises(ConfigError, subject=str(tmp_path / "lake")), open_lake(tmp_path / "lake"):
-        pass
+    for name in ("new", "lake"):
+        with raises(ConfigError, subject=str(tmp_path / name)), open_lake(tmp_path / name):
+            pass
 
 
 def test_a_lake_is_private_and_one_that_every_user_can_change_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -30,7 +30,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError, missing_extra
-from rucola.files import check_inside, local_path, open_inside, replace_file
+from rucola.files import check_inside, local_path, open_inside, replace_file, sync_directory, temporary_path
 from rucola.spark.lake.data_files import MAX_LONG, MESSAGES, first_line
 from rucola.spark.lake.key_index import ENTRY
 from rucola.spark.lake.snapshot import (
@@ -118,19 +118,15 @@ def open_tables(root: Path, *, creates: bool = False) -> Iterator[Tables | None]
             yield None
             return
     try:
-        from pyiceberg.catalog.sql import SqlCatalog
         from pyiceberg.exceptions import NoSuchTableError
-        from sqlalchemy import URL
     except ModuleNotFoundError as error:
         raise ConfigError(missing_extra(error, "lake")) from error
-    url = URL.create("sqlite", database=str(path), query={"timeout": "30"}).render_as_string()
-    io = "rucola.spark.lake.local_io.LocalFileIO"
     catalog = None
     try:
         try:
             if creates:
                 _create_catalog(root, path)
-            catalog = SqlCatalog("rucola", **{"uri": url, "warehouse": str(root), "py-io-impl": io})
+            catalog = _catalog(root, path)
             tables = Tables(root, catalog, creates=creates)
         except NoSuchTableError:
             _check_unused(root)
@@ -163,12 +159,29 @@ def _create_catalog(root: Path, path: Path) -> None:
             f"locks of one machine. Archive into a directory on a local disk",
             subject=root,
         )
-    os.close(open_inside(root, path, os.O_RDWR | os.O_CREAT))
-    connection = sqlite3.connect(path)
-    try:
+    if path.exists():
+        return
+    # Complete before it has its name: readers may come at any time.
+    temporary = temporary_path(path)
+    os.close(open_inside(root, temporary, os.O_RDWR | os.O_CREAT))
+    with closing(sqlite3.connect(temporary)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-    finally:
-        connection.close()
+    _catalog(root, temporary, creates=True).close()
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def _catalog(root: Path, path: Path, *, creates: bool = False) -> SqlCatalog:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import URL
+
+    properties = {
+        "uri": URL.create("sqlite", database=str(path), query={"timeout": "30"}).render_as_string(),
+        "warehouse": str(root),
+        "py-io-impl": "rucola.spark.lake.local_io.LocalFileIO",
+        "init_catalog_tables": str(creates).lower(),
+    }
+    return SqlCatalog("rucola", **properties)
 
 
 def _file_system(root: Path) -> str:
