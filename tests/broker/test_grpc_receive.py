@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rucola.broker.grpc.receive import RENEWED_MS
+from rucola.protocol.codes import ResponseCode
 from rucola.protocol.grpc.definition_pb2 import (
     Code,
     DigestType,
@@ -199,10 +200,27 @@ async def test_a_message_is_forwarded_to_the_dead_letters(tmp_path: Path) -> Non
         await consumer.send(message())
         _, (found,) = await consumer.receive()
         request = ForwardMessageToDeadLetterQueueRequest(group=GROUP, topic=TOPIC, receipt_handle=handle_of(found))
-        assert (await consumer.ask("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
+        for _ in range(2):  # the second one as if the answer were lost
+            assert (await consumer.ask("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
         dead = await peer.pull(topic="%DLQ%g", queue_offset=0)
         assert b"body" in dead.body
+        assert dead.ext_fields["maxOffset"] == "1"
         assert (await consumer.receive()) == (Code.MESSAGE_NOT_FOUND, [])
+
+
+async def test_a_stale_handle_forwards_nothing(tmp_path: Path) -> None:
+    async with both(tmp_path, order=True) as (peer, consumer):
+        fifo = SystemProperties(message_type=MessageType.FIFO, message_group="one")
+        await consumer.send(message(lambda system: system.MergeFrom(fifo)))
+        _, (found,) = await consumer.receive()
+        changed = await consumer.change(handle_of(found), 0)
+        _, (again,) = await consumer.receive(wait_ms=10_000)
+        for handle in (handle_of(found), changed.receipt_handle):
+            request = ForwardMessageToDeadLetterQueueRequest(group=GROUP, topic=TOPIC, receipt_handle=handle)
+            answer = await consumer.ask("ForwardMessageToDeadLetterQueue", request)
+            assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
+        assert (await peer.pull(topic="%DLQ%g")).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await consumer.ack(handle_of(again))).status.code == Code.OK
 
 
 async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:

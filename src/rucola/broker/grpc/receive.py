@@ -288,12 +288,15 @@ class ReceiveAdapter:
         content = request.content
         topic, group = _names(content)
         extra, (real_topic, queue_id) = _handle(topic, group, content.receipt_handle)
-        units = self._state.store.units(real_topic, queue_id, extra.queue_offset, 1)
-        if not units:
-            raise IllegalCall(Code.MESSAGE_NOT_FOUND, "the store has deleted the message")
-        put = self._retry.retry(request.caller, RetryRequest(group, units[0][0], -1))
-        await self._state.persistence.wait_persisted()
-        put()
+        delivery = group, real_topic, queue_id, _delivery(extra)
+        if self._service.holds(*delivery):
+            units = self._state.store.units(real_topic, queue_id, extra.queue_offset, 1)
+            if not units:
+                raise IllegalCall(Code.MESSAGE_NOT_FOUND, "the store has deleted the message")
+            put = self._retry.retry(request.caller, RetryRequest(group, units[0][0], -1))
+            await self._state.persistence.wait_persisted()
+            if self._service.holds(*delivery):  # nobody was faster
+                put()
         missing = await self._durable(self._acknowledge(topic, group, content.receipt_handle))
         return ForwardMessageToDeadLetterQueueResponse(status=missing or OK)
 

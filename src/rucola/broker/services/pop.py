@@ -195,6 +195,15 @@ class PopService:
         end = self._pop.record(changes, self._state.clock()) if changes else self._store.max_physical_offset
         return Acknowledged(count, stale, end)
 
+    def holds(self, group: str, topic: str, queue_id: int, handle: Handle) -> bool:
+        """Return whether a message is held by this handle, False if it is finished. Raises Refused for a stale one."""
+        state = self._pop.states.get(PopQueue(topic, group, queue_id))
+        if state is not None and state.is_held_by(handle):
+            return True
+        if state is None or not state.is_done(handle.queue_offset):
+            raise Refused(refusals.HANDLE_STALE, count=1, total=1, group=group)
+        return False
+
     def change_invisible(
         self, group: str, topic: str, queue_id: int, handle: Handle, invisible_ms: int
     ) -> tuple[Handle, int]:
