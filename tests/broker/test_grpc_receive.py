@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rucola.broker.grpc import clients
 from rucola.broker.grpc.receive import RENEWED_MS
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.grpc.definition_pb2 import (
@@ -223,11 +224,15 @@ async def test_a_stale_handle_forwards_nothing(tmp_path: Path) -> None:
         assert (await consumer.ack(handle_of(again))).status.code == Code.OK
 
 
-async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:
+def consumer_settings() -> Settings:
     settings = Settings()
     settings.subscription.group.name = "g"
     settings.subscription.subscriptions.add().topic.name = "T"
-    async with consumer.telemetry(settings) as stream:
+    return settings
+
+
+async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:
+    async with consumer.telemetry(consumer_settings()) as stream:
         answer = (await stream.read()).settings
         assert (answer.subscription.fifo, answer.subscription.receive_batch_size) == (False, 32)
         assert answer.subscription.long_polling_timeout.seconds == 20
@@ -240,6 +245,25 @@ async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:
         assert left.status.code == Code.OK
     _, (again,) = await consumer.receive(wait_ms=10_000)
     assert again.system_properties.delivery_attempt == 2
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_client_that_is_lost_holds_nothing(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    monkeypatch.setattr(clients, "LOST_S", 0.5)
+    async with consumer.telemetry(consumer_settings()) as stream:
+        await stream.read()
+        await consumer.send(message())
+        _, (found,) = await consumer.receive(auto_renew=True)
+    if not returns:
+        _, (again,) = await consumer.receive(wait_ms=10_000)
+        assert again.system_properties.delivery_attempt == 2
+        return
+    async with consumer.telemetry(consumer_settings()) as stream:
+        await stream.read()
+        assert await consumer.receive(wait_ms=1_000) == (Code.MESSAGE_NOT_FOUND, [])
+        assert (await consumer.ack(handle_of(found))).status.code == Code.OK
 
 
 async def test_policies_decide_who_receives(tmp_path: Path) -> None:

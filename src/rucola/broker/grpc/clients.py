@@ -99,6 +99,8 @@ class ClientAdapter:
         self.on_left: Callable[[str], None] = lambda client_id: None
         self._clients: dict[str, list[GrpcClient]] = {}
         """By client id."""
+        self._gone: dict[str, asyncio.TimerHandle] = {}
+        """By client id: when a client without a stream counts as lost."""
 
     def methods(self) -> Iterable[GrpcMethod[Any]]:
         def resource(request: HeartbeatRequest | NotifyClientTerminationRequest) -> list[Resource]:
@@ -169,6 +171,8 @@ class ClientAdapter:
         joining = GrpcClient(client_id, caller, call, announce)
         announce()
         self._clients.setdefault(client_id, []).append(joining)
+        if (timer := self._gone.pop(client_id, None)) is not None:
+            timer.cancel()
         joining.send(TelemetryCommand(status=OK, settings=self._merged(settings)))
         return joining
 
@@ -211,20 +215,23 @@ class ClientAdapter:
         others.remove(client)
         if not others:
             del self._clients[client.client_id]
-            asyncio.get_running_loop().call_later(LOST_S, self._lost, client.client_id)
+            loop = asyncio.get_running_loop()
+            self._gone[client.client_id] = loop.call_later(LOST_S, self._lost, client.client_id)
 
     def is_known(self, client_id: str) -> bool:
         """Return whether a client with this id is connected."""
         return client_id in self._clients
 
     def _lost(self, client_id: str) -> None:
-        if client_id not in self._clients:
+        if (timer := self._gone.pop(client_id, None)) is not None:
+            timer.cancel()
             self.on_left(client_id)
 
     def end_all(self) -> None:
         """End all streams, so that the server can stop."""
         for client in [client for clients in self._clients.values() for client in clients]:
             client.end()
+        self.on_left = lambda client_id: None
 
 
 class _Telemetry:
