@@ -431,14 +431,6 @@ async def test_health_and_reflection(shared: tuple[Peer, GrpcPeer]) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
         await check(health_pb2.HealthCheckRequest(service="x"))
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
-    watch = channel.unary_stream(
-        "/grpc.health.v1.Health/Watch",
-        health_pb2.HealthCheckRequest.SerializeToString,
-        health_pb2.HealthCheckResponse.FromString,
-    )
-    call = watch(health_pb2.HealthCheckRequest())
-    assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
-    call.cancel()
     request = reflection_pb2.ServerReflectionRequest
     for version in ("v1", "v1alpha"):
         call = channel.stream_stream(

@@ -1,6 +1,7 @@
 """Health checks (grpc.health.v1) and reflection (grpc.reflection.v1 and v1alpha), for probes and tools.
 
-They name what every server of this version has, and need no account.
+They name what every server of this version has, and need no account. There is no Watch, whose streams would keep the
+server from stopping; its clients treat UNIMPLEMENTED as healthy.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ _NOT_FOUND: Final = int(Status.NOT_FOUND)
 def discovery_methods() -> Mapping[str, Method]:
     return {
         f"/{_HEALTH}/Check": unary(_check),
-        f"/{_HEALTH}/Watch": unary(_watch),
         f"/{_REFLECTION}/ServerReflectionInfo": _Reflection,
         f"/{_ALPHA}/ServerReflectionInfo": _Reflection,
     }
@@ -36,14 +36,6 @@ def _check(call: Call, data: bytes) -> None:
     if request.service not in ("", *_SERVICES):
         raise Failed(Status.NOT_FOUND, f"there is no service {request.service[:256]}")
     call.reply(HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString())
-
-
-def _watch(call: Call, data: bytes) -> None:
-    """Send the state, which stays until the server ends the connection."""
-    request = decode(HealthCheckRequest, data)
-    is_known = request.service in ("", *_SERVICES)
-    state = HealthCheckResponse.SERVING if is_known else HealthCheckResponse.SERVICE_UNKNOWN
-    call.send(HealthCheckResponse(status=state).SerializeToString())
 
 
 class _Reflection:
