@@ -19,6 +19,7 @@ from rucola.client import ClientTls
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.testing.rocketmq import RocketMQ
 from support.certificates import Certificates
+from support.faults import SHARED
 
 # How long an example takes is the machine's affair. `make quick` takes the second profile, and in proportion fewer
 # examples where a test sets their number (`support.examples`).
@@ -90,7 +91,7 @@ def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rocket
 
     Unlike the plugin's `rocketmq_session` it leaves the environment alone: brokers of other tests would register there.
     """
-    with RocketMQ(tmp_path_factory.mktemp("rocketmq"), {}) as running:
+    with RocketMQ(tmp_path_factory.mktemp(SHARED), {}) as running:
         yield running
 
 

@@ -28,7 +28,7 @@ from rucola.store.config import FlushDiskType
 from rucola.store.kernel_flush import KernelFlush
 from support.broker_peer import broker_peer, heartbeat
 from support.errors import raises
-from support.faults import flush_in_threads
+from support.faults import flush_in_threads, patch_sync_pages
 from support.peer import send_header
 
 # Waiting pulls.
@@ -136,7 +136,7 @@ async def test_send_fails_after_a_failed_flush(tmp_path: Path, monkeypatch: pyte
 
     if flushing == "thread":
         flush_in_threads(monkeypatch)
-        monkeypatch.setattr(mapped_file, "sync_pages", break_down)
+        patch_sync_pages(monkeypatch, break_down)
     monkeypatch.setattr(KernelFlush, "result", break_down_in_kernel)
     sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
     async with broker_peer(tmp_path, sync_flush, check_store=False) as peer:
@@ -161,7 +161,7 @@ def no_flush(patch: pytest.MonkeyPatch) -> None:
     def fail(mapped: mmap, begin: int, end: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    patch.setattr(mapped_file, "sync_pages", fail)
+    patch_sync_pages(patch, fail)
     patch.setattr(KernelFlush, "submit", lambda *_: False)
 
 

@@ -31,7 +31,7 @@ from rucola.store.tools.grep import SearchQuery, grep
 from rucola.store.tools.repair import repair
 from rucola.system_calls import EXHAUSTED
 from support.errors import raises
-from support.faults import limited, refusing, small_disk
+from support.faults import limited, patch_sync_pages, refusing, small_disk
 from support.servers import run, server
 from support.stores import all_bodies, config, crashed_copy, inner
 
@@ -141,7 +141,7 @@ def test_failed_flush_of_one_queue_makes_the_store_read_only(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(*arguments)
 
-    monkeypatch.setattr(mapped_file, "sync_pages", fail_once)
+    patch_sync_pages(monkeypatch, fail_once)
     with raises(OSError, errno=errno.EIO):
         store.close()
     assert (tmp_path / "abort").exists()
@@ -187,7 +187,7 @@ def test_failed_flush_fails_every_waiter_of_the_group(tmp_path: Path, monkeypatc
         store.flush()
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
-        patch.setattr(mapped_file, "sync_pages", fail_the_first)
+        patch_sync_pages(patch, fail_the_first)
         first = threads.submit(store.flush)
         second = threads.submit(flush_second)
         for flush in (first, second):

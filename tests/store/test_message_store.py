@@ -30,6 +30,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support.errors import raises
+from support.faults import patch_sync_pages
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 
@@ -426,7 +427,7 @@ def test_fsync_error_refuses_puts_but_not_reads(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mapped_file, "sync_pages", broken)
+        patch_sync_pages(patch, broken)
         with raises(OSError, errno=errno.EIO):
             store.flush()
     assert "Input/output" in str(store.write_state.reason)

@@ -24,6 +24,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import MANUAL_ROUNDS, MAX_FILES_A_ROUND, DiskUsage
 from rucola.store.tools.check import check
 from support.errors import raises
+from support.faults import patch_sync_pages
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 HOUR_MS = 3_600_000
@@ -418,7 +419,7 @@ def test_free_space_does_not_end_another_failure(open_store: OpenStore, monkeypa
         raise OSError(errno.EIO, "Input/output error")
 
     store.begin_retention_round(1, 12, disk(99))
-    monkeypatch.setattr(mapped_file, "sync_pages", fails)
+    patch_sync_pages(monkeypatch, fails)
     with raises(OSError, errno=errno.EIO):
         store.flush()
     monkeypatch.undo()

@@ -78,7 +78,7 @@ class OrderService:
         ports = ["--namesrv-port", "0", "--broker-port", "0"]
         self.broker = Program([*broker, *ports], READY, directory / "broker", {})
         # The address of the name server is known when it has started once; from then on its ports are fixed.
-        namesrv, address = self.broker.start().groups()
+        namesrv, address = self.broker.start().groups()[:2]
         self.broker.command = [*broker, "--namesrv-port", namesrv.split(":")[1], "--broker-port", address.split(":")[1]]
         self._environment["NAMESRV_ADDR"] = self.namesrv = namesrv
         app = [*PYTHON, "uvicorn", "--factory", "order_service.app:create_app", "--port", "0"]
