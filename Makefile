@@ -70,7 +70,7 @@ test-e2e: ## clients of others, in JavaScript, C++ and Python: 1.5 minutes
 test-e2e: TESTS := tests/e2e
 
 .PHONY: test $(AREAS)
-test: ## run all tests, modules in parallel: 22 minutes; ARGS="tests/store -x" selects some
+test: ## run all tests, modules in parallel: 30 minutes; ARGS="tests/store -x" selects some
 test $(AREAS): setup
 	@.ci/setup node
 	@.ci/setup databases
