@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
@@ -83,6 +83,12 @@ class _CallChannel:
         self.call.finish()
 
 
+class _Renewed(NamedTuple):
+    topic: str
+    group: str
+    until_ms: int
+
+
 class ReceiveAdapter:
     def __init__(
         self,
@@ -102,8 +108,8 @@ class ReceiveAdapter:
         self._hold = hold
         self._check_permission = check_permission
         self._is_known = is_known
-        self._renewed: dict[str, dict[str, tuple[str, str]]] = {}
-        """By client id: handles that it has renewed, with topic and group."""
+        self._renewed: dict[str, dict[str, _Renewed]] = {}
+        """By client id: the handles of what it holds with `auto_renew`, those that end first come first."""
 
     def methods(self) -> Iterable[GrpcMethod[Any]]:
         def received(request: ReceiveMessageRequest) -> list[Resource]:
@@ -200,7 +206,8 @@ class ReceiveAdapter:
         return config is not None and config.order
 
     def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
-        call, renewed = request.call, dict[str, tuple[str, str]]()
+        call, renewed = request.call, dict[str, _Renewed]()
+        until_ms = popped.pop_time_ms + popped.invisible_ms
         call.send(ReceiveMessageResponse(status=OK).SerializeToString())
         for queue in popped.queues:
             is_retry = queue.topic != pop.topic
@@ -216,22 +223,22 @@ class ReceiveAdapter:
                         self._config.broker_name, queue.queue_id, offset,
                     )
                 )  # fmt: skip
-                renewed[system.receipt_handle] = pop.topic, pop.group
+                renewed[system.receipt_handle] = _Renewed(pop.topic, pop.group, until_ms)
                 system.delivery_attempt = attempt + found.reconsume_times
                 system.invisible_duration.FromMilliseconds(popped.invisible_ms)
                 call.send(ReceiveMessageResponse(message=message).SerializeToString())
         if request.content.auto_renew and self._is_known(request.client_id):
-            now_ms = self._state.clock()
-            before = self._renewed.get(request.client_id, {})
-            kept = {handle: names for handle, names in before.items() if _until_ms(handle) > now_ms}
-            self._renewed[request.client_id] = kept | renewed
+            held = self._renewed.setdefault(request.client_id, {})
+            while held and held[first := next(iter(held))].until_ms <= popped.pop_time_ms:
+                del held[first]
+            held.update(renewed)
         last = ReceiveMessageResponse()
         last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
         call.reply(last.SerializeToString())
 
     def release(self, client_id: str) -> None:
         """Let others receive at once what a client that is gone holds with renewed handles."""
-        for receipt_handle, (topic, group) in self._renewed.pop(client_id, {}).items():
+        for receipt_handle, (topic, group, _) in self._renewed.pop(client_id, {}).items():
             extra, (real_topic, queue_id) = _handle(topic, group, receipt_handle)
             with suppress(Refused):  # acknowledged, or delivered again
                 self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), 0)
@@ -245,7 +252,7 @@ class ReceiveAdapter:
             raise IllegalCall(Code.BAD_REQUEST, f"{len(content.entries)} entries; 1 to {MAX_MESSAGES} are allowed")
         entries, end = [], 0
         for entry in content.entries:
-            result, entry_end = self._ack(topic, group, entry)
+            result, entry_end = self._ack(request.client_id, topic, group, entry)
             entries.append(result)
             end = max(end, entry_end)
         if (missing := await self._durable(end)) is not None:
@@ -254,21 +261,26 @@ class ReceiveAdapter:
                     result.status.CopyFrom(missing)
         return AckMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
 
-    def _ack(self, topic: str, group: str, entry: AckMessageEntry) -> tuple[AckMessageResultEntry, int]:
+    def _ack(self, client_id: str, topic: str, group: str, entry: AckMessageEntry) -> tuple[AckMessageResultEntry, int]:
         result = AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=OK)
         end = 0
         try:
-            end = self._acknowledge(topic, group, entry.receipt_handle)
+            end = self._acknowledge(client_id, topic, group, entry.receipt_handle)
         except (Refused, IllegalCall) as error:
             result.status.CopyFrom(status_of(error))
         return result, end
 
-    def _acknowledge(self, topic: str, group: str, receipt_handle: str) -> int:
+    def _acknowledge(self, client_id: str, topic: str, group: str, receipt_handle: str) -> int:
         extra, queue = _handle(topic, group, receipt_handle)
         done = self._service.acknowledge(group, {queue: [_delivery(extra)]})
         if done.stale:
             raise IllegalCall(Code.INVALID_RECEIPT_HANDLE, "the message is held by another delivery now")
+        self._forget(client_id, receipt_handle)
         return done.end
+
+    def _forget(self, client_id: str, receipt_handle: str) -> None:
+        """Forget a handle that has ended."""
+        self._renewed.get(client_id, {}).pop(receipt_handle, None)
 
     async def change(self, request: GrpcRequest[ChangeInvisibleDurationRequest]) -> ChangeInvisibleDurationResponse:
         content = request.content
@@ -278,6 +290,7 @@ class ReceiveAdapter:
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
             raise IllegalCall(Code.ILLEGAL_INVISIBLE_TIME, f"the invisible duration is {invisible_ms} ms")
         changed, end = self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), invisible_ms)
+        self._forget(request.client_id, content.receipt_handle)
         missing = await self._durable(end)
         handle = extra._replace(pop_time=changed.pop_time_ms, invisible_time=changed.invisible_ms)
         return ChangeInvisibleDurationResponse(status=missing or OK, receipt_handle=str(handle))
@@ -297,7 +310,7 @@ class ReceiveAdapter:
             await self._state.persistence.wait_persisted()
             if self._service.holds(*delivery):  # nobody was faster
                 put()
-        missing = await self._durable(self._acknowledge(topic, group, content.receipt_handle))
+        missing = await self._durable(self._acknowledge(request.client_id, topic, group, content.receipt_handle))
         return ForwardMessageToDeadLetterQueueResponse(status=missing or OK)
 
     async def _durable(self, end: int) -> Status | None:
@@ -336,11 +349,6 @@ def _handle(topic: str, group: str, receipt_handle: str) -> tuple[ExtraInfo, tup
     except RemoteProtocolError as error:
         raise IllegalCall(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
     return extra, (extra.real_topic(topic, group), extra.queue_id)
-
-
-def _until_ms(receipt_handle: str) -> int:
-    extra = parse_extra_info(receipt_handle)
-    return extra.pop_time + extra.invisible_time
 
 
 def _delivery(extra: ExtraInfo) -> Handle:
