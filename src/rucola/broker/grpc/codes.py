@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from rucola import refusals
 from rucola.access import Reason, Refused
+from rucola.broker.durability import Missing
 from rucola.errors import MQError
 from rucola.protocol.grpc.definition_pb2 import Code, Status
 from rucola.store.config import PutMessageStatus
@@ -62,3 +65,20 @@ def common_status(statuses: list[Status]) -> Status:
     if len({status.code for status in statuses}) == 1:
         return statuses[0]
     return Status(code=Code.MULTIPLE_RESULTS, message="the results differ")
+
+
+def when_durable(
+    register: Callable[[int, Callable[[Missing | None], None]], None], end: int
+) -> asyncio.Future[Status | None]:
+    """Return a future of None once everything before `end` is durable, else of a status that says what is missing.
+
+    `register` is the `when_durable` of a service.
+    """
+    status: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
+
+    def done(missing: Missing | None) -> None:
+        if not status.done():
+            status.set_result(None if missing is None else Status(code=NOT_DURABLE[missing[0]], message=missing[1]))
+
+    register(end, done)
+    return status

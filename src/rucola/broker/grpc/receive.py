@@ -17,12 +17,10 @@ from typing import Any, Final, NamedTuple
 from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.pop_state import Handle
-from rucola.broker.durability import Missing
-from rucola.broker.grpc.codes import NOT_DURABLE, OK, IllegalCall, common_status, status_of
+from rucola.broker.grpc.codes import OK, IllegalCall, common_status, status_of, when_durable
 from rucola.broker.grpc.messages import message_of
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.grpc.routes import RouteAdapter
-from rucola.broker.grpc.send import result_setter
 from rucola.broker.pop_hold import HeldPop, PopHold
 from rucola.broker.services.pop import MAX_MESSAGES, PopService
 from rucola.broker.services.requests import PopRequest, RetryRequest
@@ -317,12 +315,7 @@ class ReceiveAdapter:
         """Wait until everything before `end` is durable; return why it is not, or None."""
         if not end or not self._service.must_wait:
             return None
-        durable: asyncio.Future[Missing | None] = asyncio.get_running_loop().create_future()
-        self._service.when_durable(end, result_setter(durable))
-        if (missing := await durable) is None:
-            return None
-        put_status, text = missing
-        return Status(code=NOT_DURABLE[put_status], message=text)
+        return await when_durable(self._service.when_durable, end)
 
     def assignment(self, request: GrpcRequest[QueryAssignmentRequest]) -> QueryAssignmentResponse:
         queues = self._routes.queues(request.content.topic)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
 from rucola.access import Action, Caller, Refused, Resource
 from rucola.broker.delivery.transactions import TransactionEnd
-from rucola.broker.durability import Missing
-from rucola.broker.grpc.codes import NOT_DURABLE, OK, IllegalCall, common_status, status_of
+from rucola.broker.grpc.codes import OK, IllegalCall, common_status, status_of, when_durable
 from rucola.broker.grpc.messages import publish_request
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.services.publish import PublishService
@@ -91,7 +90,7 @@ class SendAdapter:
 
     async def _send(self, caller: Caller, messages: Iterable[Message]) -> SendMessageResponse:
         entries: list[SendResultEntry] = []
-        waiting: list[tuple[SendResultEntry, asyncio.Future[Missing | None]]] = []
+        waiting: list[tuple[SendResultEntry, asyncio.Future[Status | None]]] = []
         for number, message in enumerate(messages):
             if number and number % _MESSAGES_PER_ITERATION == 0:
                 await asyncio.sleep(0)
@@ -99,13 +98,10 @@ class SendAdapter:
             entry, published = (failure, None) if failure is not None else self._put(caller, message)
             entries.append(entry)
             if published is not None and published.must_wait:
-                durable: asyncio.Future[Missing | None] = asyncio.get_running_loop().create_future()
-                self._publish.when_durable(published.end, result_setter(durable))
-                waiting.append((entry, durable))
+                waiting.append((entry, when_durable(self._publish.when_durable, published.end)))
         for entry, durable in waiting:
             if (missing := await durable) is not None:
-                put_status, text = missing
-                entry.status.CopyFrom(Status(code=NOT_DURABLE[put_status], message=text))
+                entry.status.CopyFrom(missing)
         return SendMessageResponse(status=common_status([entry.status for entry in entries]), entries=entries)
 
     async def _ensure_topic(self, caller: Caller, message: Message) -> SendResultEntry | None:
@@ -154,11 +150,3 @@ class SendAdapter:
         end = TransactionEnd(topic, half_queue_offset, physical_offset, outcome, content.message_id or None)
         self._transactions.end(request.caller, end)
         return EndTransactionResponse(status=OK)
-
-
-def result_setter(durable: asyncio.Future[Missing | None]) -> Callable[[Missing | None], None]:
-    def done(missing: Missing | None) -> None:
-        if not durable.done():
-            durable.set_result(missing)
-
-    return done
