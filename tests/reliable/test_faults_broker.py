@@ -279,4 +279,4 @@ async def test_resend_of_many_lost_messages_logs_a_few_lines(
             await until(lambda: {stub.sends for stub in stubs(sqlite_db)} == {2})
     lines = [record.message for record in caplog.records if "resending" in record.message]
     assert 1 <= len(lines) <= 20
-    assert ids[0] in lines[0]
+    assert any(message_id in lines[0] for message_id in ids)

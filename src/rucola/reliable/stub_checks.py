@@ -86,7 +86,7 @@ class Checker:
 
         results = await asyncio.gather(*map(check_one, rows))
         for reason, message_ids in reasons.items():  # one line for all that a broker has lost, not one for each
-            logger.warning("resending %d messages of %s; the first is %s", len(message_ids), reason, message_ids[0])
+            logger.warning("resending %d messages of %s; one of them is %s", len(message_ids), reason, message_ids[0])
         return (
             [result for result in results if isinstance(result, int)],
             [result for result in results if isinstance(result, Outcome)],
