@@ -7,7 +7,7 @@ An outage has a line at its start, summaries at growing intervals, and a line at
     broker broker-a: works again after 140 s, 137 failures
 
 A subject that fails again before the next summary is due continues its outage, so it has at most two lines per
-`FIRST_SUMMARY_S`. What has no end is logged at most once in `LINE_INTERVAL_S`:
+`FIRST_SUMMARY_S`. An outage without an end is logged at most once in `LINE_INTERVAL_S`:
 
     10.0.0.7:50122: one-way SEND_MESSAGE_V2 failed: header field topic is missing; 98642 more since the last line
 """

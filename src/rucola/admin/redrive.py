@@ -157,7 +157,7 @@ class RedriveLedger:
             await producer.send(Message(REDRIVE_GROUP, encode_body(note)), MessageQueue(REDRIVE_GROUP, broker_name, 0))
 
     async def _create_topic(self, broker_name: str) -> None:
-        """Create the topic unless it is there, and wait until its route names the broker: a run reads what it names."""
+        """Create the topic unless it exists, and wait until its route names the broker: a run reads what it names."""
         config = TopicConfig(topic_name=REDRIVE_GROUP, read_queue_nums=1, write_queue_nums=1)
         deadline_s = time.monotonic() + ROUTE_WAIT_S
         while True:
@@ -343,7 +343,7 @@ class Redrive:
             _fail(results, error)
             return
         await self._wait_for_rate_limit(len(copies))
-        # A retry topic takes no batches, and its messages have no order.
+        # A retry topic rejects batches, and its messages have no order.
         parts = [[copy] for copy in copies] if self._only_group else [copies]
         await gather_fail_fast(self._send_copies(part, queue) for part in parts)
 

@@ -49,7 +49,7 @@ class TopicTraffic:
 
 @dataclass(slots=True)
 class _Consumption:
-    """The topics of a broker, and who consumes them there, as pairs of topic and group."""
+    """The topics of a broker and their consumers, as pairs of topic and group."""
 
     address: str
     topics: set[str]

@@ -8,8 +8,8 @@ group is followed by a pause in which changes are coalesced: otherwise n members
 With access control, requests to one user's producers reach no other user. Anyone may be in a producer group (all Java
 clients are in CLIENT_INNER_PRODUCER), but its connected user that registered first takes precedence (`next_producer`).
 A client id belongs to the user that announces it, and if the connection is lost, until `EXPIRY_MS` after the last
-heartbeat, since the client may still wait for replies. The id of several users is nobody's: a reply does not tell whose
-request it answers.
+heartbeat, since the client may still wait for replies. An id shared by several users belongs to none: a reply does not
+show whose request it answers.
 Connections with the same client id are one client only if they are of the same user.
 
 If heartbeats arrive over two connections with one client id in turn, they are two clients: each gets the same queues
@@ -253,7 +253,7 @@ class ClientRegistry:
         return None
 
     def producer(self, client_id: str) -> tuple[ClientChannel, Caller] | None:
-        """Return the producer to which this client id belongs; None if it is nobody's or that of several users."""
+        """Return the producer to which this client id belongs; None if none or several users have it."""
         holders = list(self._producers_by_id.get(client_id, {}).values())
         channel, member = holders[0] if len(holders) == 1 else (None, None)
         return None if channel is None or member is None else (channel, member.caller)

@@ -47,7 +47,7 @@ class DelayedOperations(Generic[T]):
         self._loop = loop or asyncio.get_running_loop()
         self._deadlines: dict[T, float] = {}
         self._by_deadline: list[tuple[float, int, T]] = []
-        """A heap; a number tells equal deadlines apart. An operation that has ended remains until it comes first."""
+        """A heap; a number orders equal deadlines. An operation that has ended remains until it comes first."""
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tried: deque[Iterator[T]] = deque()
@@ -93,7 +93,7 @@ class DelayedOperations(Generic[T]):
 
     def _try_some(self) -> None:
         until_s = self._loop.time() + self._slice_s
-        self._is_scheduled = True  # what is woken meanwhile has its turn below
+        self._is_scheduled = True  # operations woken during this loop are handled below
         while self._tried:
             operation = next(self._tried[0], None)
             if operation is None:

@@ -2,13 +2,13 @@
 
 rocketmq_election_master                 cluster broker   1 on the master while it has the right to acknowledge, else 0
 rocketmq_election_epoch                  cluster broker   the highest epoch that is known
-rocketmq_election_in_sync_members        cluster broker   members of the in-sync set that are there, see below
+rocketmq_election_in_sync_members        cluster broker   present members of the in-sync set, see below
 rocketmq_election_right_seconds          cluster broker   how long the master may still acknowledge if nothing answers
 rocketmq_election_etcd_away              cluster broker   1 while etcd does not answer: alert on it
 rocketmq_election_by_promises            cluster broker   1 while the promises of the members replace etcd
 rocketmq_election_etcd_failures_total    cluster broker   requests to etcd that failed since the start
 
-On the master, the members of the in-sync set that are there are itself and those connected to it; on a slave, those
+On the master, the present members of the in-sync set are itself and its connected slaves; on a slave, those
 that run. The set itself keeps a lost one until etcdInSyncTimeout has passed.
 """
 

@@ -131,7 +131,7 @@ class SlaveRefusal:
 class LeaseRefusal:
     """Rejects messages on a master whose right to acknowledge them has ended (`rucola.coordination`).
 
-    The reason is that of the store, if it takes none either: producers send again soon to a master that hands over.
+    The reason is the store's, if it refuses messages as well: producers send again soon to a master that hands over.
     """
 
     def __init__(self, lease: WriteLease, write_state: WriteState) -> None:

@@ -65,7 +65,7 @@ class HeldPull:
     retry: Retry
     size: int = 0
     weight: int = 0
-    """What it counts as, since it started to wait."""
+    """Its weight, since it started to wait."""
     filter: frozenset[int] | None = None
     """The filter with which its queue has it."""
     checked: int = 0

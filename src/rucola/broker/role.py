@@ -10,8 +10,8 @@ effect. `master` is a slave's role after promotion: its last master's, so that p
 is true for a slave that was master, or got the order to follow a certain one, until its log is known to equal its
 master's: what only its log has was never replicated to it, and may be cut off. Otherwise the master has lost messages,
 and an operator has to decide. `brokerId` is the id as slave of a broker that has none above 0 in broker.conf. It keeps
-it as master: the id of the broker that replaced it is needed again when that one becomes slave. `slaveIds` are those of
-the slaves that it has had as master, so that the id of one that is down is not given away. `switchedMs` and
+it as master: the id of the broker that replaced it is needed again when that one becomes slave. `slaveIds` are the ids
+of its slaves as a master, so that the id of one that is down is not given away. `switchedMs` and
 `reason` are of the last switch; 0 and empty without one.
 """
 

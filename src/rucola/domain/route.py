@@ -46,7 +46,7 @@ class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
-    """What a broker registers: all its topics."""
+    """The registration of a broker: all its topics."""
 
     filter_server_list: list[str] = []
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper

@@ -98,7 +98,7 @@ class _Broker:
 
 
 class Registration(NamedTuple):
-    """A broker that registers. `master_epoch` is that of a master that knows epochs."""
+    """A broker that registers. `master_epoch` is the epoch of a master that has epochs."""
 
     broker_addr: str
     broker_name: str

@@ -132,7 +132,7 @@ class RequestCode(IntEnum):
     SWITCH_OVER = 20_004
     ASK_PROMISE = 20_005
     GET_ALL_QUEUE_LOCKS = 20_006
-    # Rucola's own: who holds which messages of a group, and to take them back.
+    # Rucola's own: the holders of a group's messages, and to take them back.
     GET_POP_STATUS = 20_007
     RELEASE_POP = 20_008
     # Rucola's own: faults that a broker finds (`rucola.domain.diagnosis`).

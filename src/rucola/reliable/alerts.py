@@ -142,7 +142,7 @@ class Alerts:
         return all(self._is_told(sink, row) for sink in self._sinks)
 
     async def tell(self, kind: str, rows: Sequence[Row[Any]], due: Set[DueAlert]) -> None:
-        """Raise one alert for all `due` stubs of a kind, `rows` among them; each sink gets what it was not told yet."""
+        """Raise one alert for all `due` stubs of a kind, `rows` among them; each sink gets its new rows."""
         self._note_alert(kind)
         for sink in self._sinks:
             untold = [row for row in rows if not self._is_told(sink, row)]

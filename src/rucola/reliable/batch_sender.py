@@ -108,7 +108,7 @@ class BatchSender:
 
 
 class SentBatch:
-    """One batch, on one event loop: what became of its stubs, and what that tells about brokers.
+    """One batch, on one event loop: the outcome of its stubs, and its conclusions about brokers.
 
     `key_queues` are the queues of its keys. `queue_away` is the one of them that is missing for longest. `error` is the
     last failure.

@@ -197,7 +197,7 @@ class _Listener:
         raise NotImplementedError
 
     def _start_renewal(self) -> None:
-        """Run `_keep_renewing` beside the deliveries."""
+        """Run `_keep_renewing` during the deliveries."""
         raise NotImplementedError
 
     async def _sleep(self, seconds: float) -> None:
@@ -300,7 +300,7 @@ class _Listener:
         self._is_checked = True
 
     def _finish_session(self, session: Session, delivery: GroupDelivery) -> bool:
-        session.flush()  # raise errors of business statements here, before those of our own
+        session.flush()  # raise errors of business statements here, before our own
         has_stub = self._finish(session.connection(), delivery)
         Session.commit(session)
         return has_stub
@@ -350,7 +350,7 @@ class _Listener:
                 for delivery in in_flight:
                     await self._renew(delivery)
         except BaseException:
-            self._is_renewing = False  # the event loop ends: another one may begin
+            self._is_renewing = False  # the event loop ends: a new one may start
             raise
 
     async def _renew(self, delivery: GroupDelivery) -> None:

@@ -4,7 +4,7 @@ A program of version 1.x works on a schema of version 1.y if y >= x: a minor ver
 ignore (a table, an index, a column that may be NULL or has a default). Upgrade the schema first, then the programs one
 by one.
 
-`init` and `migrate` work in the caller's transaction, which may be that of a migration of the application.
+`init` and `migrate` work in the caller's transaction, for example in a migration of the application.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Relay:
             if due_ms is not None and due_ms <= 0:
                 if not self._is_last_empty:
                     return
-                due_ms = None  # what is due cannot be claimed: another transaction has it, or the lane is lost
+                due_ms = None  # due stubs cannot be claimed: another transaction has them, or the lane is lost
             wait_ms = self.policy.poll_ms if due_ms is None else min(due_ms, self.policy.poll_ms)
             if await self._wakeup.wait(wait_ms / 1000) or wait_ms == due_ms:
                 return

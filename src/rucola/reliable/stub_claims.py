@@ -276,7 +276,7 @@ def _claim(
     *,
     sends: int = 0,
 ) -> Sequence[Row[Any]]:
-    """Claim stubs, counting so many `sends`, unless the fence holds no more; return these columns of the claimed."""
+    """Claim stubs, adding `sends` to their count, unless the fence was lost; return these columns of the claimed."""
     if not seqs:
         return []
     stub = tables.stub

@@ -64,7 +64,7 @@ class AccessGate:
     ) -> tuple[Caller, int]:
         """Return the caller of the first requests of a read, and their number; the next one has to come alone.
 
-        `credentials` are those of `speed.read_sends`, `ends` the end position of each request in `data`.
+        `credentials` come from `speed.read_sends`, `ends` the end position of each request in `data`.
         """
         if self._access is None:
             return connection.caller, len(ends)

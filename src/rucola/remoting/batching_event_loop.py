@@ -81,7 +81,7 @@ class BatchingSelector(selectors.DefaultSelector):
         if self._gate is not None and not self._gate():
             for send, _ in batch:
                 # A bound method of the transport, or of the object that counts its bytes.
-                getattr(send, "__self__").abort()  # noqa: B009 - the type is that of any function
+                getattr(send, "__self__").abort()  # noqa: B009 - the type is any function's
             return
         for send, data in batch:
             # Its peer is gone, which an earlier write of the batch has found: asyncio would warn of each further one.

@@ -59,7 +59,7 @@ class Stream:
     async def read_all(self, max_size: int, on_data: Callable[[bytes], None], timeout_s: float) -> None:
         """Call `on_data` with up to `max_size` bytes as they arrive, until the peer closes; TimeoutError after silence.
 
-        That takes no task, future or change of the selector for each of them.
+        That needs no task, future or change of the selector for each of them.
         """
         loop = asyncio.get_running_loop()
         ended = loop.create_future()

@@ -104,7 +104,7 @@ def receive_buffer() -> memoryview:
 class Connection(asyncio.BufferedProtocol):
     """One socket, created by RemotingServer or RemotingClient. Belongs to one event loop.
 
-    `processor_of` returns the processor of a code, or the default. `server_budget` and `read_hooks` are those of a
+    `processor_of` returns the processor of a code, or the default. `server_budget` and `read_hooks` belong to a
     server. `on_open` and `on_close` are called with the connection. `peer` is "ip:port" of the other side. `closed` is
     set when the socket is closed. Requests are signed with `credentials`, if given. `has_answered` if a connection to
     the same address has received anything before.

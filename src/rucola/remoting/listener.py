@@ -72,7 +72,7 @@ class Listener:
             raise cannot_listen(self.host, self.port, error) from None
 
     async def stop(self) -> None:
-        """Accept no more connections; idempotent."""
+        """Stop accepting connections; idempotent."""
         server, self._server = self._server, None
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is not None:

@@ -90,7 +90,7 @@ class TlsConfig:
     client_check_hostname: bool = field(default=True, metadata={"key": "tls.client.checkHostname"})
     """Whether a certificate must name the host or address that was connected to. Apache's clients do not check it."""
     test_mode_enable: bool = field(default=False, metadata={"key": "tls.test.mode.enable"})
-    """true is the same as tls.client.authServer=false. A server refuses it, for want of a certificate."""
+    """true is the same as tls.client.authServer=false. A server without a certificate refuses it."""
 
     def __post_init__(self) -> None:
         settings.check(self)

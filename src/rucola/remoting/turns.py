@@ -4,7 +4,7 @@ A connection processes the requests of a read for `YIELD_S`, then further ones w
 other connection waits for its turn, for `ITERATION_S` at most. The rest is processed in its turns. All turns of an
 iteration together last for `TURNS_S`, but at least one request; reads follow.
 
-Headers that Python decodes, up to 4 ms each, take the same time; their connection waits with all received bytes. Large
+Headers that Python decodes, up to 4 ms each, count likewise; their connection waits with all received bytes. Large
 messages that are written in pieces wait for turns, too.
 """
 

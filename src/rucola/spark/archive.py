@@ -149,7 +149,7 @@ class Archive:
         return compaction.run(self.path, **options)
 
     def reindex(self) -> int:
-        """Write the key index anew from the messages (see `rucola.spark.lake.compaction.reindex`)."""
+        """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""
         from rucola.spark.lake import compaction
 
         return compaction.reindex(self.path)

@@ -41,7 +41,7 @@ def java_options(java_home: Path) -> list[str]:
             with suppress(OSError):
                 os.utime(archive)  # marks the archive as used; fails harmlessly in a read-only cache
             return [_QUIET, f"-XX:SharedArchiveFile={archive}"]
-        # No archive: this session writes it, unless another one does.
+        # No archive: this session writes it, unless another session does.
         if _claim(part):
             return [_QUIET, f"-XX:ArchiveClassesAtExit={part}"]
     except (OSError, RuntimeError):  # RuntimeError: no home directory

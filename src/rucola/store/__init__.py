@@ -1,7 +1,7 @@
 """The storage engine: a record log, queues that point into it, and a key index.
 
 The engine works on files only: it has no event loop, no socket and no clock. A broker drives `message_store`; a
-program that only reads a directory uses `directory_reader`, which takes no lock and writes nothing.
+program that only reads a directory uses `directory_reader`, which locks and writes nothing.
 
     message_store     put, get, query: the whole engine       recovery           opening after a stop or a crash
     commit_log        the records in order of arrival         checkpoint         the times up to which all is on disk

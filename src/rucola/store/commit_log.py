@@ -196,7 +196,7 @@ class CommitLog:
         return self.records([physical_offset], 0)[0]
 
     def records(self, physical_offsets: list[int], max_bytes: int) -> list[bytes | None]:
-        """Return the record that starts at each of the first physical offsets, at least one; None where none does.
+        """Return the record that starts at each of the first physical offsets, at least one; None if none does.
 
         Ends before an offset in another file, or after the record with which there are more than `max_bytes`.
         """

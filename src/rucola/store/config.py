@@ -49,7 +49,7 @@ class StoreConfig:
     # Directories and files
 
     store_path_root_dir: Path = Path("~/store")
-    """Directory of the store. Put it on a disk of its own."""
+    """Directory of the store. Give it a separate disk."""
     store_host: bytes = b""
     store_path_commit_log: Path | None = None
     """Directory of the CommitLog; by default `commitlog` in the store. Set it to give the log the faster disk."""
@@ -78,7 +78,7 @@ class StoreConfig:
     enable_lmq: bool = False
     """Whether topics and groups named %LMQ%... exist by themselves; their offsets are in lmqConsumerOffset.json."""
     max_lmq_consume_queue_num: Annotated[Count, Range(1, 10_000_000)] = 20_000
-    """Number of queues %LMQ%... from which on messages that name a new one are refused. Each has a file of its own."""
+    """Number of queues %LMQ%... from which on messages that name a new one are refused. Each has a separate file."""
 
     # Limits
 
@@ -210,7 +210,7 @@ PUT_OK = PutMessageStatus.PUT_OK
 
 
 class PutBatchResult(Struct, frozen=True):
-    """The outcome of a batch put, all or none; `size` is that of all records."""
+    """The outcome of a batch put, all or none; `size` is the sum of all records."""
 
     status: PutMessageStatus
     physical_offsets: list[int] = []

@@ -116,7 +116,7 @@ class MappingPool:
 
 
 class ConsumeQueue:
-    """One queue, for the store's owner thread; `flush` may run in another one.
+    """One queue, for the store's owner thread; `flush` may run in another thread.
 
     Between `rewind` and `finish_rewind` a recovery appends the units of the log; only those that differ are written.
     """

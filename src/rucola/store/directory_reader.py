@@ -1,6 +1,6 @@
 """The store reader: read-only access to a store directory, for Spark and `rucola store`.
 
-A StoreReader writes nothing, takes no lock and leaves no `abort`, so it can read the directory of a running broker, a
+A StoreReader writes nothing, locks nothing and leaves no `abort`, so it can read the directory of a running broker, a
 copy, or a read-only file system. It is a snapshot of the time of its opening, and keeps its files open until `close`,
 except for ConsumeQueues that exceed a quarter of the descriptors.
 

@@ -1,4 +1,4 @@
-"""The catalogue of commands: what an operator can ask and do, as data (see `command`)."""
+"""The catalogue of commands: the queries and actions of an operator, as data (see `command`)."""
 
 from rucola.admin.commands import (  # these fill the catalogue
     access,

@@ -101,14 +101,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command found or did."""
+    """The result of a command."""
 
     value: Any
-    """What JSON shows; structs and dataclasses are converted."""
+    """The shape of the JSON; structs and dataclasses are converted."""
     text: Sequence[str | Table] | None = None
     """The same for a reader: lines and tables. By default, `value` in the columns of the command, or as JSON."""
     notes: Sequence[str] = ()
-    """What an operator should know beside the result."""
+    """Notes for the operator, shown with the result."""
     is_failure: bool = False
 
 
@@ -120,7 +120,7 @@ class Command:
     columns: Sequence[Column] = ()
     risk: Risk = Risk.READ
     confirm: str | Callable[..., Awaitable[str]] = ""
-    """What a dangerous command will do: a template for its arguments, or a coroutine like `call` that checks first.
+    """The effect of a dangerous command: a template for its arguments, or a coroutine like `call` that checks first.
 
     A coroutine returns "" if these arguments change nothing.
     """
@@ -202,7 +202,7 @@ def no_such_queue(queue: MessageQueue, queues: Iterable[MessageQueue]) -> Config
 
 
 def check_window(begin_ms: int | None, end_ms: int | None, options: str = "-b -e") -> None:
-    """Raise InvalidArguments if the begin is after the end; `options` are the names of both."""
+    """Raise InvalidArguments if the range starts after its end; `options` are the names of both."""
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
         begin, end = options.split()
         raise InvalidArguments(f"{begin} {begin_ms} is after {end} {end_ms}")

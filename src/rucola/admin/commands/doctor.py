@@ -21,7 +21,7 @@ ADVICE = {
     "TRANSACTIONS_DISCARDED": "printMsg -t TRANS_CHECK_MAX_TIME_TOPIC; resumeCheckHalfMessage -i opens one again",
     "NOT_DIAGNOSED": "a broker of Apache's, or of another version: its queues that no route shows are not known",
 }
-"""What an operator does, by the reason of a finding."""
+"""Advice for the operator, by the reason of a finding."""
 
 
 def _fields(finding: Finding) -> str:

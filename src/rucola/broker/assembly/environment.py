@@ -1,4 +1,4 @@
-"""What the parts of a broker get from outside: configuration, clock, disk probe."""
+"""The inputs of a broker's parts: configuration, clock, disk probe."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _role_refusal(
 ) -> SlaveRefusal | LeaseRefusal | None:
     """Return the interceptor that refuses what the broker's role cannot serve.
 
-    The role is that of a slave, or of an elected master without its lease.
+    The broker is a slave, or of an elected master without its lease.
     """
     if environment.is_slave:
         return SlaveRefusal(lambda: registration.master_address)

@@ -68,7 +68,7 @@ class GroupCommit:
         self._loop: asyncio.AbstractEventLoop
         self._batching: WriteBatching | None = None
         self._waiting: DelayedOperations[_Waiter] = DelayedOperations(self._try_complete)
-        """In the order of arrival: first those of the running flush, then those of the next."""
+        """In the order of arrival: the running flush first, then the next."""
         self._arrived = 0
         """Waiters since the last flush began."""
         self._last_count = 0

@@ -26,7 +26,7 @@ P = TypeVar("P")
 
 
 class ProgressFile(Generic[P]):
-    """Progress in a file of its own, which does not exist before there is any."""
+    """Progress in a separate file, which does not exist before there is any."""
 
     def __init__(
         self, path: Path, start: P, encode: Callable[[P], dict[str, Any]], parse: Callable[[Path | str, Any], P]

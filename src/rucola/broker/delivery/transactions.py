@@ -105,7 +105,7 @@ RESERVED_PROPERTIES_SIZE = 128
 
 
 class _Segment:
-    """What the waiting messages of a segment wait for."""
+    """The condition that the waiting messages of a segment wait for."""
 
     def __init__(self) -> None:
         self.groups: set[tuple[str, str]] = set()
@@ -115,7 +115,7 @@ class _Segment:
 
 
 class _Visit(enum.Enum):
-    """What a check did with a half message."""
+    """The outcome of a check of a half message."""
 
     STOP = "the check ends here"
     STAYS = "it keeps its place"

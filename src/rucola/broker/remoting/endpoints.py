@@ -37,7 +37,7 @@ def broker_endpoints(
     pulls: PullAdapter,
     pops: PopAdapter,
 ) -> list[Endpoint[Any]]:
-    """Return all endpoints, those of the given adapters included."""
+    """Return all endpoints, including the given adapters'."""
     adapters = (
         sends,
         ReplyAdapter(services.reply, state.config),

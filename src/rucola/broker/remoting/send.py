@@ -92,7 +92,7 @@ def columns_of(
     """Return the first sends, up to one that is unusual, as columns: the counterpart of `speed.read_sends`.
 
     These are their opaques (None for a one-way send), numbers of messages, and all messages: UNSLICED_MESSAGES, or a
-    few more. A batch of one message is unusual: its WAIT would be taken for that of a send.
+    few more. A batch of one message is unusual: its WAIT would be read as the batch's.
     """
     opaques, counts = list[int | None](), list[int]()
     topics, queue_ids, flags, sys_flags, born_timestamps, reconsume_times, strings, bodies = sent = SentMessages(

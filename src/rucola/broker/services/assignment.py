@@ -1,7 +1,7 @@
 """Assignment of queues by the broker, and whether a group receives their messages by PULL or by POP.
 
 By POP, every member of a group receives from all queues of all brokers, which is one assignment with queue id -1 for
-each broker. With popShareQueueNum n > 0, a member has its own queues and those of the n members after it.
+each broker. With popShareQueueNum n > 0, a member has its own queues and the queues of the n members after it.
 
 Corresponds to `QueryAssignmentProcessor` of Apache RocketMQ 5. Deliberate difference: if no name server answers, the
 assignment is unknown, and the client keeps what it has.

@@ -186,7 +186,7 @@ class PublishService:
     # Usual messages, together.
 
     def put_usual(self, counts: list[int], sent: SentMessages, born_host: bytes) -> StoredSends | None:
-        """Put the messages of the first sends, up to one with an unusual message; `counts` are those of each send.
+        """Put the messages of the first sends, up to one with an unusual message; `counts` has the number of each send.
 
         Returns None if the first is unusual, or if they were refused together: `publish` and `publish_batch` find out
         why.

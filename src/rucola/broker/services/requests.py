@@ -45,7 +45,7 @@ class FetchRequest(Struct, gc=False):
     wait_ms: int | None = None
     """How long to wait for a message; None: not at all."""
     expression: str | None = None
-    """None: that of the group's last heartbeat, which must have this `sub_version` or a newer one."""
+    """None: the one of the group's last heartbeat, which must have this `sub_version` or a newer one."""
     expression_type: str = TAG
     sub_version: int = 0
 
@@ -79,7 +79,7 @@ class RetryRequest(NamedTuple):
     group: str
     physical_offset: int
     delay_level: int = 0
-    """0: the level after that of the last retry. Negative: no retry, but a dead letter."""
+    """0: the level after the last retry's. Negative: no retry, but a dead letter."""
     max_reconsume_times: int | None = None
     """None: the group's."""
     unit_mode: bool = False

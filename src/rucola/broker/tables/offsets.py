@@ -171,7 +171,7 @@ class ConsumerOffsetTable:
             self._changes += 1
 
     def remove_queue(self, topic: str, queue_id: int) -> None:
-        """Remove the offsets of all groups on a queue that is deleted: another one of its name begins at 0."""
+        """Remove the offsets of all groups on a deleted queue: a new one with its name starts at 0."""
         for group in self.groups_of(topic):
             queues = self._table[topic + _SEPARATOR + group]
             if queue_id in queues:

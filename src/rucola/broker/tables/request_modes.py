@@ -1,6 +1,6 @@
 """Request modes: whether a group receives a topic's messages by PULL or by POP; `config/messageRequestMode.json`.
 
-A group has the mode PULL for a topic until an operator sets another one (`rucola admin setConsumeMode`). Clients that
+A group has the mode PULL for a topic until an operator changes it (`rucola admin setConsumeMode`). Clients that
 let the broker assign their queues ask for it (`clientRebalance=false` of Apache's client of RocketMQ 5).
 
 Corresponds to `MessageRequestModeManager` of Apache RocketMQ 5, with its file.

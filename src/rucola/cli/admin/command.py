@@ -76,7 +76,7 @@ def add_to_cli(one: Command) -> None:
                 question = _call(namesrv_addr, lambda client: one.question(client, **given))
                 if question and not yes:
                     click.confirm(f"{question}?", abort=True, err=True)
-            # Each round uses a new connection, so that a name server that was restarted meanwhile is found again.
+            # Each round uses a new connection, so that a restarted name server is found again.
             _call(namesrv_addr, request)
             while interval is not None:
                 time.sleep(interval)

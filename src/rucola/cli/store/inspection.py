@@ -1,4 +1,4 @@
-"""`rucola store check`, `stat`, `dump` and `grep`: read-only commands that take no lock."""
+"""`rucola store check`, `stat`, `dump` and `grep`: read-only commands without a lock."""
 
 from __future__ import annotations
 

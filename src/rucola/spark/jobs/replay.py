@@ -214,7 +214,7 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
     if not messages.is_lake:
         return batches
     rows = pa.Table.from_batches(list(batches), columns.schema_of(replay_sender.COLUMNS))
-    # Within a broker, the order of the log is also that of each queue.
+    # Within a broker, the log has the order of each queue.
     order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
     return iter(rows.take(order).to_batches())
 

@@ -66,7 +66,7 @@ class RateLimiter:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows per chunk: at most those of 0.1 s, to keep low rates smooth."""
+        """Rows per chunk: at most 0.1 s of them, to keep low rates smooth."""
         return CHUNK_ROWS if self._per_second is None else min(max(int(self._per_second / 10), 1), CHUNK_ROWS)
 
     async def acquire(self, count: int) -> None:

@@ -30,7 +30,7 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
 
 def find(spark: AnySession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
     """Return the matching messages of a lake as a DataFrame over the pruned files."""
-    # Before the session is asked for: a wrong lake or id is reported without Spark.
+    # Before the session starts: a wrong lake or id is reported without Spark.
     scan = Archive(lake).scan(selection.topics, selection.days, keys=selection.keys, offset_msg_id=offset_msg_id)
     return search(scan.rows(resolve_session(spark)), selection, offset_msg_id)
 

@@ -1,4 +1,4 @@
-"""Options of the data source `rocketmq`, whose meanings are those of docs/spark.md.
+"""Options of the data source `rocketmq`, described in docs/spark.md.
 
 Names and meanings follow Spark's Kafka source where it has an equivalent. An option is a field of `ReadOptions` or
 `SinkOptions`, which has its parser, its default and, if it is not the field's in camel case, its name. Options that

@@ -125,7 +125,7 @@ class _ChunkSender:
         )
 
     async def send(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Send rows: those of one queue in sequential requests, all others concurrently."""
+        """Send rows: a queue's in sequential requests, all others concurrently."""
         bound: dict[MessageQueue, list[_RowMessage]] = {}
         free: dict[str, list[_RowMessage]] = {}
         for row in rows:

@@ -56,7 +56,7 @@ _UNITS_PER_STEP: Final = 1 << 16
 
 
 class _QueueState:
-    """What the log says of one queue, since the topic was last created."""
+    """The log's view of one queue, since the topic was last created."""
 
     __slots__ = ("begin", "count", "end", "matched", "missing")
 
