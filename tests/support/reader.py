@@ -188,6 +188,8 @@ class Reader:
         wait_for(lambda: set(_lines(shown)) <= set(_lines(log.read_text())), process, _DEADLINE_S)
         if ready := READY.search(log.read_text()):
             self.replacements |= {"127.0.0.1:9876": ready[1], "localhost:9876": ready[1], "127.0.0.1:10911": ready[2]}
+            if ready[3]:
+                self.replacements["127.0.0.1:8081"] = ready[3]
             self._environment |= {"ROCKETMQ_NAMESRV": ready[1], "NAMESRV_ADDR": ready[1]}
 
     def _restore(self) -> str:
