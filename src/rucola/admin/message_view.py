@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, Final
 
 from rucola.message import MessageExt
 from rucola.presentation import LAYOUT, printable, time_text
+
+JSON_FIELDS: Final = {
+    "topic": "topic",
+    "msgId": "msg_id",
+    "offsetMsgId": "offset_msg_id",
+    "tags": "tags",
+    "keys": "keys",
+    "queueId": "queue_id",
+    "queueOffset": "queue_offset",
+    "commitLogOffset": "physical_offset",
+    "storeSize": "store_size",
+    "bornTimestamp": "born_timestamp",
+    "storeTimestamp": "store_timestamp",
+    "bornHost": "born_host",
+    "storeHost": "store_host",
+    "reconsumeTimes": "reconsume_times",
+    "sysFlag": "sys_flag",
+    "flag": "flag",
+    "bodyCRC": "body_crc",
+    "preparedTransactionOffset": "prepared_transaction_offset",
+    "properties": "properties",
+}
+"""Attributes of a message by their names in Apache's MessageExt, without the body."""
 
 
 def message_json(message: MessageExt) -> dict[str, Any]:
@@ -14,27 +37,7 @@ def message_json(message: MessageExt) -> dict[str, Any]:
 
     A body that is not printable UTF-8 is `bodyBase64` instead of `body`; `bodyError` says why one is still compressed.
     """
-    fields: dict[str, Any] = {
-        "topic": message.topic,
-        "msgId": message.msg_id,
-        "offsetMsgId": message.offset_msg_id,
-        "tags": message.tags,
-        "keys": message.keys,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "commitLogOffset": message.physical_offset,
-        "storeSize": message.store_size,
-        "bornTimestamp": message.born_timestamp,
-        "storeTimestamp": message.store_timestamp,
-        "bornHost": message.born_host,
-        "storeHost": message.store_host,
-        "reconsumeTimes": message.reconsume_times,
-        "sysFlag": message.sys_flag,
-        "flag": message.flag,
-        "bodyCRC": message.body_crc,
-        "preparedTransactionOffset": message.prepared_transaction_offset,
-        "properties": message.properties,
-    }
+    fields: dict[str, Any] = {name: getattr(message, attribute) for name, attribute in JSON_FIELDS.items()}
     if message.body_error is not None:
         fields["bodyError"] = message.body_error
     text = _text_of(message.body)

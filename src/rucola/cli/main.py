@@ -31,6 +31,8 @@ COMMANDS = {
     "namesrv": ("rucola.cli.servers:namesrv", "Run a name server (mqnamesrv)."),
     "broker": ("rucola.cli.servers:broker", "Run a broker (mqbroker)."),
     "cluster": ("rucola.cli.cluster:cluster", "Run brokers and name servers on this machine."),
+    "produce": ("rucola.cli.messages:produce", "Send lines of standard input as messages."),
+    "consume": ("rucola.cli.messages:consume", "Print the messages of a topic as they arrive."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit, replay and reconcile messages."),
