@@ -115,6 +115,23 @@ async def test_a_message_is_received_and_acknowledged(consumer: Consumer) -> Non
     assert (await consumer.ack()).status.code == Code.BAD_REQUEST
 
 
+async def test_messages_acknowledged_together_have_one_record(tmp_path: Path) -> None:
+    async with both(tmp_path) as (peer, consumer):
+        for _ in range(5):
+            await consumer.send(message())
+        found: list[Message] = []
+        while len(found) < 5:
+            found += (await consumer.receive())[1]
+        stale = (await consumer.change(handle_of(found[0]), 20_000)).receipt_handle
+        await consumer.change(stale, 20_000)
+        store = peer.broker.parts.storage.store
+        before = store.max_offset("rmq_sys_pop_log", 0)
+        acked = await consumer.ack(stale, *map(handle_of, found[1:]), handle_of(found[1]), "no handle")
+        illegal = Code.INVALID_RECEIPT_HANDLE
+        assert [entry.status.code for entry in acked.entries] == [illegal, *[Code.OK] * 5, illegal]
+        assert store.max_offset("rmq_sys_pop_log", 0) == before + 1
+
+
 async def test_a_change_makes_a_new_handle(consumer: Consumer) -> None:
     await consumer.send(message())
     _, (found,) = await consumer.receive()

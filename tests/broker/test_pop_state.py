@@ -28,8 +28,10 @@ def decide(
     if attempt_id is not None and (taken := state.repeated(attempt_id, now_ms)):
         return state.receive_again(pop_time_ms, now_ms, invisible_ms, taken, "c", attempt_id)
     visible = state.visible(now_ms, count)
+    offsets = [message.queue_offset for message in messages]
+    groups = {message.queue_offset: message.message_group for message in messages if message.message_group}
     return state.receive(
-        pop_time_ms, now_ms, invisible_ms, count, visible, messages, next_offset, "c", attempt_id
+        pop_time_ms, now_ms, invisible_ms, count, visible, offsets, groups, next_offset, "c", attempt_id
     )  # fmt: skip
 
 
@@ -89,6 +91,24 @@ def test_another_attempt_waits_for_the_invisible_time_only() -> None:
     assert pop(state, 99, 100, 1, attempt_id="y") == []
     assert offsets(pop(state, 100, 100, 1, attempt_id="y")) == [0]
     assert state.outstanding[0].attempt == 2
+
+
+def test_records_of_the_first_version_have_the_same_effect() -> None:
+    first = b'["Pop",5,100,105,"c","x",3,[[0,null],[1,null],[2,"a"]],[0,1,2],false]'
+    states = PopState(), PopState()
+    pop(states[0], 5, 100, 3, Candidate(0), Candidate(1), Candidate(2, "a"), attempt_id="x")
+    states[1].apply(msgspec.json.decode(first, type=PopRecord))
+    assert states[0] == states[1]
+    assert states[1].repeated("x", 6) == [0, 1, 2]
+
+
+def test_the_messages_of_a_receive_share_what_is_known_of_them() -> None:
+    state = PopState()
+    record = decide(state, 0, 100, 32, *plain(32))
+    assert record is not None
+    assert record.added == ()
+    state.apply(record)
+    assert len(set(map(id, state.outstanding.values()))) == 1
 
 
 @pytest.mark.parametrize("target", [0, 1])

@@ -15,6 +15,7 @@ from rucola.broker.delivery import pop as pop_module
 from rucola.broker.delivery import pop_state
 from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.tools.check import check
+from support import stores
 from support.errors import raises
 from support.pop_store import Held, PopStore
 from support.stores import force_deletion
@@ -67,6 +68,35 @@ def test_a_start_reads_a_bounded_part_of_the_log(tmp_path: Path, monkeypatch: py
         log = pop.pop._log
         assert sum(1 for _ in log.read()) <= 13 < log.end
         assert list(pop.state().outstanding) == [7]
+
+
+def test_a_store_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """Its records name each message that is taken, as one without a message group."""
+    pop = PopStore(tmp_path / "store", queues=1)
+    for number in range(3):
+        pop.send(b"%d" % number)
+    pop.receive(1)  # the state, and the topic of the log
+    record = b'["Pop",%d,100,%d,"c",null,3,[[1,null],[2,null]],[1,2],false]' % (pop.now_ms + 1, pop.now_ms + 101)
+    pop.store.put(stores.inner("rmq_sys_pop_log", 0, b'[0,[["T","g",0,%b]]]' % record), pop.now_ms)
+    pop.restart()
+    assert list(pop.state().outstanding) == [0, 1, 2]
+    pop.now_ms += 1000
+    assert bodies(pop.receive()) == [b"0", b"1", b"2"], "again, from the retry topic"
+    pop.close()
+
+
+def test_revival_ends_with_its_share_amid_a_receive(tmp_path: Path) -> None:
+    with pop_store(tmp_path) as pop:
+        for number in range(40):
+            pop.send(b"%02d" % number)
+        pop.receive(24)
+        pop.receive(16)
+        pop.now_ms += 1000
+        assert pop.pop.revive(pop.now_ms) == pop.now_ms - 900, "the rest is due as well"
+        assert pop.store.max_offset("%RETRY%g_T", 0) == pop_module.REVIVAL_BATCH
+        assert list(pop.state().outstanding) == list(range(32, 40))
+        assert pop.pop.revive(pop.now_ms) is None
+        assert [message.body for message in pop.all_of("%RETRY%g_T")] == [b"%02d" % number for number in range(40)]
 
 
 def test_damage_of_the_log_delivers_again_and_loses_nothing(tmp_path: Path) -> None:

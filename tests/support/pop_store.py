@@ -18,7 +18,7 @@ from rucola.broker.delivery.pop_state import Handle
 from rucola.broker.durability import Durability
 from rucola.broker.limits import Limits
 from rucola.broker.services.fetch import FetchService
-from rucola.broker.services.pop import Acknowledged, PopService
+from rucola.broker.services.pop import Ack, Acknowledged, PopService
 from rucola.broker.services.requests import PopRequest
 from rucola.broker.services.results import Popped
 from rucola.broker.state import BrokerState
@@ -129,10 +129,11 @@ class PopStore:
         ]  # fmt: skip
 
     def ack(self, *held: Held) -> Acknowledged:
-        handles: dict[tuple[str, int], list[Handle]] = {}
+        acks = []
         for each in held:
-            handles.setdefault((each.topic, each.queue_id), []).append(each.handle)
-        return self.service.acknowledge("g", handles)
+            offset, pop_time_ms, invisible_ms = each.handle
+            acks.append(Ack(each.topic, each.queue_id, pop_time_ms, invisible_ms, (offset,)))
+        return self.service.acknowledge("g", acks)
 
     def change(self, held: Held, invisible_ms: int) -> None:
         held.handle, _ = self.service.change_invisible("g", held.topic, held.queue_id, held.handle, invisible_ms)

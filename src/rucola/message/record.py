@@ -320,6 +320,17 @@ place_of = _PLACE.unpack_from
 """Return (size, queue offset, physical offset) from the first 36 bytes of a record, without validation."""
 
 
+def split(records: bytes) -> dict[int, bytes]:
+    """Return records that follow each other in one queue by their queue offsets."""
+    found = {}
+    begin = 0
+    while begin < len(records):
+        size, queue_offset, _ = place_of(records, begin)
+        found[queue_offset] = records[begin : begin + size]
+        begin += size
+    return found
+
+
 def with_topic(record: bytes, topic: str, added: bytes) -> bytes:
     """Return a record with another topic and with properties `added` to its own."""
     found = peek(record)

@@ -27,7 +27,7 @@ Corresponds to `ExtraInfoUtil` and the headers of Apache RocketMQ 5.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
@@ -47,6 +47,8 @@ MAX_BITS: Final = 1 << 16
 MAX_ACKS: Final = 4096
 """Messages of one BATCH_ACK_MESSAGE."""
 _IS_SET: Final = re.compile(rb"[^\0]")
+_BITS: Final = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+"""The bits of each byte."""
 _NORMAL, _RETRY = "0", "1"
 
 
@@ -139,11 +141,11 @@ class BatchAck(Struct, kw_only=True):
     def count(self) -> int:
         return int.from_bytes(self.bit_set, "little").bit_count()
 
-    def queue_offsets(self) -> Iterator[int]:
-        for found in _IS_SET.finditer(self.bit_set):
-            for bit in range(8):
-                if found[0][0] >> bit & 1:
-                    yield self.start_offset + 8 * found.start() + bit
+    def queue_offsets(self) -> list[int]:
+        start = self.start_offset
+        return [
+            start + 8 * found.start() + bit for found in _IS_SET.finditer(self.bit_set) for bit in _BITS[found[0][0]]
+        ]
 
 
 class BatchAckMessageRequestBody(Body, kw_only=True):

@@ -67,8 +67,8 @@ _ROLLED: Final = 16
 """States that are written again in one iteration of the event loop."""
 _MAX_OUTDATED: Final = 1024
 
-_Due = tuple[int, PopQueue, int, int]
-"""(visible_ms, queue, queue offset, pop time)."""
+_Due = tuple[int, PopQueue, int, Sequence[int]]
+"""(visible_ms, queue, pop time, queue offsets)."""
 
 
 class PopConsumerService(Delivery[None]):
@@ -103,7 +103,7 @@ class PopConsumerService(Delivery[None]):
         self._committed: dict[PopQueue, int] = {}
         """The offset that POP committed last."""
         self._due: list[_Due] = []
-        """A heap; an item is outdated if its message is done or has another pop time."""
+        """A heap; what is done or has another pop time is outdated."""
         self._unrecorded: list[Entry] = []
         """Messages that are copied, which a record must say before any other."""
 
@@ -122,7 +122,12 @@ class PopConsumerService(Delivery[None]):
             self._committed[queue] = state.committed_offset
             self.count += len(state.outstanding)
         for queue, state in self.states.items():
-            self._schedule(queue, state.outstanding)
+            deliveries: dict[tuple[int, int], list[int]] = {}
+            for offset, held in state.outstanding.items():
+                if held.attempt:
+                    deliveries.setdefault((held.visible_ms, held.pop_time_ms), []).append(offset)
+            for (visible_ms, pop_time_ms), offsets in deliveries.items():
+                self._schedule((visible_ms, queue, pop_time_ms, offsets))
 
     def _replay(self) -> int:
         """Rebuild the states from the log; return the physical offset of its last record, -1 without one."""
@@ -286,9 +291,9 @@ class PopConsumerService(Delivery[None]):
         self.count += len(state.outstanding) - before
         self._commit(queue, state)
         if isinstance(record, Pop):
-            self._schedule(queue, record.taken)
+            self._schedule((record.visible_ms, queue, record.pop_time_ms, record.taken))
         elif isinstance(record, Change):
-            self._schedule(queue, (record.queue_offset,))
+            self._schedule((record.visible_ms, queue, record.pop_time_ms, (record.queue_offset,)))
         elif isinstance(record, Snapshot) or (isinstance(record, Done) and (state.is_ordered or before >= state.limit)):
             self.on_visible(queue)
 
@@ -346,26 +351,15 @@ class PopConsumerService(Delivery[None]):
     def revive(self, now_ms: int) -> int | None:
         """Deliver a batch of messages whose time is over again; return the time of the next call in ms, or None."""
         moved: dict[PopQueue, list[int]] = {}
-        size = 0
-        for _ in range(REVIVAL_BATCH):
-            if not self._due or self._due[0][0] > now_ms or size > REVIVAL_BYTES:
-                break
-            _, queue, offset, pop_time_ms = heapq.heappop(self._due)
-            if (held := self._current(queue, offset, pop_time_ms)) is None:
-                continue
-            limit = self._retry_max_times(queue.group)
-            if held.message_group is not None and held.attempt <= limit:
-                self.on_visible(queue)
-                continue
-            message = self._message(queue, offset)
-            if message is not None:
-                size += len(message.body)
-                if not self._put_copy(queue, message, held, limit, now_ms):
-                    heapq.heappush(self._due, (now_ms + FIRST_RETRY_MS, queue, offset, pop_time_ms))
-                    if not self._store.write_state.is_writable:  # no other one can be put either
-                        break
-                    continue
-            moved.setdefault(queue, []).append(offset)
+        left, size = REVIVAL_BATCH, 0
+        while left > 0 and size <= REVIVAL_BYTES and self._due and self._due[0][0] <= now_ms:
+            visible_ms, queue, pop_time_ms, offsets = heapq.heappop(self._due)
+            current = self._current(queue, pop_time_ms, offsets)
+            if len(current) > left:
+                heapq.heappush(self._due, (visible_ms, queue, pop_time_ms, current[left:]))
+            for offset in current[:left]:
+                size += self._revive_message(queue, offset, now_ms, moved)
+            left -= max(1, len(current))
         if moved:
             changes = [(queue, Done(tuple(offsets))) for queue, offsets in moved.items()]
             try:
@@ -380,6 +374,20 @@ class PopConsumerService(Delivery[None]):
         return (
             next_ms if next_ms is None or self._store.write_state.is_writable else max(next_ms, now_ms + FIRST_RETRY_MS)
         )
+
+    def _revive_message(self, queue: PopQueue, offset: int, now_ms: int, moved: dict[PopQueue, list[int]]) -> int:
+        """Deliver a message again, which is `moved` if its copy is done; return its size."""
+        held = self.states[queue].outstanding[offset]
+        limit = self._retry_max_times(queue.group)
+        if held.message_group is not None and held.attempt <= limit:
+            self.on_visible(queue)
+            return 0
+        message = self._message(queue, offset)
+        if message is None or self._put_copy(queue, message, held, limit, now_ms):
+            moved.setdefault(queue, []).append(offset)
+        else:
+            heapq.heappush(self._due, (now_ms + FIRST_RETRY_MS, queue, held.pop_time_ms, (offset,)))
+        return 0 if message is None else len(message.body)
 
     def _put_copy(self, queue: PopQueue, message: MessageExt, held: Outstanding, limit: int, now_ms: int) -> bool:
         copy = _copy(message, held)
@@ -414,22 +422,21 @@ class PopConsumerService(Delivery[None]):
         config = self._groups.get(group)
         return 16 if config is None else config.retry_max_times
 
-    def _schedule(self, queue: PopQueue, offsets: Iterable[int]) -> None:
-        state, due = self.states[queue], self._due
-        for offset in offsets:
-            held = state.outstanding[offset]
-            if held.attempt:
-                heapq.heappush(due, (held.visible_ms, queue, offset, held.pop_time_ms))
-        if len(due) > 2 * self.count + _MAX_OUTDATED:
-            due[:] = [item for item in due if self._current(*item[1:]) is not None]
-            heapq.heapify(due)
-        if due:
-            self.on_due(due[0][0])
+    def _schedule(self, due: _Due) -> None:
+        heapq.heappush(self._due, due)
+        if len(self._due) > 2 * self.count + _MAX_OUTDATED:
+            self._due = [due for due in self._due if self._current(*due[1:])]
+            heapq.heapify(self._due)
+        if self._due:
+            self.on_due(self._due[0][0])
 
-    def _current(self, queue: PopQueue, offset: int, pop_time_ms: int) -> Outstanding | None:
+    def _current(self, queue: PopQueue, pop_time_ms: int, offsets: Sequence[int]) -> list[int]:
+        """Return those messages of a delivery that are outstanding since then."""
         state = self.states.get(queue)
-        held = None if state is None else state.outstanding.get(offset)
-        return held if held is not None and held.pop_time_ms == pop_time_ms else None
+        if state is None or state.outstanding.keys().isdisjoint(offsets):
+            return []
+        outstanding = state.outstanding
+        return [offset for offset in offsets if (held := outstanding.get(offset)) and held.pop_time_ms == pop_time_ms]
 
 
 def _copy(message: MessageExt, held: Outstanding) -> MessageExt:

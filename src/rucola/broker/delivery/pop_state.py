@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 MAX_OUTSTANDING: Final = 4096
@@ -41,14 +41,14 @@ class Handle(NamedTuple):
 
 
 class Candidate(Struct, frozen=True, array_like=True):
-    """A message that the store found for the group."""
-
     queue_offset: int
     message_group: str | None = None
 
 
-class Outstanding(Struct, array_like=True):
-    message_group: str | None
+class Outstanding(Struct, frozen=True, array_like=True):
+    """What is known of a message, or of several ones for which it is the same."""
+
+    message_group: str | None = None
     attempt: int = 0
     """1 for the first delivery."""
     pop_time_ms: int = 0
@@ -58,7 +58,7 @@ class Outstanding(Struct, array_like=True):
     attempt_id: str | None = None
 
 
-class Pop(Struct, frozen=True, array_like=True, tag=True):
+class Pop(Struct, frozen=True, array_like=True, tag="Pop2"):
     pop_time_ms: int
     invisible_ms: int
     visible_ms: int
@@ -66,10 +66,14 @@ class Pop(Struct, frozen=True, array_like=True, tag=True):
     attempt_id: str | None
     next_offset: int
     added: tuple[Candidate, ...]
-    """Outstanding from now on, whether taken or waiting."""
+    """Outstanding from now on, whether taken or waiting; empty if none has a message group, and all are taken."""
     taken: tuple[int, ...]
     is_repeated: bool = False
     """The answer to the same receive was lost: the attempts are not new."""
+
+
+class FirstPop(Pop, frozen=True, array_like=True, tag="Pop"):
+    """A record of the first version, where `added` is never empty; it is read, and not written."""
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):
@@ -83,6 +87,9 @@ class Change(Struct, frozen=True, array_like=True, tag=True):
     pop_time_ms: int
     invisible_ms: int
     visible_ms: int
+
+
+_NEW: Final = Outstanding()
 
 
 class Begin(Struct, frozen=True, array_like=True, tag=True):
@@ -105,7 +112,9 @@ class Removed(Struct, frozen=True, array_like=True, tag=True):
     """There is no state any more."""
 
 
-PopRecord: TypeAlias = Pop | Done | Change | Begin | Snapshot | Removed
+_NO_GROUPS: Final[Mapping[int, str]] = {}
+
+PopRecord: TypeAlias = Pop | FirstPop | Done | Change | Begin | Snapshot | Removed
 
 
 @dataclass
@@ -152,8 +161,18 @@ class PopState:
 
     def is_held_by(self, handle: Handle) -> bool:
         """Whether no other delivery or change followed. True beyond the invisible time until somebody takes it."""
-        held = self.outstanding.get(handle.queue_offset)
-        return held is not None and held.attempt > 0 and handle == self.handle(handle.queue_offset)
+        return bool(self.held(handle.pop_time_ms, handle.invisible_ms, (handle.queue_offset,)))
+
+    def held(self, pop_time_ms: int, invisible_ms: int, queue_offsets: Iterable[int]) -> list[int]:
+        """Return those messages of one delivery after which no other delivery or change followed."""
+        return [
+            offset
+            for offset in queue_offsets
+            if (one := self.outstanding.get(offset)) is not None
+            and one.pop_time_ms == pop_time_ms
+            and one.invisible_ms == invisible_ms
+            and one.attempt
+        ]
 
     def is_done(self, queue_offset: int) -> bool:
         return queue_offset < self.next_offset and queue_offset not in self.outstanding
@@ -194,8 +213,7 @@ class PopState:
         return next(iter(self._groups[message_group]))
 
     def snapshot(self) -> Snapshot:
-        held = tuple((offset, msgspec.structs.replace(message)) for offset, message in self.outstanding.items())
-        return Snapshot(self.pop_time_ms, self.next_offset, held)
+        return Snapshot(self.pop_time_ms, self.next_offset, tuple(self.outstanding.items()))
 
     # Decisions.
 
@@ -206,7 +224,8 @@ class PopState:
         invisible_ms: int,
         max_messages: int,
         visible: Sequence[int] = (),
-        candidates: Sequence[Candidate] = (),
+        candidates: Sequence[int] = (),
+        message_groups: Mapping[int, str] = _NO_GROUPS,
         next_offset: int = 0,
         client: str = "",
         attempt_id: str | None = None,
@@ -214,30 +233,30 @@ class PopState:
         """Take messages: `visible` ones (a beginning of what the method returns), then candidates; None if none.
 
         The candidates are the matching messages from the state's `next_offset` up to `next_offset`, where the store
-        reads on; what does not fit is left for the next receive.
+        reads on, and `message_groups` those of them that have one; what does not fit is left for the next receive.
         """
         taken = list(visible)
-        added: list[Candidate] = []
         last_of_group = {self.outstanding[offset].message_group: offset for offset in visible}
         end, room = self.next_offset, self.room
-        for candidate in candidates:
-            if len(taken) >= max_messages or len(added) >= room:
+        for offset in candidates:
+            if len(taken) >= max_messages or not room:
                 break
-            added.append(candidate)
-            end = candidate.queue_offset + 1
-            group = candidate.message_group
-            if group is not None:
+            room -= 1
+            end = offset + 1
+            if (group := message_groups.get(offset)) is not None:
                 earlier = self._groups.get(group)
                 if earlier is not None and last_of_group.get(group) != next(reversed(earlier)):
                     continue
-            taken.append(candidate.queue_offset)
+            taken.append(offset)
         else:
             end = max(end, next_offset)
+        added: tuple[Candidate, ...] = ()
+        if message_groups:
+            added = tuple(Candidate(offset, message_groups.get(offset)) for offset in candidates if offset < end)
         if not taken and not added:
             return None
-        visible_ms = now_ms + invisible_ms
         return Pop(
-            pop_time_ms, invisible_ms, visible_ms, client, attempt_id, end, tuple(added), tuple(sorted(taken))
+            pop_time_ms, invisible_ms, now_ms + invisible_ms, client, attempt_id, end, added, tuple(sorted(taken))
         )  # fmt: skip
 
     def receive_again(
@@ -268,27 +287,34 @@ class PopState:
             self.next_offset = max(self.next_offset, record.next_offset)
             for candidate in record.added:
                 self._add(candidate.queue_offset, Outstanding(candidate.message_group))
-            for offset in record.taken:
-                held = self.outstanding[offset]
-                held.attempt += not record.is_repeated
-                held.client = record.client
-                self._hold(offset, held, record, record.attempt_id)
+            self.pop_time_ms = max(self.pop_time_ms, record.pop_time_ms)
+            for held, offsets in groupby(record.taken, self.outstanding.get):
+                before = held or _NEW
+                after = Outstanding(
+                    before.message_group, before.attempt + (not record.is_repeated), record.pop_time_ms,
+                    record.invisible_ms, record.visible_ms, record.client, record.attempt_id,
+                )  # fmt: skip
+                self._hold(list(offsets), before, after)
         elif isinstance(record, Change):
+            self.pop_time_ms = max(self.pop_time_ms, record.pop_time_ms)
+            before = self.outstanding[record.queue_offset]
             # Its holder has the answer to its receive, so that no repetition of it may take the message.
-            self._hold(record.queue_offset, self.outstanding[record.queue_offset], record, None)
+            after = Outstanding(
+                before.message_group, before.attempt, record.pop_time_ms, record.invisible_ms, record.visible_ms,
+                before.client, None,
+            )  # fmt: skip
+            self._hold([record.queue_offset], before, after)
         elif isinstance(record, Done):
-            for offset in record.queue_offsets:
-                self._remove(offset)
+            self._remove(record.queue_offsets)
         elif isinstance(record, Begin):
-            for offset in [offset for offset in self.outstanding if offset >= record.next_offset]:
-                self._remove(offset)
+            self._remove([offset for offset in self.outstanding if offset >= record.next_offset])
             self.next_offset = record.next_offset
         elif isinstance(record, Snapshot):
             for index in (self.outstanding, self._groups, self._attempts, self._due):
                 index.clear()
             self.pop_time_ms, self.next_offset = record.pop_time_ms, record.next_offset
             for offset, message in record.outstanding:
-                self._add(offset, msgspec.structs.replace(message))
+                self._add(offset, message)
 
     def _add(self, offset: int, message: Outstanding) -> None:
         self.outstanding[offset] = message
@@ -298,34 +324,40 @@ class PopState:
             self._groups.setdefault(message.message_group, OrderedDict())[offset] = None
             self._schedule(offset, message)
 
-    def _hold(self, offset: int, held: Outstanding, record: Pop | Change, attempt_id: str | None) -> None:
-        self._forget_attempt(offset, held)
-        self.pop_time_ms = max(self.pop_time_ms, record.pop_time_ms)
-        held.pop_time_ms, held.invisible_ms = record.pop_time_ms, record.invisible_ms
-        held.visible_ms, held.attempt_id = record.visible_ms, attempt_id
-        if attempt_id:
-            self._attempts.setdefault(attempt_id, set()).add(offset)
-        self._schedule(offset, held)
+    def _hold(self, offsets: list[int], before: Outstanding, after: Outstanding) -> None:
+        self.outstanding.update(dict.fromkeys(offsets, after))
+        if before.attempt_id:
+            self._forget_attempt(offsets, before.attempt_id)
+        if after.attempt_id:
+            self._attempts.setdefault(after.attempt_id, set()).update(offsets)
+        if after.message_group is not None:
+            for offset in offsets:
+                self._schedule(offset, after)
 
-    def _remove(self, offset: int) -> None:
-        done = self.outstanding.pop(offset)
-        self._forget_attempt(offset, done)
-        if done.message_group is not None:
-            group = self._groups[done.message_group]
-            was_head = next(iter(group)) == offset
+    def _remove(self, queue_offsets: Sequence[int]) -> None:
+        for done, same in groupby(queue_offsets, self.outstanding.__getitem__):
+            for offset in (offsets := list(same)):
+                del self.outstanding[offset]
+            if done.attempt_id:
+                self._forget_attempt(offsets, done.attempt_id)
+            if done.message_group is not None:
+                self._leave(done.message_group, offsets)
+
+    def _leave(self, message_group: str, offsets: Sequence[int]) -> None:
+        group = self._groups[message_group]
+        was_head = next(iter(group))
+        for offset in offsets:
             del group[offset]
-            if not group:
-                del self._groups[done.message_group]
-            elif was_head:
-                head = next(iter(group))
-                self._schedule(head, self.outstanding[head])
+        if not group:
+            del self._groups[message_group]
+        elif (head := next(iter(group))) != was_head:
+            self._schedule(head, self.outstanding[head])
 
-    def _forget_attempt(self, offset: int, held: Outstanding) -> None:
-        if held.attempt_id:
-            offsets = self._attempts[held.attempt_id]
-            offsets.discard(offset)
-            if not offsets:
-                del self._attempts[held.attempt_id]
+    def _forget_attempt(self, offsets: Sequence[int], attempt_id: str) -> None:
+        known = self._attempts[attempt_id]
+        known.difference_update(offsets)
+        if not known:
+            del self._attempts[attempt_id]
 
     def _schedule(self, offset: int, message: Outstanding) -> None:
         if message.message_group is not None and self.head_of(message.message_group) == offset:

@@ -22,7 +22,7 @@ from rucola.broker.grpc.messages import message_of
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.grpc.routes import RouteAdapter
 from rucola.broker.pop_hold import HeldPop, PopHold
-from rucola.broker.services.pop import MAX_MESSAGES, PopService
+from rucola.broker.services.pop import MAX_MESSAGES, Ack, PopService
 from rucola.broker.services.requests import PopRequest, RetryRequest
 from rucola.broker.services.results import NothingPopped, Popped
 from rucola.broker.services.retry import RetryService
@@ -34,7 +34,6 @@ from rucola.message.record import decode
 from rucola.message.topics import check_group, check_topic
 from rucola.protocol.grpc.definition_pb2 import Assignment, Code, FilterType, Status
 from rucola.protocol.grpc.service_pb2 import (
-    AckMessageEntry,
     AckMessageRequest,
     AckMessageResponse,
     AckMessageResultEntry,
@@ -248,31 +247,37 @@ class ReceiveAdapter:
         topic, group = _names(content)
         if not 0 < len(content.entries) <= MAX_MESSAGES:
             raise IllegalCall(Code.BAD_REQUEST, f"{len(content.entries)} entries; 1 to {MAX_MESSAGES} are allowed")
-        entries, end = [], 0
-        for entry in content.entries:
-            result, entry_end = self._ack(request.client_id, topic, group, entry)
-            entries.append(result)
-            end = max(end, entry_end)
-        if (missing := await self._durable(end)) is not None:
-            for result in entries:
-                if result.status.code == Code.OK:
-                    result.status.CopyFrom(missing)
+        entries = [
+            AckMessageResultEntry(message_id=one.message_id, receipt_handle=one.receipt_handle, status=OK)
+            for one in content.entries
+        ]
+        acks: list[tuple[AckMessageResultEntry, Ack]] = []
+        for entry in entries:
+            try:
+                acks.append((entry, _ack(topic, group, entry.receipt_handle)))
+            except IllegalCall as error:
+                entry.status.CopyFrom(status_of(error))
+        try:
+            done = self._service.acknowledge(group, [ack for _, ack in acks])
+        except Refused as error:
+            missing: Status | None = status_of(error)
+        else:
+            for (entry, _), stale in zip(acks, done.stale, strict=True):
+                if stale:
+                    entry.status.CopyFrom(status_of(_stale()))
+                else:
+                    self._forget(request.client_id, entry.receipt_handle)
+            missing = await self._durable(done.end if done.accepted else 0)
+        if missing is not None:
+            for entry in entries:
+                if entry.status.code == Code.OK:
+                    entry.status.CopyFrom(missing)
         return AckMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
 
-    def _ack(self, client_id: str, topic: str, group: str, entry: AckMessageEntry) -> tuple[AckMessageResultEntry, int]:
-        result = AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=OK)
-        end = 0
-        try:
-            end = self._acknowledge(client_id, topic, group, entry.receipt_handle)
-        except (Refused, IllegalCall) as error:
-            result.status.CopyFrom(status_of(error))
-        return result, end
-
     def _acknowledge(self, client_id: str, topic: str, group: str, receipt_handle: str) -> int:
-        extra, queue = _handle(topic, group, receipt_handle)
-        done = self._service.acknowledge(group, {queue: [_delivery(extra)]})
-        if done.stale:
-            raise IllegalCall(Code.INVALID_RECEIPT_HANDLE, "the message is held by another delivery now")
+        done = self._service.acknowledge(group, [_ack(topic, group, receipt_handle)])
+        if done.stale[0]:
+            raise _stale()
         self._forget(client_id, receipt_handle)
         return done.end
 
@@ -346,3 +351,12 @@ def _handle(topic: str, group: str, receipt_handle: str) -> tuple[ExtraInfo, tup
 
 def _delivery(extra: ExtraInfo) -> Handle:
     return Handle(extra.queue_offset, extra.pop_time, extra.invisible_time)
+
+
+def _ack(topic: str, group: str, receipt_handle: str) -> Ack:
+    extra, queue = _handle(topic, group, receipt_handle)
+    return Ack(*queue, extra.pop_time, extra.invisible_time, (extra.queue_offset,))
+
+
+def _stale() -> IllegalCall:
+    return IllegalCall(Code.INVALID_RECEIPT_HANDLE, "the message is held by another delivery now")

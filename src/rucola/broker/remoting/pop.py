@@ -21,7 +21,7 @@ from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.delivery.pop_state import Handle
 from rucola.broker.durability import Missing
 from rucola.broker.pop_hold import HeldPop, PopHold
-from rucola.broker.services.pop import PopService
+from rucola.broker.services.pop import Ack, PopService
 from rucola.broker.services.requests import PopRequest
 from rucola.broker.services.results import NothingPopped, Popped
 from rucola.domain.pop import PopStatus
@@ -162,16 +162,18 @@ class PopAdapter:
             is_retry = queue.topic != pop.topic
             mark, first = retry_mark(is_retry=is_retry), queue.queue_offsets[0]
             offsets.append((mark, queue.queue_id, queue.queue_offsets))
-            for offset, record, attempt in zip(queue.queue_offsets, queue.records, queue.attempts, strict=True):
-                if is_retry:
+            if is_retry:
+                for offset, record in zip(queue.queue_offsets, queue.records, strict=True):
                     handle = ExtraInfo(
                         first, popped.pop_time_ms, popped.invisible_ms, revive_qid, mark, self._broker_name,
                         queue.queue_id, offset,
                     )  # fmt: skip
-                    record = with_topic(record, pop.topic, f"{POP_CK}\x01{handle}".encode())
-                body.append(record)
-                if attempt > 1:
-                    counts.append((mark, queue.queue_id, offset, attempt - 1))
+                    body.append(with_topic(record, pop.topic, f"{POP_CK}\x01{handle}".encode()))
+            else:
+                body += queue.records
+            if pop.is_ordered:
+                attempts = zip(queue.queue_offsets, queue.attempts, strict=True)
+                counts += ((mark, queue.queue_id, offset, attempt - 1) for offset, attempt in attempts if attempt > 1)
         header = PopMessageResponseHeader(
             pop_time=popped.pop_time_ms,
             invisible_time=popped.invisible_ms,
@@ -179,7 +181,7 @@ class PopAdapter:
             rest_num=popped.rest,
             start_offset_info=start_offset_info(offsets),
             msg_offset_info=msg_offset_info(offsets),
-            order_count_info=order_count_info(counts) if pop.is_ordered and counts else None,
+            order_count_info=order_count_info(counts) if counts else None,
         )
         return command.response(ResponseCode.SUCCESS, header, b"".join(body), remark="FOUND")
 
@@ -188,8 +190,9 @@ class PopAdapter:
     def ack(self, request: Request[AckMessageRequestHeader]) -> Reply:
         header = request.content
         handle = _handle(header)
-        queue = parse_extra_info(header.extra_info).real_topic(header.topic, header.consumer_group), header.queue_id
-        return self._acknowledge(request, header.consumer_group, {queue: [handle]})
+        topic = parse_extra_info(header.extra_info).real_topic(header.topic, header.consumer_group)
+        ack = Ack(topic, header.queue_id, handle.pop_time_ms, handle.invisible_ms, (handle.queue_offset,))
+        return self._acknowledge(request, header.consumer_group, [ack])
 
     def batch_ack(self, request: Request[BatchAckMessageRequestBody]) -> Reply:
         acks = request.content.acks
@@ -200,18 +203,18 @@ class PopAdapter:
             raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why="its queue offsets are too far apart")
         if (count := sum(ack.count for ack in acks)) > MAX_ACKS:
             raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=f"{count} messages are more than {MAX_ACKS}")
-        handles: dict[tuple[str, int], list[Handle]] = {}
-        for ack in acks:
-            of_queue = handles.setdefault((ack.real_topic, ack.queue_id), [])
-            of_queue += (Handle(offset, ack.pop_time, ack.invisible_time) for offset in ack.queue_offsets())
-        return self._acknowledge(request, groups.pop(), handles)
+        received = [
+            Ack(ack.real_topic, ack.queue_id, ack.pop_time, ack.invisible_time, ack.queue_offsets()) for ack in acks
+        ]
+        return self._acknowledge(request, groups.pop(), received)
 
-    def _acknowledge(self, request: Request[object], group: str, handles: dict[tuple[str, int], list[Handle]]) -> Reply:
-        done = self._service.acknowledge(group, handles)
+    def _acknowledge(self, request: Request[object], group: str, acks: list[Ack]) -> Reply:
+        done = self._service.acknowledge(group, acks)
+        stale = sum(done.stale)
 
         def answer() -> RemotingCommand:
-            if done.stale:
-                raise Refused(refusals.HANDLE_STALE, count=done.stale, total=done.accepted + done.stale, group=group)
+            if stale:
+                raise Refused(refusals.HANDLE_STALE, count=stale, total=done.accepted + stale, group=group)
             return request.success()
 
         return self._when_durable(request, done.end, answer) if done.accepted else answer()

@@ -25,14 +25,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from rucola import refusals
 from rucola.access import Caller, Refused
 from rucola.broker.delivery.pop import MAX_OUTSTANDING
 from rucola.broker.delivery.pop_log import PopQueue
-from rucola.broker.delivery.pop_state import Candidate, Change, Done, Handle, Pop, PopRecord, PopState
+from rucola.broker.delivery.pop_state import Change, Done, Handle, Pop, PopRecord, PopState
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.message_filter import MessageFilter
 from rucola.broker.services.fetch import FetchService
@@ -41,7 +41,7 @@ from rucola.broker.services.results import NothingPopped, Popped, PoppedQueue
 from rucola.broker.state import BrokerState
 from rucola.domain.pop import PopMessage, PopQueueStatus
 from rucola.message import properties
-from rucola.message.record import peek, place_of
+from rucola.message.record import peek, split
 from rucola.message.topics import MAX_TOPIC_LENGTH, RETRY_PREFIX, is_lmq, pop_retry_topic
 from rucola.slices import sliced
 
@@ -61,10 +61,20 @@ _MAX_GROUP_LENGTH: Final = 64
 """Characters of a sharding key that are kept; of a longer one, a hash is."""
 
 
+class Ack(NamedTuple):
+    """Messages of one queue that one receive or change delivered."""
+
+    topic: str
+    queue_id: int
+    pop_time_ms: int
+    invisible_ms: int
+    queue_offsets: Sequence[int]
+
+
 class Acknowledged(NamedTuple):
     accepted: int
-    stale: int
-    """Messages that the caller does not hold any more."""
+    stale: list[int]
+    """How many messages of each acknowledgement the caller does not hold any more."""
     end: int
     """End of the log that contains the acknowledgement."""
 
@@ -175,25 +185,29 @@ class PopService:
 
     # What follows.
 
-    def acknowledge(self, group: str, handles: Mapping[tuple[str, int], Sequence[Handle]]) -> Acknowledged:
-        """Finish messages by the handles of each (topic, queue id). Raises Refused."""
-        changes: list[tuple[PopQueue, PopRecord]] = []
-        count = stale = 0
-        for (topic, queue_id), of_queue in handles.items():
-            queue = PopQueue(topic, group, queue_id)
-            state = self._pop.states.get(queue)
+    def acknowledge(self, group: str, acks: Iterable[Ack]) -> Acknowledged:
+        """Finish messages. Raises Refused."""
+        done: dict[PopQueue, set[int]] = {}
+        accepted, stale = 0, []
+        for ack in acks:
+            state = self._pop.states.get(queue := PopQueue(ack.topic, group, ack.queue_id))
             if state is None:
-                stale += len(of_queue)
+                stale.append(len(ack.queue_offsets))
                 continue
-            held = sorted({handle.queue_offset for handle in of_queue if state.is_held_by(handle)})
-            repeated = sum(state.is_done(handle.queue_offset) for handle in of_queue)
-            count += len(held) + repeated
-            stale += len(of_queue) - len(held) - repeated
+            held = state.held(ack.pop_time_ms, ack.invisible_ms, ack.queue_offsets)
+            count = len(held)
+            if count < len(ack.queue_offsets):
+                count += sum(map(state.is_done, ack.queue_offsets))
+            accepted += count
+            stale.append(len(ack.queue_offsets) - count)
             if held:
-                changes.append((queue, Done(tuple(held))))
+                done.setdefault(queue, set()).update(held)
         # One that is repeated may not be durable yet.
-        end = self._pop.record(changes, self._state.clock()) if changes else self._store.max_physical_offset
-        return Acknowledged(count, stale, end)
+        end = self._store.max_physical_offset
+        if done:
+            changes = [(queue, Done(tuple(sorted(offsets)))) for queue, offsets in done.items()]
+            end = self._pop.record(changes, self._state.clock())
+        return Acknowledged(accepted, stale, end)
 
     def holds(self, group: str, topic: str, queue_id: int, handle: Handle) -> bool:
         """Return whether a message is held by this handle, False if it is finished. Raises Refused for a stale one."""
@@ -338,9 +352,12 @@ class _Receive:
         taken: Pop | None = None
         while True:
             candidates, next_offset, is_end = self._candidates(queue, state, begin, len(visible), records)
+            groups = {}
+            if self._request.is_ordered:
+                groups = {offset: _message_group(records[offset]) for offset in candidates}
             taken = state.receive(
                 self.pop_time_ms, self._now_ms, self._request.invisible_ms, self._left, visible, candidates,
-                next_offset, self._request.client, self._request.attempt_id,
+                groups, next_offset, self._request.client, self._request.attempt_id,
             )  # fmt: skip
             if taken is not None or is_end:
                 break
@@ -365,7 +382,7 @@ class _Receive:
             self.is_unfinished = True
         self._room -= len(taken.added)
         self._left -= len(taken.taken)
-        self._bytes_left -= sum(len(records[offset]) for offset in taken.taken)
+        self._bytes_left -= sum(map(len, self.found.get(queue, {}).values()))
 
     def _visible(self, queue: PopQueue, state: PopState, records: dict[int, bytes]) -> Iterator[int]:
         size = 0
@@ -385,7 +402,7 @@ class _Receive:
 
     def _candidates(
         self, queue: PopQueue, state: PopState, begin: int, visible: int, records: dict[int, bytes]
-    ) -> tuple[list[Candidate], int, bool]:
+    ) -> tuple[list[int], int, bool]:
         """Read messages from `begin` on; return them, where to read on, and whether reading on is of no use."""
         count = min(self._left - visible, state.room, self._room)
         size = self._bytes_left - sum(map(len, records.values()))
@@ -398,16 +415,12 @@ class _Receive:
             queue.topic, queue.queue_id, begin, count, max_bytes=max(0, size), accepts=accepts, matches=wanted.matches
         )
         assert isinstance(result.joined, bytes)
-        candidates = []
-        if result.count and not (size < len(result.joined) and (records or self.found)):
-            for record in result.records:
-                _, offset, _ = place_of(record, 0)
-                records[offset] = record
-                candidates.append(Candidate(offset, _message_group(record) if self._request.is_ordered else None))
-        elif result.count:
+        if result.count and size < len(result.joined) and (records or self.found):
             return [], begin, True
+        found = split(result.joined)
+        records.update(found)
         next_offset = result.next_begin_offset
-        return candidates, next_offset, next_offset >= result.max_offset or next_offset <= begin
+        return list(found), next_offset, next_offset >= result.max_offset or next_offset <= begin
 
     def _record(self, queue: PopQueue, offset: int) -> bytes | None:
         units = self._store.units(queue.topic, queue.queue_id, offset, 1)
