@@ -148,6 +148,8 @@ class Reason(Enum):
     SUBSCRIPTION_OUTDATED = auto()
     """The last heartbeat had an older version of the subscription."""
     FILTER_NOT_FOUND = auto()
+    ILLEGAL_OPERATION = auto()
+    """The state of what it names does not allow it."""
     STALE_HANDLE = auto()
     """Another delivery of the message followed, or there is none."""
     POLLING_FULL = auto()

@@ -118,6 +118,19 @@ SEND_BACK_GROUP_NOT_FOUND: Final = Refusal(
     "subscription group not exist, {group}; create it, or set autoCreateSubscriptionGroup=true on the broker",
 )
 SEND_BACK_NOT_FOUND: Final = Refusal(Reason.NOT_FOUND, "look message by offset failed, {physical_offset}: {why}")
+RECALL_HANDLE_ILLEGAL: Final = Refusal(
+    Reason.ILLEGAL_OPERATION,
+    "{handle!r} is no recall handle of a message that was sent to topic {topic} of broker {broker}",
+)
+RECALL_TOO_LATE: Final = Refusal(
+    Reason.ILLEGAL_OPERATION, "the message was due at {due_ms} (ms since 1970); it is delivered, or about to be"
+)
+RECALL_NOT_FOUND: Final = Refusal(
+    Reason.ILLEGAL_OPERATION, "no message of topic {topic} with the unique key {unique_key} waits for {due_ms}"
+)
+RECALL_NEEDS_INDEX: Final = Refusal(
+    Reason.FAILED, "this broker finds no messages by their keys; set messageIndexEnable=true on the broker"
+)
 NO_OUTCOME: Final = Refusal(
     Reason.INVALID, "commitOrRollback is {outcome}; 8 (commit), 12 (rollback) or 0 (not known yet) is expected"
 )

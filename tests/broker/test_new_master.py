@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rucola.broker.broker import Broker
+from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.client import LocalTransactionState, Message, MessageExt, Producer, PullConsumer, TransactionProducer
-from rucola.protocol.codes import ResponseCode
+from rucola.message.recall import RecallHandle
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.send import RecallMessageRequestHeader
 from rucola.store.config import BrokerRole
 from support.cluster import HOST, Cluster, Tally
 from support.consumers import consumer_of, send
@@ -81,6 +83,26 @@ async def test_it_delivers_delayed_messages_once(tmp_path: Path) -> None:
         assert second.store_config.broker_role is BrokerRole.SYNC_MASTER
         await until(all_late)
         assert await stored(running) == soon | late
+
+
+async def test_it_delivers_no_recalled_message(tmp_path: Path) -> None:
+    async with promotion(tmp_path) as (running, first, second, promote):
+        old = running.peer(first)
+        await follows(first, second)
+        due_ms = wall_clock_ms() + 6000
+        for key in ("recalled", "kept"):
+            properties = f"TIMER_DELIVER_MS\x01{due_ms}\x02UNIQ_KEY\x01{key}\x02"
+            assert (await old.send(key.encode(), properties=properties)).code == ResponseCode.SUCCESS
+        handle = RecallHandle("T", first.config.broker_name, due_ms, "recalled")
+        recall = RecallMessageRequestHeader(topic="T", recall_handle=str(handle))
+        assert (await old.ask(RequestCode.RECALL_MESSAGE, recall)).code == ResponseCode.SUCCESS
+        await promote()
+
+        async def is_kept() -> bool:
+            return b"kept" in await stored(running)
+
+        await until(is_kept)
+        assert await stored(running) == {b"kept": 1}
 
 
 async def test_it_asks_for_the_outcome_of_open_transactions(tmp_path: Path) -> None:

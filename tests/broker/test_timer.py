@@ -286,11 +286,51 @@ async def test_a_roll_stops_while_the_store_refuses_puts(tmp_path: Path) -> None
         assert here.timed.progress().rolled_offset == 1
 
 
+# Recalls.
+
+
+def test_a_recalled_message_is_not_delivered(tmp_path: Path) -> None:
+    with timer_store(tmp_path) as here:
+        here.send(T0, T0 + 10, b"twin", UNIQ_KEY="K")
+        for due_ms in (T0 + 10, T0 + 11):
+            here.send(T0, due_ms, b"%d" % (due_ms - T0), UNIQ_KEY="K")
+            here.send(T0, due_ms, b"other %d" % (due_ms - T0), UNIQ_KEY="L")
+        for key, due_ms, waits in (("K", T0 + 10, True), ("K", T0 + 12, False), ("M", T0 + 10, False)):
+            assert here.timed.waits("T", key, due_ms) == waits
+        assert not here.timed.waits("U", "K", T0 + 10)
+        here.recall(T0 + 5, T0 + 10, "K")
+        here.recall(T0 + 9, T0 + 10, "K")
+        here.deliver(T0 + 20)
+        assert here.bodies() == [b"other 10", b"11", b"other 11"]
+        assert not here.timed.waits("T", "K", T0 + 10)
+        assert here.timed.progress().delivered_ms == T0 + 11
+
+
+async def test_a_recall_outlives_its_file_and_a_crash_while_puts_fail(tmp_path: Path) -> None:
+    with timer_store(tmp_path / "before") as here:
+        here.send(T0, T0 + 10, b"before it", UNIQ_KEY="B")
+        here.send(T0, T0 + 10, b"recalled", UNIQ_KEY="K")
+        here.recall(T0, T0 + 10, "K")
+        fill(here, T0, 4096)
+        here.store.write_state.set_disk_full("deliveries fail")
+        here.deliver(T0 + 10)
+        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
+        assert await here.roll(T0 + 10)
+        here.store.reput()
+        here.timed.file.write(here.timed.progress(), here.store.max_physical_offset)
+        stores.crashed_copy(here.store, tmp_path / "after")
+    (tmp_path / "after" / "commitlog" / f"{0:020}").unlink()
+    with timer_store(tmp_path / "after") as here:
+        here.deliver(T0 + 20)
+        assert here.bodies() == [b"before it"]
+
+
 # Whatever happens.
 
 
 steps = st.one_of(
     st.tuples(st.just("send"), st.lists(st.integers(1, 60), min_size=1, max_size=20)),
+    st.tuples(st.just("recall"), st.lists(st.integers(0, 99), max_size=5)),
     st.tuples(st.just("wait"), st.integers(1, 20)),
     st.sampled_from([("restart", 0), ("crash", 0), ("note", 0), ("roll", 0)]),
 )
@@ -310,6 +350,11 @@ async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, 
                         here.send(now_ms, now_ms + delay, b"%d" % count, UNIQ_KEY=f"K{count}")
                         due[count] = now_ms + delay
                         count += 1
+                case "recall":
+                    for choice in value:
+                        if waiting := [key for key, due_ms in due.items() if due_ms > now_ms]:
+                            chosen = waiting[choice % len(waiting)]
+                            here.recall(now_ms, due.pop(chosen), f"K{chosen}")
                 case "wait":
                     now_ms += value
                     here.deliver(now_ms)

@@ -18,6 +18,7 @@ from rucola.domain.topic import DataVersion, TopicConfig, TopicConfigSerializeWr
 from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rucola.message.batch import encode_batch
 from rucola.message.message import Message
+from rucola.message.recall import RecallHandle
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.access import (
@@ -90,7 +91,7 @@ from rucola.protocol.route import (
     WritePermOfBrokerRequestHeader,
     encode_registration,
 )
-from rucola.protocol.send import SendMessageRequestHeaderV2
+from rucola.protocol.send import RecallMessageRequestHeader, SendMessageRequestHeaderV2
 from rucola.protocol.topic import CreateTopicRequestHeader, GetConsumeStatsRequestHeader, TopicRequestHeader
 from rucola.protocol.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from rucola.store.config import StoreConfig
@@ -467,6 +468,12 @@ BROKER_REQUESTS: dict[int, Requests] = {
     ),
     CODE.RESUME_CHECK_HALF_MESSAGE: _request(
         CODE.RESUME_CHECK_HALF_MESSAGE, ResumeCheckHalfMessageRequestHeader(msg_id="7F00000100002A9F0000000000000000")
+    ),
+    CODE.RECALL_MESSAGE: _request(
+        CODE.RECALL_MESSAGE,
+        RecallMessageRequestHeader(
+            topic="topic-1", recall_handle=str(RecallHandle("topic-1", "broker-a", 1 << 50, "k" * 30_000))
+        ),
     ),
     CODE.END_TRANSACTION: _request(
         CODE.END_TRANSACTION,

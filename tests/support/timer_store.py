@@ -53,9 +53,12 @@ class TimerStore:
         )
         assert self.store.put(message, now_ms).status is PutMessageStatus.PUT_OK
 
+    def recall(self, now_ms: int, due_ms: int, unique_key: str) -> None:
+        assert self.timed.waits("T", unique_key, due_ms)
+        self.send(now_ms, due_ms, b"0", TIMER_DEL_UNIQKEY=unique_key)
+
     def deliver(self, now_ms: int) -> int | None:
         """Deliver until nothing is left to do now; when to come back."""
-        self.store.reput()
         while (due_ms := self.timed.deliver(now_ms)) is not None and due_ms <= now_ms:
             pass
         return due_ms

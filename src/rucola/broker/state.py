@@ -15,6 +15,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.pop import PopConsumerService
+from rucola.broker.delivery.timer import TimerMessageService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.limits import Limits
 from rucola.broker.mastership import Mastership
@@ -48,6 +49,7 @@ class BrokerState:
     locks: QueueLockTable
     modes: RequestModeTable
     delayed: ScheduleMessageService
+    timers: TimerMessageService
     transactions: TransactionalMessageService
     pop: PopConsumerService
     stats: BrokerStats

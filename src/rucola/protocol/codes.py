@@ -105,7 +105,8 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
-    # Of RocketMQ 5: POP (`rucola.protocol.pop`).
+    # Of RocketMQ 5: recall of timer messages (`rucola.protocol.send`), and POP (`rucola.protocol.pop`).
+    RECALL_MESSAGE = 370
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
@@ -179,6 +180,7 @@ class ResponseCode(IntEnum):
     DELETE_ACL_CONFIG_FAILED = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
+    ILLEGAL_OPERATION = 604
     # Of RocketMQ 5, for POP: numbers that 4.9 has for other requests.
     POLLING_FULL = 209
     POLLING_TIMEOUT = 210

@@ -1,4 +1,4 @@
-"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): the headers of requests and responses.
+"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), and RECALL_MESSAGE (370): the headers.
 
 V2 has the same fields under names of one letter; current clients send it. `properties` has pairs `name \\x01 value
 \\x02`. The body of a batch is described in `rucola.message.batch`; its response has one msgId per message, separated by
@@ -60,3 +60,19 @@ class SendMessageResponseHeader(Header, kw_only=True):
     queue_offset: int
     # Optional; Rucola's brokers do not send it.
     transaction_id: str | None = None
+    # Of a timer message, for RECALL_MESSAGE.
+    recall_handle: str | None = None
+
+
+class RecallMessageRequestHeader(Header, kw_only=True):
+    """Take back a timer message that is not due yet."""
+
+    producer_group: str | None = None
+    topic: str
+    recall_handle: str
+
+
+class RecallMessageResponseHeader(Header, kw_only=True):
+    """`msg_id` is the unique key."""
+
+    msg_id: str

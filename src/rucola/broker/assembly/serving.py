@@ -70,6 +70,7 @@ class Serving:
             locks=metadata.locks,
             modes=metadata.modes,
             delayed=delivery.kinds.delayed,
+            timers=delivery.kinds.timers,
             transactions=delivery.kinds.transactions,
             pop=delivery.kinds.pop,
             stats=connections.stats,

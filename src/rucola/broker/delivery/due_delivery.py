@@ -56,10 +56,15 @@ class DueDelivery(Delivery[P]):
     def deliver(self, now_ms: int) -> int | None:
         """Deliver a batch of due messages; return the time of the next call in ms, or None."""
 
+    def _is_recalled(self, message: MessageExt, due_ms: int) -> bool:
+        return False
+
     def _put_due(self, kind: str, physical_offset: int, due_ms: int, now_ms: int, *, is_roll: bool = False) -> bool:
         """Put a waiting message into its target queue; False if the put failed. Damaged ones are skipped and logged."""
         try:
             message = stored_message(self._store, physical_offset)
+            if self._is_recalled(message, due_ms):
+                return True
             topic, queue_id = _own_queue(message)
         except InvalidMessage as error:
             logger.error("%s: skipping a message that cannot be delivered: %s", kind, error)

@@ -31,6 +31,10 @@ first timer message, so that Apache's broker finds no unknown file):
 Of the units before q, all that were due at d or earlier are delivered; those before r were rolled: put again at the end
 of the same queue, with TIMER_ROLL_TIMES incremented, before their log file is deleted (see `broker.delivery.rolling`).
 
+A recall is a timer message with TIMER_DEL_UNIQKEY, the unique key of another one of the same topic, and is due a
+millisecond before it. Instead of a delivery, the key is remembered until all messages of that time are delivered; a
+message with it is skipped. Until then the recall counts as waiting.
+
 Delivery is at least once, with duplicates found by their unique key after a crash, as for delay levels. A put that
 fails is retried; deliveredMs, rolledOffset and the log file stay until it succeeds.
 
@@ -43,6 +47,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,12 +59,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rucola.broker.delivery.delay import redirect_by_level
-from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, DueDelivery
+from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, DueDelivery, indexed
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
 from rucola.broker.delivery.progress import ProgressFile
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.errors import InvalidMessage, StoreCorrupt
-from rucola.message import properties
+from rucola.message import MessageExt, properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
@@ -112,7 +117,9 @@ def redirect_delayed(
             f"its property {requested} is {number} {unit}, more than a hundred years ahead; is it in another unit?",
             subject=requested,
         )
-    if due_ms <= now_ms:
+    if properties.TIMER_DEL_UNIQKEY in pairs:
+        due_ms = max(due_ms, now_ms) - 1  # before the message
+    elif due_ms <= now_ms:
         return target
     pairs[properties.TIMER_OUT_MS] = str(due_ms)
     pairs[properties.REAL_TOPIC] = topic
@@ -195,6 +202,8 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         """End offset of the units that are in the heap or counted as far."""
         self._rolled_offset = 0
         """Units before this queue offset were rolled, or do not wait."""
+        self._recalled: defaultdict[int, set[tuple[str | None, str | None]]] = defaultdict(set)
+        """By due time: topics and unique keys of recalled messages, of recalls that were due."""
 
     def load(self) -> None:
         # Units before its queue offset count as far, with unknown due times; later ones are processed as new arrivals.
@@ -236,6 +245,7 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
     def deliver(self, now_ms: int) -> int | None:
+        self._store.max_offset(*_QUEUE)  # dispatches pending records now: a recall goes before its message
         # Step 3. During a backoff nothing is delivered, but the scan below continues.
         count = 0
         retry_ms = self._backoff.next_ms(now_ms)
@@ -245,6 +255,8 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
                 count += 1
             else:
                 retry_ms = self._backoff.failed(now_ms)
+        if self._recalled:
+            self._forget_recalled(now_ms)
         # Step 4. Refill at half the capacity, so that the scan ends before the heap is empty.
         if self._horizon is not None and len(self._near) <= self._capacity // 2:
             self._scan_segment()
@@ -268,6 +280,28 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
                 return False
             self._rolled_offset += 1
         return None if units else True
+
+    # -- recalls -------------------------------------------------------------------------------------------------------
+
+    def waits(self, topic: str, unique_key: str, due_ms: int) -> bool:
+        """Return whether a message of this topic waits for this time, according to the index."""
+        wanted = {properties.REAL_TOPIC: topic, properties.TIMER_OUT_MS: str(due_ms), properties.UNIQ_KEY: unique_key}
+        return due_ms > self._delivered_ms and any(
+            found.properties.items() >= wanted.items() for found in indexed(self._store, TIMER_TOPIC, unique_key, -1)
+        )
+
+    def _is_recalled(self, message: MessageExt, due_ms: int) -> bool:
+        topic, recalled = map(message.properties.get, (properties.REAL_TOPIC, properties.TIMER_DEL_UNIQKEY))
+        if recalled is not None:
+            self._recalled[due_ms + 1].add((topic, recalled))
+            return True
+        return (topic, message.unique_key) in self._recalled.get(due_ms, ())
+
+    def _forget_recalled(self, now_ms: int) -> None:
+        first = self._near[0] if self._near else self._horizon
+        least_ms = now_ms + 1 if first is None else min(first[0], now_ms + 1)
+        for due_ms in [due_ms for due_ms in self._recalled if due_ms < least_ms]:
+            del self._recalled[due_ms]
 
     # -- delivering and rolling ----------------------------------------------------------------------------------------
 
@@ -311,7 +345,11 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
     # -- heap, horizon and scan ----------------------------------------------------------------------------------------
 
     def _first(self) -> _Key | None:
-        return self._near[0] if self._near else self._horizon
+        first = self._near[0] if self._near else self._horizon
+        if not self._recalled:
+            return first
+        recall = (min(self._recalled) - 1, 0)
+        return recall if first is None else min(first, recall)
 
     @property
     def _capacity(self) -> int:

@@ -4,7 +4,7 @@
     codes        codes for refusals
     messages     messages to and from the records of the store
     routes       QueryRoute
-    send         SendMessage and EndTransaction
+    send         SendMessage, RecallMessage and EndTransaction
     receive      ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue, QueryAssignment
     clients      Telemetry, Heartbeat, NotifyClientTermination; calls to clients
     discovery    health checks and reflection

@@ -33,8 +33,9 @@ MAX_MESSAGE_GROUP_SIZE: Final = 64
 
 _OWN: Final = properties.RESERVED | {
     SHARDING_KEY, TRACE_CONTEXT, properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC,
-    properties.TIMER_OUT_MS, properties.TIMER_ROLL_TIMES, properties.CHECK_IMMUNITY_TIME_IN_SECONDS,
-    properties.TRANSACTION_CHECK_TIMES, properties.TRAN_PREPARED_QUEUE_OFFSET, properties.INNER_MULTI_DISPATCH,
+    properties.TIMER_OUT_MS, properties.TIMER_ROLL_TIMES, properties.TIMER_DEL_UNIQKEY,
+    properties.CHECK_IMMUNITY_TIME_IN_SECONDS, properties.TRANSACTION_CHECK_TIMES,
+    properties.TRAN_PREPARED_QUEUE_OFFSET, properties.INNER_MULTI_DISPATCH,
 }  # fmt: skip
 """Properties that are no user properties."""
 _has_control = re.compile(r"[\x00-\x1f\x7f-\x9f]").search

@@ -1,9 +1,7 @@
-"""Adapter of SendMessage and EndTransaction.
+"""Adapter of SendMessage, RecallMessage and EndTransaction.
 
 The transaction id of a half message has its offsets, so that any later EndTransaction finds it; a topic is the producer
 group of its transactions, as in Apache's proxy. Messages of a group go to one queue.
-
-RecallMessage is not implemented, since the store cannot take back a timer message; recall handles are empty.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from rucola.broker.grpc.codes import OK, IllegalCall, common_status, status_of, 
 from rucola.broker.grpc.messages import publish_request
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.services.publish import PublishService
+from rucola.broker.services.recall import RecallService
 from rucola.broker.services.requests import PublishRequest
 from rucola.broker.services.results import Published
 from rucola.broker.services.transactions import TransactionService
@@ -31,6 +30,8 @@ from rucola.protocol.grpc.definition_pb2 import Code, Message, Status, Transacti
 from rucola.protocol.grpc.service_pb2 import (
     EndTransactionRequest,
     EndTransactionResponse,
+    RecallMessageRequest,
+    RecallMessageResponse,
     SendMessageRequest,
     SendMessageResponse,
     SendResultEntry,
@@ -49,8 +50,11 @@ def transaction_id(half_queue_offset: int, physical_offset: int) -> str:
 
 
 class SendAdapter:
-    def __init__(self, publish: PublishService, transactions: TransactionService, state: BrokerState) -> None:
+    def __init__(
+        self, publish: PublishService, recall: RecallService, transactions: TransactionService, state: BrokerState
+    ) -> None:
         self._publish = publish
+        self._recall = recall
         self._transactions = transactions
         self._topic = state.topics.get
         self._config, self._store_config = state.config, state.store.config
@@ -63,7 +67,7 @@ class SendAdapter:
             limited = islice(request.messages, self._config.max_messages_per_batch)
             return [Resource(topic) for topic in {name_of(message.topic) for message in limited}] or [Resource()]
 
-        def ended(request: EndTransactionRequest) -> list[Resource]:
+        def named(request: RecallMessageRequest | EndTransactionRequest) -> list[Resource]:
             return [Resource(name_of(request.topic))]
 
         return (
@@ -72,7 +76,11 @@ class SendAdapter:
                 lambda status: SendMessageResponse(status=status), self.send,
             ),
             GrpcMethod(
-                "EndTransaction", Action.END_TRANSACTION, EndTransactionRequest, ended,
+                "RecallMessage", Action.PUBLISH, RecallMessageRequest, named,
+                lambda status: RecallMessageResponse(status=status), self.recall,
+            ),
+            GrpcMethod(
+                "EndTransaction", Action.END_TRANSACTION, EndTransactionRequest, named,
                 lambda status: EndTransactionResponse(status=status), self.end,
             ),
         )  # fmt: skip
@@ -121,7 +129,12 @@ class SendAdapter:
             published = self._publish.publish(caller, request)
         except (Refused, IllegalCall) as error:
             return SendResultEntry(status=status_of(error), message_id=system.message_id), None
-        entry = SendResultEntry(status=OK, message_id=system.message_id, offset=published.queue_offset)
+        entry = SendResultEntry(
+            status=OK,
+            message_id=system.message_id,
+            offset=published.queue_offset,
+            recall_handle=published.recall_handle,
+        )
         if request.sys_flag:
             entry.transaction_id = transaction_id(published.queue_offset, published.physical_offset)
         return entry, published
@@ -138,6 +151,14 @@ class SendAdapter:
             return string_hash(message_group) % topic.write_queue_nums
         self._next_queue += 1
         return self._next_queue % topic.write_queue_nums
+
+    async def recall(self, request: GrpcRequest[RecallMessageRequest]) -> RecallMessageResponse:
+        topic = checked(check_topic, name_of(request.content.topic), Code.ILLEGAL_TOPIC)
+        message_id, published = self._recall.recall(request.caller, topic, request.content.recall_handle)
+        missing = None
+        if published.must_wait:
+            missing = await when_durable(self._publish.when_durable, published.end)
+        return RecallMessageResponse(status=missing or OK, message_id=message_id)
 
     def end(self, request: GrpcRequest[EndTransactionRequest]) -> EndTransactionResponse:
         content = request.content

@@ -25,7 +25,6 @@ NOT_IMPLEMENTED: Final = (
     "UpdateOffset",
     "GetOffset",
     "QueryOffset",
-    "RecallMessage",
     "SyncLiteSubscription",
 )
 
@@ -50,7 +49,7 @@ class GrpcService:
         methods: list[GrpcMethod[Any]] = [
             *routes.methods(),
             *receive.methods(),
-            *SendAdapter(services.publish, services.transactions, state).methods(),
+            *SendAdapter(services.publish, services.recall, services.transactions, state).methods(),
             *clients.methods(),
             *map(_not_implemented, NOT_IMPLEMENTED),
         ]

@@ -17,6 +17,7 @@ from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.remoting.pop import PopAdapter
 from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.query import QueryAdapter
+from rucola.broker.remoting.recall import RecallAdapter
 from rucola.broker.remoting.reply import ReplyAdapter
 from rucola.broker.remoting.retry import RetryAdapter
 from rucola.broker.remoting.roles import RoleAdapter
@@ -40,6 +41,7 @@ def broker_endpoints(
     """Return all endpoints, including the given adapters'."""
     adapters = (
         sends,
+        RecallAdapter(services.recall, services.publish),
         ReplyAdapter(services.reply, state.config),
         RetryAdapter(services.retry, state.persistence),
         TransactionAdapter(services.transactions),

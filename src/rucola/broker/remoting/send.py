@@ -168,7 +168,7 @@ class SendAnswers:
         return b"".join(responses)
 
     def answer(self, command: RemotingCommand, published: Published) -> Answer:
-        if command.serialize_type is not JSON:
+        if command.serialize_type is not JSON or published.recall_handle:
             return self.encoded(command, published)
         ids = list(published.physical_offsets) or [published.physical_offset]
         place = [published.queue_id], [published.queue_offset]
@@ -183,6 +183,8 @@ class SendAnswers:
             "queueId": str(published.queue_id),
             "queueOffset": str(published.queue_offset),
         }
+        if published.recall_handle:
+            answer.ext["recallHandle"] = published.recall_handle
         return answer
 
     def not_durable(self, command: RemotingCommand, published: Published, missing: Missing) -> RemotingCommand:

@@ -23,6 +23,7 @@ from rucola.broker.services.offsets import OffsetService
 from rucola.broker.services.pop import PopService
 from rucola.broker.services.publish import PublishService
 from rucola.broker.services.query import QueryService
+from rucola.broker.services.recall import RecallService
 from rucola.broker.services.reply import ReplyService
 from rucola.broker.services.retry import RetryService
 from rucola.broker.services.roles import RoleService
@@ -49,6 +50,7 @@ class BrokerServices:
         config_file: Path | None,
     ) -> None:
         self.publish = PublishService(state, durability, late.create, topics_registered)
+        self.recall = RecallService(state, self.publish)
         self.reply = ReplyService(state, self.publish, calls, late.receive)
         self.retry = RetryService(state, late.read)
         self.transactions = TransactionService(state.transactions, state.clock, late.publish)

@@ -50,6 +50,7 @@ from rucola.message.batch import decode_part
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import is_true
+from rucola.message.recall import RecallHandle
 from rucola.store.config import PUT_OK, PutBatchResult, PutMessageStatus
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, check_names
 
@@ -314,7 +315,11 @@ class PublishService:
         )
         if place != target:
             self._check_reserve(message)
-        return self._put(message, now_ms, queue_id, wait)
+        published = self._put(message, now_ms, queue_id, wait)
+        if place[0] == topics.TIMER_TOPIC and message.unique_key:
+            due_ms = int(pairs[properties.TIMER_OUT_MS])
+            published.recall_handle = str(RecallHandle(target[0], self._config.broker_name, due_ms, message.unique_key))
+        return published
 
     def _target_queue(
         self, request: PublishRequest, queue_id: int, pairs: dict[str, str], now_ms: int

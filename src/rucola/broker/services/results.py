@@ -25,6 +25,8 @@ class Published(Struct, gc=False):
     """Whether the response waits until everything before `end` is durable (see `rucola.broker.durability`)."""
     physical_offsets: Sequence[int] = ()
     """Of all messages of a batch; empty for a single message."""
+    recall_handle: str = ""
+    """Of a timer message (`rucola.message.recall`)."""
 
 
 class StoredSends(NamedTuple):
