@@ -24,6 +24,7 @@ EXECUTED = {
     "docs/access-control.md": "tests/docs/test_tutorials.py",
     "docs/client.md": "tests/client/test_examples.py",
     "docs/cluster.md": "tests/cli/test_cluster.py",
+    "docs/lake.md": "tests/spark/test_archive_pages.py",
     "docs/metrics.md": "tests/docs/test_snippets.py",
     "docs/migration.md": "tests/client/test_migration_page.py",
     "docs/mqadmin.md": "tests/docs/test_snippets.py",

@@ -12,6 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.jobs import archive
+from rucola.spark.session import LazySession
+from rucola.testing.rocketmq import RocketMQ
 from support.documents import Document
 
 
@@ -41,6 +43,20 @@ def test_the_programs_of_the_pages_run(
     keys = [json.loads(line)["properties"].get("KEYS", "").split() for line in lines]
     assert names["orders"].count() == sum("grp-0" in each for each in keys)
     assert len(names["found"].messages) == 10
+
+
+@pytest.mark.spark
+def test_the_programs_of_the_readers_run(spark: SparkSession, rocketmq: RocketMQ, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    for number in range(5):
+        rocketmq.send("Orders", b"%d" % number, tags="paid")
+    archive.run(LazySession("tests", use_spark=False), rocketmq.store, lake, broker_name="broker-a")
+    rocketmq.send("Orders", b"later", tags="paid")
+    names: dict[str, Any] = {"spark": spark}
+    for program in programs("lake.md"):
+        exec(program.replace("/srv/lake", str(lake)).replace("host:9876", rocketmq.namesrv), names)
+    assert names["archived"].count() == names["orders"].count() == 5
+    assert names["now"].count() == 6
 
 
 @pytest.mark.spark

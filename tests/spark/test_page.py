@@ -53,5 +53,6 @@ def test_the_programs_of_the_page_run(
     assert int(capsys.readouterr().out) >= COUNT + 9
     assert len(rocketmq.messages("Flights")) == COUNT + 18
     assert names["stream"].isStreaming
+    assert names["table"].count() == COUNT
     assert names["archived"].where("topic = 'Flights'").count() == COUNT
     assert names["found"].messages >= COUNT + 18

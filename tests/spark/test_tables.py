@@ -188,7 +188,9 @@ def test_invalid_table_definitions_are_refused(spark: SparkSession, small_store:
     assert "no option 'storepaht' for a table; it has storePath" in said(
         spark, f"CREATE TABLE messages USING rocketmq OPTIONS (storePaht '{path}')"
     )
-    assert "neither option storePath nor nameServer is given" in said(spark, "CREATE TABLE messages USING rocketmq")
+    assert "none of the options storePath, nameServer and lake is given" in said(
+        spark, "CREATE TABLE messages USING rocketmq"
+    )
     assert "a table needs a column" in said(
         spark, f"CREATE TABLE messages USING rocketmq OPTIONS (path '{path}', columns '')"
     )

@@ -13,7 +13,6 @@ change for another table format. Importing it starts no Java runtime.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.spark.lake import lookup, parquet_files
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
+from rucola.spark.lake.parquet_files import FilePiece
 from rucola.spark.lake.reader import read_lake
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake
 from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
@@ -44,6 +44,7 @@ __all__ = [
     "ALL_DAYS",
     "DEFAULT_LIMIT",
     "Archive",
+    "ArchivePart",
     "ArchiveProgress",
     "ArchiveScan",
     "ArchiveWriter",
@@ -87,7 +88,7 @@ class Archive:
 
     def scan(
         self,
-        topics: Collection[str] | re.Pattern[str] | None = None,
+        topics: Collection[str] | Callable[[str], bool] | None = None,
         days: tuple[str, str] = ALL_DAYS,
         *,
         keys: Collection[str] | None = None,
@@ -96,7 +97,7 @@ class Archive:
         """Plan to read the messages that the archive has now.
 
         The result has all messages that meet the conditions, and may have others of the same files, except of other
-        topics. `days` are UTC dates, inclusive. InvalidMessage for a wrong id.
+        topics. `topics` are names or a condition, `days` UTC dates, inclusive. InvalidMessage for a wrong id.
         """
         snapshot = read_snapshot(self.path)
         files = [file for file in snapshot.rows if _is_topic(file.topic, topics) and days[0] <= file.date <= days[1]]
@@ -110,7 +111,7 @@ class Archive:
             _, physical_offset = parse_offset_msg_id(offset_msg_id)
             files = [file for file in files if file.least <= physical_offset <= file.most]
             offsets = [physical_offset]
-        return ArchiveScan(self.path, tuple(files), offsets)
+        return ArchiveScan(self.path, tuple(files), offsets, snapshot.progress)
 
     def by_key(
         self,
@@ -162,6 +163,8 @@ class ArchiveScan:
     path: Path
     _files: tuple[RowFile, ...]
     _offsets: Sequence[int] | None
+    progress: Mapping[str, ArchiveProgress]
+    """The archive progress of the same commit, by store or live broker."""
 
     @cached_property
     def size(self) -> int:
@@ -175,13 +178,38 @@ class ArchiveScan:
             return rows
         return rows.where(rows["commitLogOffset"].isin(*self._offsets))
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics of the messages."""
+        return frozenset(file.topic for file in self._files)
+
     def batches(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """Yield the columns `names`, without Spark."""
         return parquet_files.read_rows(self.path, self._files, names)
 
+    def parts(self, least: int) -> list[ArchivePart]:
+        """Divide the messages into parts of nearly equal size, at least `least` if there is enough to read."""
+        parts = parquet_files.parts(self._files, least)
+        return [ArchivePart(self.path, part, self._offsets) for part in parts]
+
     def newest(self, names: Sequence[str], matches: Callable[[pa.RecordBatch], Array], most: int) -> SearchResult:
         """Return the newest messages whose rows match, without Spark; `matches` gets the columns `names`."""
         return lookup.newest(self.path, self._files, names, matches, most)
+
+
+@dataclass(frozen=True)
+class ArchivePart:
+    """Messages that one task reads, made by `ArchiveScan.parts`."""
+
+    path: Path
+    _pieces: tuple[FilePiece, ...]
+    _offsets: Sequence[int] | None
+
+    def batches(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns `names`, one batch per row group."""
+        wanted = tuple(names)
+        for piece in self._pieces:
+            yield from parquet_files.read_piece(self.path, piece, wanted, self._offsets)
 
 
 class ArchiveWriter:
@@ -211,7 +239,7 @@ class ArchiveWriter:
         return self._lake.publish(progress, rows=self._staged.rows, entries=self._staged.entries)
 
 
-def _is_topic(topic: str, wanted: Collection[str] | re.Pattern[str] | None) -> bool:
-    if isinstance(wanted, re.Pattern):
-        return wanted.fullmatch(topic) is not None
+def _is_topic(topic: str, wanted: Collection[str] | Callable[[str], bool] | None) -> bool:
+    if callable(wanted):
+        return wanted(topic)
     return wanted is None or topic in wanted

@@ -28,6 +28,7 @@ from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader
+from rucola.spark.source.lake_source import is_archived_store
 from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS
@@ -304,19 +305,8 @@ def _resume_offset(
         f"{lake.path} holds messages of another store under the name {name}; archive into another lake, "
         f"or give this store a name of its own"
     )
-    # A store is recognised by two properties: its log reaches at least to the archived offset, and the last archived
-    # record is still at its offset with the same id. Retention may have deleted that record; then only the first can be
-    # checked.
-    if known.physical_offset > log_end(reader):
+    if not is_archived_store(reader, known):
         raise StoreError(other)
-    last = known.last_physical_offset
-    if last is not None and last >= begin:
-        try:
-            found = reader.record(last).msg_id
-        except StoreError as error:
-            raise StoreError(other) from error
-        if found != known.last_msg_id:
-            raise StoreError(other)
     return known.physical_offset
 
 

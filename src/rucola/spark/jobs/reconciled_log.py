@@ -120,7 +120,8 @@ class LogSources:
             frames.append(_facts(frame, len(frames)))
         pattern = re.compile(self._pattern)
         for lake in self.lakes:
-            frames.append(_facts(Archive(lake).scan(pattern).rows(session), len(frames)))
+            scan = Archive(lake).scan(lambda topic: pattern.fullmatch(topic) is not None)
+            frames.append(_facts(scan.rows(session), len(frames)))
         return LogRead(reduce(DataFrame.unionByName, frames), ends, sorted(brokers), missing)
 
     @property

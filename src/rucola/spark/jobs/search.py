@@ -68,7 +68,7 @@ def _run_in_process(archive: Archive, selection: Selection, offset_msg_id: str |
         return SearchResult([found] if found is not None and matches(found.message) else [])
     if selection.keys is not None:
         return archive.by_key(selection.keys, most=limit, topics=topics, days=days, matches=matches)
-    return archive.scan(topics, days).newest(selection.columns, selection.matches, limit)
+    return archive.scan(topics, days).newest(selection.rows.columns, selection.rows.matches, limit)
 
 
 def _message_filter(selection: Selection) -> Callable[[MessageExt], bool]:

@@ -24,9 +24,9 @@ from rucola.spark.archive import Archive, ArchiveScan
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader
-from rucola.spark.source.array_conversions import mask
 from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import QueueFilter, ReadOptions, is_store, parse_read_options
+from rucola.spark.source.row_conditions import RowConditions
 from rucola.spark.source.schema import COLUMNS, ddl
 from rucola.spark.source.store_source import StoreSource
 from rucola.store.directory_reader import StoreReader
@@ -103,8 +103,9 @@ class SelectedMessages:
     def batches(self, names: Sequence[str]) -> Batches:
         """Read the columns `names` in this process, without Spark. Messages of a store come in log order."""
         if self._scan is not None:
-            rows = self._scan.batches(dict.fromkeys((*names, *self.selection.columns)))
-            return (_filter_batch(batch, self.selection, names) for batch in rows)
+            conditions = self.selection.rows
+            rows = self._scan.batches(dict.fromkeys((*names, *conditions.columns)))
+            return (conditions.filter(batch, names) for batch in rows)
         return chain.from_iterable(map(self._read_partition(names), self._store[1]))
 
     def frame(self, session: SparkSession, names: Sequence[str] = tuple(COLUMNS)) -> DataFrame:
@@ -125,22 +126,19 @@ class SelectedMessages:
     def _read_partition(self, names: Sequence[str]) -> ReadPartition:
         # The reader applies every condition except an SQL92 expression that is combined with tags: the data source
         # takes one subExpression, and tags have precedence (see Selection.read_options).
-        rest = Selection(expression=self.selection.expression) if self.selection.tags is not None else Selection()
+        rest = RowConditions(expression=self.selection.expression if self.selection.tags is not None else None)
         return partial(_read_partition, self._store[0], rest, tuple(names))
 
 
-def _read_partition(options: ReadOptions, rest: Selection, names: Sequence[str], partition: InputPartition) -> Batches:
+def _read_partition(
+    options: ReadOptions, rest: RowConditions, names: Sequence[str], partition: InputPartition
+) -> Batches:
     columns = tuple(dict.fromkeys((*names, *rest.columns)))
-    return (_filter_batch(batch, rest, names) for batch in batch_reader.read(partition, options, columns))
+    return (rest.filter(batch, names) for batch in batch_reader.read(partition, options, columns))
 
 
 def _mapped(function: Callable[[Batches], Batches], read: ReadPartition, partition: InputPartition) -> Batches:
     return function(read(partition))
-
-
-def _filter_batch(batch: pa.RecordBatch, selection: Selection, names: Sequence[str]) -> pa.RecordBatch:
-    found = selection.matches(batch)
-    return (batch if found.all() else batch.filter(mask(found))).select(list(names))
 
 
 def map_partitions(

@@ -1,19 +1,17 @@
 """Filter that selects the messages of a job, in a store or a lake.
 
 A `Selection` is a conjunction of conditions, in four equivalent forms: options of the data source, the scan of an
-archive, conditions on a DataFrame, and a mask for a record batch.
+archive, conditions on a DataFrame, and conditions on the rows of a record batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 from pyspark.sql.pandas.functions import arrow_udf
@@ -21,8 +19,8 @@ from pyspark.sql.pandas.functions import arrow_udf
 from rucola.errors import ConfigError
 from rucola.message import properties
 from rucola.spark.archive import ALL_DAYS
-from rucola.spark.source.array_conversions import Array, bools, ints, mask, milliseconds, strings, values_of
 from rucola.spark.source.option_values import parse_tags, sql92_matcher
+from rucola.spark.source.row_conditions import RowConditions
 
 
 @dataclass(frozen=True)
@@ -90,30 +88,10 @@ class Selection:
         return first if begin is None else _day(begin).isoformat(), last if end is None else _day(end).isoformat()
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that `matches` needs."""
-        given = {name for name, value in vars(self).items() if value is not None}
-        return tuple(name for name, conditions in _COLUMN_CONDITIONS.items() if given & conditions)
-
-    def matches(self, rows: pa.RecordBatch) -> Array:
-        """Return a mask of the matching rows; topics are not compared, since files and queues are pruned by topic."""
-        found = np.ones(rows.num_rows, np.bool_)
-        if (tags := self._tag_set()) is not None:
-            found &= _is_in(rows["tags"], tags)
-        if self.keys is not None:
-            found &= _has_key(rows, self.keys)
-        if self.expression is not None and found.any():
-            # Properties become Python dicts only for rows that meet the cheaper conditions.
-            is_wanted = sql92_matcher(self.expression)
-            maps = rows["properties"].filter(mask(found)).to_pylist(maps_as_pydicts="lossy")
-            found[found] = [is_wanted(each) for each in maps]
-        if self.starting_timestamp is not None:
-            found &= milliseconds(rows["storeTimestamp"]) >= self.starting_timestamp
-        if self.ending_timestamp is not None:
-            found &= milliseconds(rows["storeTimestamp"]) < self.ending_timestamp
-        if self.starting_timestamp is not None or self.ending_timestamp is not None:
-            found &= bools(rows["storeTimestamp"].is_valid())
-        return found
+    def rows(self) -> RowConditions:
+        """The conditions on rows; topics are none, since files and queues are pruned by topic."""
+        times = self.starting_timestamp, self.ending_timestamp
+        return RowConditions(self._tag_set(), self.keys, *times, self.expression)
 
     def _conditions(self, *, by_date: bool) -> Iterator[Column]:
         if self.topics is not None:
@@ -136,26 +114,6 @@ class Selection:
             yield stored < self.ending_timestamp
             if by_date:
                 yield F.col("date") <= _day(self.ending_timestamp)
-
-
-_COLUMN_CONDITIONS: Final = {
-    "tags": {"tags"},
-    "keys": {"keys"},
-    "properties": {"keys", "expression"},
-    "storeTimestamp": {"starting_timestamp", "ending_timestamp"},
-}
-
-
-def _is_in(values: pa.Array, wanted: Iterable[str]) -> Array:
-    return bools(pc.is_in(values, strings([each.encode() for each in wanted])))
-
-
-def _has_key(rows: pa.RecordBatch, wanted: Iterable[str]) -> Array:
-    found = _is_in(values_of(rows["properties"], properties.UNIQ_KEY), wanted)
-    # The keys of all rows are compared in one flat array; the parent indices lead from a hit to its row.
-    hits = _is_in(rows["keys"].flatten(), wanted)
-    found[ints(pc.list_parent_indices(rows["keys"]))[hits]] = True
-    return found
 
 
 def _property_filter(is_wanted: Callable[[Mapping[str, str]], bool]) -> Callable[[Column], Column]:

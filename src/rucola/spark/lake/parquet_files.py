@@ -6,10 +6,11 @@ up to `_MAX_BUFFERED` bytes of rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.message.record import MIN_RECORD_SIZE
-from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, open_parquet, partition_directory
+from rucola.spark.lake.data_files import (
+    MAX_LONG,
+    MESSAGES,
+    ROW_GROUP_SIZE,
+    open_parquet,
+    partition_directory,
+    row_group_bounds,
+)
 from rucola.spark.lake.key_index import entries_of, write_entries
 from rucola.spark.lake.snapshot import NO_DAY, RowFile
 from rucola.spark.session import SMALL_SIZE
@@ -28,11 +36,47 @@ _MILLISECONDS_PER_DAY: Final = 86_400_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024
 _MERGED_SIZE: Final = 256 * 1024 * 1024
 """Maximum bytes of a merged file before compression, which are in memory."""
+_PART_SIZE: Final = 32 * 1024 * 1024
+_SMALL_PART_SIZE: Final = _PART_SIZE // 4
+_FEW: Final = 4
+"""Compressed bytes that one task of Spark reads, and those of a part if `_FEW` of this size suffice."""
+_OPENING: Final = 256 * 1024
+"""Bytes that are read in the time that opening a file takes."""
 _MAX_OPENED_FILES: Final = 1000
 """Files that are opened to measure their contents. More files count as large."""
 
 _UNIQUE: Final = ("body", "msgId", "offsetMsgId", "queueOffset", "commitLogOffset")
 """Columns without repeated values, for which a dictionary would be useless."""
+
+
+class FilePiece(NamedTuple):
+    """The row groups of a file that begin between two positions, half-open."""
+
+    file: RowFile
+    begin: int = 0
+    end: int = MAX_LONG
+
+
+def parts(files: Sequence[RowFile], least: int) -> list[tuple[FilePiece, ...]]:
+    """Divide files into parts of nearly equal size; at least `least` if they have that many bytes.
+
+    Files are cut where a part ends, so a piece may be without a row group.
+    """
+    total = sum(file.size + _OPENING for file in files)
+    count = max(-(-total // _PART_SIZE), min(-(-total // _SMALL_PART_SIZE), _FEW), least)
+    found: list[list[FilePiece]] = [[]]
+    passed = 0
+    for file in files:
+        begin, upto = 0, passed + _OPENING + file.size
+        # `edge` is the size at which the current part ends; it may be inside this file several times.
+        while len(found) < count and (edge := total * len(found) // count) < upto:
+            if begin < (cut := edge - passed - _OPENING):
+                found[-1].append(FilePiece(file, begin, cut))
+                begin = cut
+            found.append([])
+        found[-1].append(FilePiece(file, begin))
+        passed = upto
+    return [tuple(part) for part in found if part]
 
 
 def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -44,15 +88,35 @@ def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Ite
 
 def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield the columns `names` of one lake file, one batch per row group; StoreCorrupt if it is damaged."""
-    with open_parquet(root, file) as opened:
-        yield from _row_groups(opened, file.topic, names)
+    return read_piece(root, FilePiece(file), tuple(names))
 
 
-def _row_groups(opened: pq.ParquetFile, topic: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the row groups of a file, with the topic, which a file of an earlier version lacks."""
-    schema = columns.schema_of(tuple(names))
+def read_piece(
+    root: Path, piece: FilePiece, names: Sequence[str], offsets: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read as `read_file` does; with ascending physical offsets only row groups that may have one of them."""
+    with open_parquet(root, piece.file) as opened:
+        groups = [n for n in range(opened.num_row_groups) if piece.begin <= _position(opened, n) < piece.end]
+        if offsets is not None:
+            bounds = row_group_bounds(opened.metadata, "commitLogOffset")
+            groups = [n for n in groups if bisect_left(offsets, bounds[n][0]) < bisect_left(offsets, bounds[n][1] + 1)]
+        yield from _row_groups(opened, groups, piece.file.topic, names)
+
+
+def _position(opened: pq.ParquetFile, group: int) -> int:
+    """Return where a row group begins."""
+    first = opened.metadata.row_group(group).column(0)
+    found: int = first.data_page_offset if first.dictionary_page_offset is None else first.dictionary_page_offset
+    return found
+
+
+def _row_groups(
+    opened: pq.ParquetFile, groups: Iterable[int], topic: str, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield row groups of a file, with the topic, which a file of an earlier version lacks."""
+    schema = columns.schema_of(names)
     stored = [name for name in schema.names if name != "topic" and name in opened.schema_arrow.names]
-    for group in range(opened.num_row_groups):
+    for group in groups:
         table = opened.read_row_group(group, stored or ["queueId"])
         # A file of an earlier version lacks columns that are null for nearly all messages.
         arrays = {field.name: pa.nulls(len(table), field.type) for field in schema if field.name not in stored}

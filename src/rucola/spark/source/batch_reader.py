@@ -13,7 +13,16 @@ from rucola.spark.source import log_reader
 from rucola.spark.source.log_splits import LogSplit
 from rucola.spark.source.options import ReadOptions
 from rucola.spark.source.pushdown import apply_filters, filter_ranges
-from rucola.spark.source.source_offsets import MessageSource, batch_ranges, refuse_missing, resolve_offsets
+from rucola.spark.source.source_offsets import (
+    NO_OFFSETS,
+    MessageSource,
+    Offsets,
+    SourceBounds,
+    available_ranges,
+    batch_ranges,
+    refuse_missing,
+    resolve_offsets,
+)
 from rucola.spark.source.store_source import StoreSource
 
 _log = logging.getLogger(__name__)
@@ -32,15 +41,37 @@ def source_of(options: ReadOptions) -> MessageSource:
 
 def plan(options: ReadOptions) -> Sequence[InputPartition]:
     """Return the partitions of a batch up to the current ends; RemotingError if brokers are missing, unless allowed."""
+    if options.lake is not None:
+        return _plan_with_lake(options)
     source = source_of(options)
-    bounds = source.bounds()
-    refuse_missing(options, bounds)
-    for sentence in bounds.describe_missing():
-        _log.warning("%s; reading the other brokers", sentence)
+    bounds = _bounds(source, options)
     ranges = batch_ranges(resolve_offsets(options, source, bounds), bounds)
     if options.tags is not None and not options.tags:
         return []
     return source.plan(filter_ranges(options.queue_filter, ranges))
+
+
+def _plan_with_lake(options: ReadOptions) -> Sequence[InputPartition]:
+    from rucola.spark.source.lake_source import Lake, begins
+
+    lake = Lake(options)
+    if not options.has_log:
+        lake.check_topics()
+        return lake.plan()
+    options = lake.options_of_log()
+    archived = lake.archived_offsets(options)
+    source = source_of(options)
+    bounds = _bounds(source, options, archived)
+    ranges = available_ranges(options, begins(archived, bounds), bounds)
+    return [*lake.plan(), *source.plan(filter_ranges(options.queue_filter, ranges))]
+
+
+def _bounds(source: MessageSource, options: ReadOptions, known: Offsets = NO_OFFSETS) -> SourceBounds:
+    bounds = source.bounds(known)
+    refuse_missing(options, bounds)
+    for sentence in bounds.describe_missing():
+        _log.warning("%s; reading the other brokers", sentence)
+    return bounds
 
 
 def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -48,6 +79,12 @@ def read(partition: InputPartition, options: ReadOptions, names: Sequence[str]) 
     if isinstance(partition, LogSplit):
         yield from log_reader.read(partition, options, names)
     elif type(partition) is not InputPartition:  # Spark makes one of the base class if there are no partitions
+        if options.lake is not None:
+            from rucola.spark.source import lake_source
+
+            if isinstance(partition, lake_source.LakePartition):
+                yield from lake_source.read(partition, options, names)
+                return
         from rucola.spark.source import pull_partitions
 
         assert isinstance(partition, pull_partitions.PullPartition)

@@ -97,7 +97,9 @@ class LiveSource:
 
     async def _routes(self, consumer: PullConsumer, known: Iterable[BrokerQueue]) -> dict[str, TopicRoute]:
         options = self._options
-        topics = self._named_topics() or {topic for topic in await consumer.topics() if is_chosen_topic(options, topic)}
+        topics = set(options.named_topics) or {
+            topic for topic in await consumer.topics() if is_chosen_topic(options, topic)
+        }
         topics |= {queue.topic for queue in known}
 
         async def route(topic: str) -> TopicRoute | None:
@@ -110,11 +112,8 @@ class LiveSource:
         found = await asyncio.gather(*map(route, sorted(topics)))
         return {each.topic: each for each in found if each is not None}
 
-    def _named_topics(self) -> set[str]:
-        return set(self._options.topics or ()) | {topic for topic, _, _ in self._options.assigned or ()}
-
     def _check_named(self, origins: Collection[Origin], routes: Mapping[str, TopicRoute]) -> None:
-        for topic in sorted(self._named_topics() - routes.keys()):
+        for topic in sorted(self._options.named_topics - routes.keys() - self._options.archived_topics):
             raise TopicNotFound(
                 f"no name server knows a route for topic {topic}: start the brokers that have it, "
                 f"or create it with `rucola admin updateTopic`"
@@ -124,6 +123,8 @@ class LiveSource:
             assert isinstance(origin, BrokerQueue)
             found |= {(*origin,), (origin.topic, None, origin.queue_id)}
         for topic, name, queue_id in sorted((self._options.assigned or set()) - found, key=str):
+            if topic in self._options.archived_topics:
+                continue
             why = "on no readable broker" if name is None else f"not on {name}, or not readable there"
             raise ConfigError(f"queue {queue_id} of topic {topic!r} is {why}")
 

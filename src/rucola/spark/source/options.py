@@ -89,13 +89,14 @@ def _option(parse: Callable[[str], Any], default: Any = None, *, key: str | None
 class ReadOptions:
     """Options of a read, validated one by one and against each other.
 
-    `stores` is {broker name: store directory}, empty for live brokers. At most one of `topics`, `pattern` and
-    `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is None if the option is not
-    given.
+    `stores` is {broker name: store directory}, empty for live brokers and for a lake alone. At most one of `topics`,
+    `pattern` and `assigned` is set; in `assigned`, None as broker is every broker. `starting_offsets` is None if the
+    option is not given.
     """
 
     stores: Mapping[str, str]
     name_server: str | None = _option(values.name_servers)
+    lake: str | None = _option(values.path, only="batches")
     topics: frozenset[str] | None = None
     pattern: re.Pattern[str] | None = _option(re.compile, key="subscribePattern")
     assigned: frozenset[tuple[str, str | None, int]] | None = _option(values.queues, key="assign")
@@ -127,7 +128,19 @@ class ReadOptions:
     tls_config_file: str | None = _option(values.path)
     push_filters: bool = _option(values.boolean, False, only="batches")
     queue_filter: QueueFilter = QueueFilter()
+    archived_topics: frozenset[str] = frozenset()
+    """Topics that the log may lack, since the lake has them."""
     credentials: Credentials | None = None
+
+    @property
+    def has_log(self) -> bool:
+        """Whether stores or live brokers are read, and not a lake alone."""
+        return bool(self.stores) or self.name_server is not None
+
+    @property
+    def named_topics(self) -> frozenset[str]:
+        """The topics that the options name."""
+        return (self.topics or frozenset()) | {topic for topic, _, _ in self.assigned or ()}
 
     @property
     def by_queue(self) -> bool:
@@ -149,7 +162,8 @@ class SinkOptions:
     credentials: Credentials | None = None
 
 
-SOURCE_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
+_LOG_OPTION_NAMES: Final = ("storePath", "path", "paths", "nameServer")
+SOURCE_OPTION_NAMES: Final = (*_LOG_OPTION_NAMES, "lake")
 _COMBINED: Final = (
     *("storePath", "path", "paths", "brokerName", "subscribe", "topic"),
     *("subExpression", "expressionType", "columns", "includeBody"),
@@ -245,9 +259,11 @@ def _credentials(given: _GivenOptions) -> Credentials | None:
 
 _EXCLUSIVE: Final = (
     ("subscribe", "topic", "subscribePattern", "assign"),
-    SOURCE_OPTION_NAMES,
+    _LOG_OPTION_NAMES,
     *((end, f"{end}ByTimestamp") for end in ("startingOffsets", "endingOffsets")),
     *(("nameServer", name) for name in ("brokerName", "startingCommitLogOffset", "endingCommitLogOffset")),
+    *(("lake", name) for bound in ("startingOffsets", "endingOffsets") for name in (bound, f"{bound}ByTimestamp")),
+    *(("lake", name) for name in ("startingCommitLogOffset", "endingCommitLogOffset")),
     *(("storePath", name) for name in ("failOnMissingBroker", "requiredBrokers", "commitGroup", "tlsConfigFile")),
 )
 
@@ -262,11 +278,12 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     is_live = found["name_server"] is not None
     path, paths = take("path", values.path, ""), take("paths", values.paths, list[str]())
     paths = take("storePath", values.words, [path] if path else paths)
+    given_log = bool(paths) or found["lake"] is None
     topic = take("topic", values.topic, None)
     topics = frozenset({topic}) if topic is not None else None
     is_sql = take("expressionType", one_of({"TAG": False, "SQL92": True}), False)
     parsed = ReadOptions(
-        stores={} if is_live else _stores(paths, take("brokerName", values.words, None)),
+        stores={} if is_live or not given_log else _stores(paths, take("brokerName", values.words, None)),
         credentials=_credentials(given) if is_live else None,
         topics=take("subscribe", values.word_set, topics),
         tags=None if is_sql else take("subExpression", values.parse_tags, None),
@@ -334,9 +351,9 @@ def is_store(directory: Path) -> bool:
 def _stores(paths: list[str], names: list[str] | None) -> dict[str, str]:
     if not paths:
         raise ConfigError(
-            "neither option storePath nor nameServer is given: storePath names a store directory, which holds "
-            f"commitlog/, nameServer (or the environment variable {NAMESRV_VARIABLES[0]}) the name servers of live "
-            "brokers",
+            "none of the options storePath, nameServer and lake is given: storePath names a store directory, which "
+            f"holds commitlog/, nameServer (or the environment variable {NAMESRV_VARIABLES[0]}) the name servers of "
+            "live brokers, lake the directory of an archive",
             subject="storePath",
         )
     directories = [local_path(path).absolute() for path in paths]

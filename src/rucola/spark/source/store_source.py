@@ -126,6 +126,7 @@ def _store_time(reader: StoreReader, queue: BrokerQueue, queue_offset: int) -> i
 def _check_topics_exist(options: ReadOptions, queues: set[tuple[str, int]]) -> None:
     wanted: set[tuple[str, int | None]] = {(topic, None) for topic in options.topics or ()}
     wanted |= {(topic, queue_id) for topic, _, queue_id in options.assigned or ()}
+    wanted = {(topic, queue_id) for topic, queue_id in wanted if topic not in options.archived_topics}
     present: set[tuple[str, int | None]] = queues | {(topic, None) for topic, _ in queues}
     for topic, queue_id in sorted(wanted - present, key=str):
         queue = "" if queue_id is None else f"queue {queue_id} of "
