@@ -38,6 +38,9 @@ class Recorder:
     stream: Stream
     events: list[Event]
 
+    def headers_received(self, headers: Headers) -> None:
+        pass
+
     def data(self, data: bytes) -> None:
         self.events.append(("data", self.stream.id, data))
 

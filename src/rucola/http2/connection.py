@@ -1,4 +1,4 @@
-"""The server's side of an HTTP/2 connection, without I/O.
+"""One side of an HTTP/2 connection, without I/O: the server's, or the client's if nothing opens streams for the peer.
 
 `receive` takes what the peer sent, and calls the receivers of streams; `take_output` returns what has to be sent.
 Whatever a peer sends, memory and work are bounded:
@@ -51,6 +51,9 @@ _CONNECTION_FIELDS: Final = frozenset(
 class Receiver(Protocol):
     """The application's side of a stream."""
 
+    def headers_received(self, headers: Headers) -> None:
+        """The headers of a response, or trailers."""
+
     def data(self, data: bytes) -> None: ...
 
     def ended(self) -> None:
@@ -81,11 +84,14 @@ class Stream:
     __slots__ = (
         "_connection",
         "_end",
+        "_has_finished",
         "_pending",
         "buffered",
         "has_ended",
+        "has_headers",
         "held",
         "id",
+        "is_paused",
         "receive_window",
         "receiver",
         "returned",
@@ -101,6 +107,10 @@ class Stream:
         self.receive_window = STREAM_WINDOW
         self.returned = 0
         """Received bytes whose window has not been returned."""
+        self.is_paused = False
+        """Whether the window is not returned, until `resume`: the peer sends STREAM_WINDOW at most."""
+        self.has_headers = False
+        """Whether the peer has sent the headers of its request or response."""
         self.has_ended = False
         """Whether the peer has sent everything."""
         self.buffered = 0
@@ -111,6 +121,7 @@ class Stream:
         self._connection = connection
         self._pending: deque[bytes] = deque()
         self._end: bytes | None = None
+        self._has_finished = False
 
     @property
     def is_open(self) -> bool:
@@ -134,8 +145,14 @@ class Stream:
             self._connection.held += size - self.held
             self.held = size
 
-    def finish(self, trailers: bytes) -> None:
-        """End the response with a header block, after all data."""
+    def resume(self) -> None:
+        """Return the window that was kept back."""
+        self.is_paused = False
+        if self.is_open:
+            self._connection.return_window(self)
+
+    def finish(self, trailers: bytes = b"") -> None:
+        """End the response with a header block, or the request with none, after all data."""
         if self.is_open and self._end is None:
             self._end = trailers
             self.flush()
@@ -168,20 +185,25 @@ class Stream:
             connection.write(frame(frames.DATA, 0, self.id, data))
             self.stalled_s = None
         connection.waiting.pop(self.id, None)
-        if self._end is not None:
-            connection.send_block(self.id, self._end, is_end=True)
-            connection.close_stream(self, None if self.has_ended else ErrorCode.NO_ERROR)
+        if self._end is not None and not self._has_finished:
+            self._has_finished = True
+            connection.finish_stream(self, self._end)
         elif sent:
             self.receiver.drained()
         return False
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether everything has been sent, with its end."""
+        return self._has_finished
+
 
 class Http2Connection:
-    """`open_stream` gets each request's stream and headers, and returns its receiver."""
+    """`open_stream` gets each request's stream and headers, and returns its receiver; None is the client's side."""
 
     def __init__(
         self,
-        open_stream: Callable[[Stream, Headers], Receiver],
+        open_stream: Callable[[Stream, Headers], Receiver] | None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -208,22 +230,30 @@ class Http2Connection:
         self.buffered = 0
         """Bytes of responses that wait for the peer's windows."""
         self._input = b""
+        self.max_streams = MAX_STREAMS
+        """Streams at once: what the peer allows a client."""
+        self.is_left = False
+        """Whether a server takes no further requests on this connection."""
         self._output: list[bytes] = []
         self._output_size = 0
-        self._has_preface = self._has_settings = self._is_leaving = False
+        self._has_settings = self._is_leaving = False
+        self._has_preface = open_stream is None
         self._decoder = Decoder(MAX_HEADER_LIST)
         self._initial_window = DEFAULT_WINDOW
         self._receive_window = CONNECTION_WINDOW
         self._returned = 0
-        self._last_id = 0
+        self._last_id = 0 if open_stream is not None else -1
         self._block: tuple[int, bool, list[bytes]] | None = None
         """(stream id, whether it ends, fragments) of headers that are continued."""
         self._bucket: float = _BUCKET
         self._filled_s = clock()
         self._pings = 0
+        if open_stream is None:
+            self.write(frames.PREFACE)
         self.write(
             frames.settings_frame(
                 (
+                    *([(frames.ENABLE_PUSH, 0)] if open_stream is None else []),
                     (frames.MAX_CONCURRENT_STREAMS, MAX_STREAMS),
                     (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW),
                     (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST),
@@ -254,6 +284,34 @@ class Http2Connection:
             self.write(frame(kind, flags, stream_id, block[: self.max_frame_size]))
             block, kind, flags = block[self.max_frame_size :], frames.CONTINUATION, 0
         self.write(frame(kind, flags | frames.END_HEADERS, stream_id, block))
+
+    def open_request(self, block: bytes, receiver: Receiver) -> Stream:
+        """Send the headers of a request; only if `has_room`."""
+        self._last_id += 2
+        stream = self.streams[self._last_id] = Stream(self, self._last_id, self._initial_window)
+        stream.receiver = receiver
+        self.send_block(stream.id, block, is_end=False)
+        return stream
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a client may send another request."""
+        is_usable = not self.is_closed and not self.is_left and self._last_id < frames.MAX_STREAM_ID - 1
+        return is_usable and len(self.streams) < self.max_streams
+
+    def finish_stream(self, stream: Stream, block: bytes) -> None:
+        """Send the end of a stream; a client's goes on until the response has ended."""
+        if self._open_stream is not None:
+            self.send_block(stream.id, block, is_end=True)
+            self.close_stream(stream, None if stream.has_ended else ErrorCode.NO_ERROR)
+        else:
+            self.write(frame(frames.DATA, frames.END_STREAM, stream.id))
+
+    def return_window(self, stream: Stream) -> None:
+        if stream.returned >= _RETURNED and not stream.is_paused:
+            self.write(frame(frames.WINDOW_UPDATE, 0, stream.id, WORD.pack(stream.returned)))
+            stream.receive_window += stream.returned
+            stream.returned = 0
 
     def close_stream(self, stream: Stream, code: ErrorCode | None) -> None:
         """Forget a stream; with a code, tell the peer."""
@@ -405,10 +463,8 @@ class Http2Connection:
             raise _StreamError(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
         is_end = bool(flags & frames.END_STREAM)
         stream.returned += length
-        if stream.returned >= _RETURNED and not is_end:
-            self.write(frame(frames.WINDOW_UPDATE, 0, stream_id, WORD.pack(stream.returned)))
-            stream.receive_window += stream.returned
-            stream.returned = 0
+        if not is_end:
+            self.return_window(stream)
         if data:
             stream.receiver.data(data)
         elif not is_end:
@@ -419,11 +475,13 @@ class Http2Connection:
     def _ended(self, stream: Stream) -> None:
         stream.has_ended = True
         if stream.is_open:
+            if self._open_stream is None:
+                self.close_stream(stream, None if stream.has_finished else ErrorCode.NO_ERROR)
             stream.receiver.ended()
 
     def _receive_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id % 2:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, f"headers on stream {stream_id}")
         if flags & frames.PADDED:
             payload = _without_padding(payload)
         depends_on = 0
@@ -457,7 +515,10 @@ class Http2Connection:
             raise _ConnectionError(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         headers = [(bytes(name), bytes(value)) for name, value in decoded]
         if (stream := self.streams.get(stream_id)) is not None:
-            return self._receive_trailers(stream, headers, is_end)
+            return self._receive_fields(stream, headers, is_end)
+        if self._open_stream is None:
+            self._known(stream_id)
+            return self._charge(_IDLE_FRAME)  # the peer may not know yet that it is closed
         if stream_id <= self._last_id:
             raise _StreamError(stream_id, ErrorCode.STREAM_CLOSED)
         self._last_id = stream_id
@@ -468,17 +529,24 @@ class Http2Connection:
         if not _is_request(headers):
             raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR)
         stream = self.streams[stream_id] = Stream(self, stream_id, self._initial_window)
+        stream.has_headers = True
         stream.receiver = self._open_stream(stream, headers)
         if is_end:
             self._ended(stream)
         return None
 
-    def _receive_trailers(self, stream: Stream, headers: Headers, is_end: bool) -> None:
+    def _receive_fields(self, stream: Stream, headers: Headers, is_end: bool) -> None:
+        """Take the headers of a response, or trailers."""
         if stream.has_ended:
             raise _StreamError(stream.id, ErrorCode.STREAM_CLOSED)
-        if not is_end or not all(map(_is_field, headers)):
+        is_response = not stream.has_headers
+        fields = headers[1:] if is_response and headers and headers[0][0] == b":status" else headers
+        if not (is_end or is_response) or is_response != (fields is not headers) or not all(map(_is_field, fields)):
             raise _StreamError(stream.id, ErrorCode.PROTOCOL_ERROR)
-        self._ended(stream)
+        stream.has_headers = True
+        stream.receiver.headers_received(headers)
+        if is_end:
+            self._ended(stream)
 
     def _receive_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._charge(_IDLE_FRAME)
@@ -513,6 +581,8 @@ class Http2Connection:
                 if not DEFAULT_MAX_FRAME_SIZE <= value < 1 << 24:
                     raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE is {value}")
                 self.max_frame_size = value
+            elif name == frames.MAX_CONCURRENT_STREAMS:
+                self.max_streams = value
             elif name == frames.ENABLE_PUSH and value > 1:
                 raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
         # First the acknowledgement: a peer counts with the windows before it until it comes.
@@ -530,7 +600,7 @@ class Http2Connection:
                 raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, f"the window of stream {stream.id} overflows")
 
     def _receive_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "clients push nothing")
+        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "pushes are disabled")
 
     def _receive_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 8:
@@ -545,6 +615,12 @@ class Http2Connection:
         if len(payload) < 8:
             raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has 8 bytes")
         self._charge(_IDLE_FRAME)
+        if self._open_stream is None:
+            self.is_left = True
+            last_id = WORD.unpack_from(payload)[0] & frames.MAX_STREAM_ID
+            for stream in [stream for stream in self.streams.values() if stream.id > last_id]:
+                self.close_stream(stream, None)
+                stream.receiver.reset(ErrorCode.REFUSED_STREAM)
 
     def _receive_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:

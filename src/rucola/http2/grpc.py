@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from struct import Struct
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote
 
 from rucola.access import Caller
@@ -48,11 +48,16 @@ class Status(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    ALREADY_EXISTS = 6
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
 
@@ -81,22 +86,85 @@ Method: TypeAlias = "Callable[[Call], MessageReceiver]"
 """Begins a call. Failed ends it."""
 
 
+class MessageReader:
+    """Splits the data of a stream into messages, for `deliver`, which returns whether it takes another one."""
+
+    __slots__ = ("_deliver", "_input", "_max_size", "_needed", "encoding")
+
+    def __init__(self, deliver: Callable[[bytes], bool], max_size: int = MAX_MESSAGE_SIZE) -> None:
+        self._deliver = deliver
+        self._max_size = max_size
+        self.encoding = "identity"
+        """That of compressed messages."""
+        self._input = bytearray()
+        """The begin of a message that is not complete."""
+        self._needed = 0
+        """The size of `_input` at which there may be a message."""
+
+    def receive(self, data: bytes, stream: Stream) -> None:
+        """Take data of a stream. Raises Failed."""
+        if self._input:
+            self._input += data
+            if len(self._input) < self._needed:
+                stream.hold(len(self._input))
+                return
+            data = bytes(self._input)
+        at, end = 0, len(data)
+        self._needed = _PREFIX.size
+        while end - at >= _PREFIX.size:
+            is_compressed, size = _PREFIX.unpack_from(data, at)
+            if size > self._max_size:
+                raise Failed(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {self._max_size} are the most")
+            begin = at + _PREFIX.size
+            if end - begin < size:
+                self._needed = _PREFIX.size + size
+                break
+            at = begin + size
+            message = data[begin:at]
+            if not self._deliver(self._decompress(message) if is_compressed else message):
+                break
+        if at < end or self._input:
+            self._input = bytearray(data[at:])
+            stream.hold(end - at)
+
+    def receive_end(self) -> None:
+        """Raise Failed if a message is not complete."""
+        if self._input:
+            raise Failed(Status.INTERNAL, "the stream ends within a message")
+
+    def _decompress(self, message: bytes) -> bytes:
+        if self.encoding != "gzip":
+            raise Failed(Status.INTERNAL, "a compressed message without grpc-encoding")
+        inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        try:
+            inflated = inflater.decompress(message, MAX_MESSAGE_SIZE + 1)
+        except zlib.error as error:
+            raise Failed(Status.INTERNAL, f"a compressed message is damaged: {error}") from None
+        if len(inflated) > MAX_MESSAGE_SIZE:
+            raise Failed(Status.RESOURCE_EXHAUSTED, f"a message inflates to more than {MAX_MESSAGE_SIZE} bytes")
+        if not inflater.eof:
+            raise Failed(Status.INTERNAL, "a compressed message is cut off")
+        return inflated
+
+
+def framed(message: bytes) -> bytes:
+    """Return the data of a message that is not compressed."""
+    return _PREFIX.pack(0, len(message)) + message
+
+
 class Call:
-    """One call. `metadata` has the client's fields, those named -bin decoded; `deadline_s` is in the loop's time."""
+    """One call. `metadata` is `headers`, those named -bin decoded; `deadline_s` is in the loop's time."""
 
     def __init__(self, stream: Stream, methods: Mapping[str, Method], headers: Headers, caller: Caller) -> None:
         self.caller = caller
         self.path = ""
+        self.headers = headers
         self.metadata: dict[str, str | bytes] = {}
         self.deadline_s: float | None = None
         self.receiver: MessageReceiver | None = None
         self._stream = stream
         self._has_headers = False
-        self._input = bytearray()
-        """The begin of a message that is not complete."""
-        self._needed = 0
-        """The size of `_input` at which there may be a message."""
-        self._encoding: str | None = None
+        self._reader = MessageReader(self._deliver)
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
         try:
@@ -114,9 +182,9 @@ class Call:
             return self._refuse_http(b"405", b"gRPC calls are POST requests")
         if not str(fields.get("content-type", "")).startswith("application/grpc"):
             return self._refuse_http(b"415", b"gRPC calls have the content type application/grpc")
-        self._encoding = str(fields.get("grpc-encoding", "identity"))
-        if self._encoding not in ("identity", "gzip"):
-            raise Failed(Status.UNIMPLEMENTED, f"messages are compressed by {self._encoding}; gzip is known")
+        self._reader.encoding = encoding = str(fields.get("grpc-encoding", "identity"))
+        if encoding not in ("identity", "gzip"):
+            raise Failed(Status.UNIMPLEMENTED, f"messages are compressed by {encoding}; gzip is known")
         if (timeout := fields.get("grpc-timeout")) is not None:
             loop = asyncio.get_running_loop()
             self.deadline_s = loop.time() + parse_timeout(str(timeout))
@@ -148,7 +216,7 @@ class Call:
         if not self._has_headers:
             self._has_headers = True
             self._stream.send_headers(_HEADERS)
-        self._stream.send(_PREFIX.pack(0, len(message)) + message)
+        self._stream.send(framed(message))
 
     def reply(self, message: bytes) -> None:
         """Send the only message of the response, and end it."""
@@ -202,9 +270,12 @@ class Call:
 
     # -- the request, as a receiver of the stream ----------------------------------------------------------------------
 
+    def headers_received(self, headers: Headers) -> None:
+        """Ignore trailers, which no client of gRPC sends."""
+
     def data(self, data: bytes) -> None:
         if self.receiver is not None:
-            self._guarded(self._receive, data)
+            self._guarded(self._reader.receive, data, self._stream)
 
     def ended(self) -> None:
         if self.receiver is not None:
@@ -217,37 +288,17 @@ class Call:
         if self._drained is not None:
             self._drained.set()
 
-    def _receive(self, data: bytes) -> None:
-        if self._input:
-            self._input += data
-            if len(self._input) < self._needed:
-                self._stream.hold(len(self._input))
-                return
-            data = bytes(self._input)
-        at, end = 0, len(data)
-        self._needed = _PREFIX.size
-        while end - at >= _PREFIX.size and self.receiver is not None:
-            is_compressed, size = _PREFIX.unpack_from(data, at)
-            if size > MAX_MESSAGE_SIZE:
-                raise Failed(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {MAX_MESSAGE_SIZE} are the most")
-            begin = at + _PREFIX.size
-            if end - begin < size:
-                self._needed = _PREFIX.size + size
-                break
-            at = begin + size
-            message = data[begin:at]
-            self.receiver.message(self._decompress(message) if is_compressed else message)
-        if at < end or self._input:
-            self._input = bytearray(data[at:])
-            self._stream.hold(end - at)
+    def _deliver(self, message: bytes) -> bool:
+        if self.receiver is not None:
+            self.receiver.message(message)
+        return self.receiver is not None
 
     def _receive_end(self) -> None:
-        if self._input:
-            raise Failed(Status.INTERNAL, "the request ends within a message")
+        self._reader.receive_end()
         if self.receiver is not None:
             self.receiver.ended()
 
-    def _guarded(self, receive: Callable[..., None], *arguments: bytes) -> None:
+    def _guarded(self, receive: Callable[..., None], *arguments: Any) -> None:
         try:
             receive(*arguments)
         except Failed as error:
@@ -257,20 +308,6 @@ class Call:
             logger.exception("%s: %s failed", self.caller.address, self.path)
             self.fail(Status.INTERNAL, "the server failed; its log says why")
             self._cancelled()
-
-    def _decompress(self, message: bytes) -> bytes:
-        if self._encoding != "gzip":
-            raise Failed(Status.INTERNAL, "a compressed message without grpc-encoding")
-        inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        try:
-            inflated = inflater.decompress(message, MAX_MESSAGE_SIZE + 1)
-        except zlib.error as error:
-            raise Failed(Status.INTERNAL, f"a compressed message is damaged: {error}") from None
-        if len(inflated) > MAX_MESSAGE_SIZE:
-            raise Failed(Status.RESOURCE_EXHAUSTED, f"a message inflates to more than {MAX_MESSAGE_SIZE} bytes")
-        if not inflater.eof:
-            raise Failed(Status.INTERNAL, "a compressed message is cut off")
-        return inflated
 
 
 def parse_timeout(text: str) -> float:

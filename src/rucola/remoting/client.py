@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rucola.acl.challenge import MIN_LENGTH, Challenge
@@ -125,7 +126,7 @@ class RemotingClient:
                 "server_hostname": host,
                 "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
             }
-        try:
+        with connect_errors(address):
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(
@@ -144,16 +145,6 @@ class RemotingClient:
                 )
                 if self._credentials is not None and self._credentials.signature_version == 2:
                     await _ask_for_challenge(connection, address)
-        except TimeoutError:
-            raise RemotingConnectError(
-                f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms", subject=address
-            ) from None
-        except ssl.SSLError as error:  # before ValueError, a base class of certificate errors
-            raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}", subject=address) from None
-        except ValueError:  # an invalid name, for example longer than 63 characters
-            raise RemotingConnectError(f"{address!r} is no address: write host:port", subject=address) from None
-        except OSError as error:
-            raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}", subject=address) from None
         self._connections[address] = connection
         return connection
 
@@ -192,6 +183,23 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise RemotingConnectError(f"{address!r} is no address: write host:port", subject=address)
     return host.strip("[]"), int(port)
+
+
+@contextmanager
+def connect_errors(address: str) -> Iterator[None]:
+    """Raise RemotingConnectError for what goes wrong while a connection to an address is opened."""
+    try:
+        yield
+    except TimeoutError:
+        raise RemotingConnectError(
+            f"cannot connect to {address}: no response in {CONNECT_TIMEOUT_MS} ms", subject=address
+        ) from None
+    except ssl.SSLError as error:  # before ValueError, a base class of certificate errors
+        raise RemotingConnectError(f"cannot connect to {address}: {why_refused(error)}", subject=address) from None
+    except ValueError:  # an invalid name, for example longer than 63 characters
+        raise RemotingConnectError(f"{address!r} is no address: write host:port", subject=address) from None
+    except OSError as error:
+        raise RemotingConnectError(f"cannot connect to {address}: {_why(error)}", subject=address) from None
 
 
 def _without_scheme(address: str) -> str:

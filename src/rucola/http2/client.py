@@ -1,0 +1,265 @@
+"""GrpcChannel: calls to one server, over connections that it opens on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote
+
+from rucola.errors import RemotingConnectError
+from rucola.http2.connection import Headers, Http2Connection, Stream
+from rucola.http2.frames import ErrorCode, header_block
+from rucola.http2.grpc import MAX_CALL_BUFFER, Failed, MessageReader, Status, framed
+from rucola.remoting.client import CONNECT_TIMEOUT_MS, connect_errors
+from rucola.remoting.deadline import Deadline
+from rucola.remoting.keepalive import enable_keepalive
+from rucola.remoting.single_flight import SingleFlight
+from rucola.remoting.tls import FollowedContext
+
+CHECK_INTERVAL_S: Final = 10.0
+"""Time without a byte from the server after which it is asked for a sign of life."""
+MAX_UNANSWERED_PINGS: Final = 3
+MAX_RESPONSE_SIZE: Final = 64 << 20
+MAX_UNSENT: Final = 64 << 20
+"""Bytes of requests that may wait for one connection; further calls fail."""
+_MAX_TIMEOUT_MS: Final = 99_999_999
+
+
+class NotProcessed(Failed):
+    """The server has not processed the call: it may be made elsewhere."""
+
+
+class ClientCall:
+    """A call of any kind, as the receiver of its stream."""
+
+    def __init__(self) -> None:
+        self._reader = MessageReader(self._deliver, MAX_RESPONSE_SIZE)
+        self._stream: Stream | None = None
+        self._messages: deque[bytes] = deque()
+        self._size = 0
+        """Bytes of `_messages`."""
+        self._status: Status | None = None
+        self._text = ""
+        self._has_ended = False
+        self._error: Failed | None = None
+        self._changed = asyncio.Event()
+
+    def begin(self, connection: Http2Connection, block: bytes) -> None:
+        self._stream = connection.open_request(block, self)
+
+    def send(self, message: bytes) -> None:
+        assert self._stream is not None
+        self._stream.send(framed(message))
+
+    def finish(self) -> None:
+        """Send the end of the request."""
+        assert self._stream is not None
+        self._stream.finish()
+
+    def cancel(self) -> None:
+        """End the call, unless it has ended."""
+        if self._stream is not None:
+            self._stream.reset(ErrorCode.CANCEL)
+
+    async def read(self) -> bytes | None:
+        """Return the next message, None after the last one. Raises Failed."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._has_ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._messages.popleft()
+        self._size -= len(message)
+        if self._stream is not None and self._stream.is_paused and self._size <= MAX_CALL_BUFFER:
+            self._stream.resume()
+        return message
+
+    # -- the response, as the receiver of the stream -------------------------------------------------------------------
+
+    def headers_received(self, headers: Headers) -> None:
+        for name, value in headers:
+            if name == b":status" and value != b"200":
+                self._status, self._text = Status.UNAVAILABLE, f"the server is none of gRPC (HTTP status {value!r})"
+            elif name == b"grpc-status":
+                is_known = value.isdigit() and int(value) < len(Status)
+                self._status = Status(int(value)) if is_known else Status.UNKNOWN
+            elif name == b"grpc-message":
+                self._text = unquote(value.decode("utf-8", "replace"))
+
+    def data(self, data: bytes) -> None:
+        assert self._stream is not None
+        try:
+            self._reader.receive(data, self._stream)
+        except Failed as error:
+            self.cancel()
+            self._end(error)
+
+    def ended(self) -> None:
+        try:
+            self._reader.receive_end()
+        except Failed as error:
+            return self._end(error)
+        if self._status is Status.OK:
+            return self._end(None)
+        return self._end(Failed(Status.UNKNOWN if self._status is None else self._status, self._text))
+
+    def reset(self, code: ErrorCode) -> None:
+        kind = NotProcessed if code is ErrorCode.REFUSED_STREAM else Failed
+        self._end(kind(Status.UNAVAILABLE, f"the call or its connection was ended ({code.name})"))
+
+    def drained(self) -> None:
+        pass
+
+    def _deliver(self, message: bytes) -> bool:
+        assert self._stream is not None
+        self._messages.append(message)
+        self._size += len(message)
+        self._stream.is_paused = self._size > MAX_CALL_BUFFER
+        self._changed.set()
+        return True
+
+    def _end(self, error: Failed | None) -> None:
+        self._has_ended, self._error = True, error
+        self._changed.set()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, connections: list[_Connection]) -> None:
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._is_flushing = False
+        self._heard_s = self._loop.time()
+        self._check_timer: asyncio.TimerHandle | None = None
+        self.http2 = Http2Connection(None, clock=self._loop.time)
+        self.closed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        enable_keepalive(transport.get_extra_info("socket"), is_client=True)
+        self._connections.append(self)
+        self.http2.on_output = self._schedule_flush
+        self._flush()
+        self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        self.http2.receive(data)
+        self._schedule_flush()
+
+    def pause_writing(self) -> None:
+        self.http2.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.http2.is_paused = False
+        self.http2.flush_waiting()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.http2.lost()
+        self._connections.remove(self)
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        self.closed.set()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _schedule_flush(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        if output := self.http2.take_output():
+            self._transport.write(output)
+            self.http2.flush_waiting()
+        if self.http2.is_closed or (self.http2.is_left and not self.http2.streams):
+            self._transport.close()
+
+    def _check(self) -> None:
+        self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
+        if self._loop.time() - self._heard_s < CHECK_INTERVAL_S:
+            return
+        if self.http2.unanswered_pings < MAX_UNANSWERED_PINGS:
+            self.http2.ping()
+        else:
+            self.abort()
+
+
+class GrpcChannel:
+    """Calls to the server at an address, on one event loop. There are as many connections as its streams need."""
+
+    def __init__(self, host: str, port: int, tls: FollowedContext | None = None) -> None:
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._host, self._port, self._tls = host, port, tls
+        self._connections: list[_Connection] = []
+        self._connecting: SingleFlight[str, _Connection] = SingleFlight()
+
+    async def connect(self) -> None:
+        """Open a connection unless there is one. Raises RemotingConnectError."""
+        await self._usable()
+
+    async def call(
+        self, path: str, fields: Sequence[tuple[bytes, bytes]], timeout_s: float | None = None
+    ) -> ClientCall:
+        """Begin a call with metadata; `timeout_s` is for the server. Raises RemotingConnectError and NotProcessed."""
+        connection = (await self._usable()).http2
+        if connection.buffered > MAX_UNSENT:
+            raise NotProcessed(Status.RESOURCE_EXHAUSTED, f"{connection.buffered} bytes wait for {self.address}")
+        head = [
+            (b":method", b"POST"),
+            (b":scheme", b"http" if self._tls is None else b"https"),
+            (b":path", path.encode()),
+            (b":authority", self.address.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        ]
+        if timeout_s is not None:
+            head.append((b"grpc-timeout", b"%dm" % min(max(int(timeout_s * 1000), 1), _MAX_TIMEOUT_MS)))
+        call = ClientCall()
+        call.begin(connection, header_block([*head, *fields]))
+        return call
+
+    async def close(self) -> None:
+        """Close all connections; their calls fail."""
+        self._connecting.close()
+        closing = list(self._connections)
+        for connection in closing:
+            connection.abort()
+        for connection in closing:
+            await connection.closed.wait()
+
+    async def _usable(self) -> _Connection:
+        while True:
+            for connection in self._connections:
+                if connection.http2.has_room:
+                    return connection
+            with connect_errors(self.address):
+                deadline = Deadline(2 * CONNECT_TIMEOUT_MS)
+                opened = await self._connecting.run("", self._open, deadline, f"cannot connect to {self.address}")
+            if opened.closed.is_set():
+                raise RemotingConnectError(f"{self.address} closes connections at once", subject=self.address)
+
+    async def _open(self) -> _Connection:
+        context = None
+        if self._tls is not None:
+            context = self._tls.current()
+            context.set_alpn_protocols(["h2"])
+        async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: _Connection(self._connections),
+                self._host,
+                self._port,
+                ssl=context,
+                server_hostname=None if context is None else self._host,
+            )
+        return connection
