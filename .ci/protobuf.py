@@ -21,7 +21,7 @@ SOURCES = (
     (
         "https://github.com/apache/rocketmq-apis",
         "3e60073c6dab3430feaec443824802e23ecda681",
-        ("apache/rocketmq/v2/definition.proto", "apache/rocketmq/v2/service.proto"),
+        ("apache/rocketmq/v2/definition.proto", "apache/rocketmq/v2/service.proto", "apache/rocketmq/v2/admin.proto"),
     ),
     (
         "https://github.com/grpc/grpc-proto",

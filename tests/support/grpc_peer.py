@@ -10,11 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rucola.protocol.grpc import service_pb2
+from rucola.protocol.grpc import admin_pb2, service_pb2
 from rucola.protocol.grpc.definition_pb2 import Encoding, Message, MessageType, Resource, Settings, SystemProperties
 from rucola.protocol.grpc.service_pb2 import TelemetryCommand
 
 SERVICE = "/apache.rocketmq.v2.MessagingService"
+ADMIN = "/apache.rocketmq.v2.Admin"
 CLIENT_ID = "client@1"
 Keys = tuple[str, str]
 """Access key and secret key."""
@@ -36,6 +37,14 @@ class GrpcPeer:
             kind() if request is None else request, metadata=self.metadata if metadata is None else metadata, timeout=30
         )
         return [one async for one in call][-1] if method in STREAMED else await call
+
+    async def ask_admin(self, method: str, request: Any) -> Any:
+        """The response of a method of the Admin service."""
+        answer = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name[method].output_type
+        call = self.channel.unary_unary(
+            f"{ADMIN}/{method}", lambda one: one.SerializeToString(), getattr(admin_pb2, answer.name).FromString
+        )
+        return await call(request, metadata=self.metadata, timeout=30)
 
     async def send(self, *messages: Message) -> Any:
         return await self.ask("SendMessage", service_pb2.SendMessageRequest(messages=messages))

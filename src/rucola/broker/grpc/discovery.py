@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from rucola.broker.grpc.admin import ADMIN
 from rucola.broker.grpc.methods import SERVICE, decode
 from rucola.http2.grpc import Call, Failed, Method, Status, unary
 from rucola.protocol.grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -19,7 +20,7 @@ _HEALTH: Final = "grpc.health.v1.Health"
 _REFLECTION: Final = "grpc.reflection.v1.ServerReflection"
 _ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
 """The older name, which has the same messages."""
-_SERVICES: Final = (SERVICE, _HEALTH, _REFLECTION)
+_SERVICES: Final = (SERVICE, ADMIN, _HEALTH, _REFLECTION)
 _NOT_FOUND: Final = int(Status.NOT_FOUND)
 
 

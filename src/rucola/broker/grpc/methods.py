@@ -65,11 +65,11 @@ class GrpcMethod(Generic[T]):
     failed: Callable[[Status], Encoded]
     handler: Callable[[GrpcRequest[T]], Response | None]
     """Returns None if it replies itself."""
+    needs_client_id: bool = True
 
     def compile(self, chain: Chain) -> Method:
-        admit, request_type, resource, failed, handler = (
-            chain.admission(self.name, self.action), self.request, self.resource, self.failed, self.handler,
-        )  # fmt: skip
+        admit = chain.admission(self.name, self.action, self.needs_client_id)
+        request_type, resource, failed, handler = self.request, self.resource, self.failed, self.handler
 
         def handle(call: Call, data: bytes) -> None:
             try:
@@ -105,7 +105,9 @@ class Chain:
         self._gate = gate
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def admission(self, name: str, action: Action) -> Callable[[Call, Iterable[Resource]], tuple[Caller, str]]:
+    def admission(
+        self, name: str, action: Action, needs_client_id: bool = True
+    ) -> Callable[[Call, Iterable[Resource]], tuple[Caller, str]]:
         """Return what admits calls of a method: it returns caller and client id. Raises Refused and IllegalCall."""
         checks, gate = checks_of(self._interceptors, action), self._gate
 
@@ -126,7 +128,7 @@ class Chain:
                     gate.record_denied(caller, name, action, named, refusal)
                 raise
             client_id = _text(call, CLIENT_ID)
-            if not client_id:
+            if needs_client_id and not client_id:
                 raise IllegalCall(Code.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID}")
             return caller, client_id
 

@@ -94,9 +94,9 @@ class SendAdapter:
         if count == 1 and not self._publish.waits and self._publish.has_topic(name_of(messages[0].topic)):
             entry, _ = self._put(request.caller, messages[0])
             return SendMessageResponse(status=entry.status, entries=[entry])
-        return self._send(request.caller, messages)
+        return self.send_all(request.caller, messages)
 
-    async def _send(self, caller: Caller, messages: Iterable[Message]) -> SendMessageResponse:
+    async def send_all(self, caller: Caller, messages: Iterable[Message]) -> SendMessageResponse:
         entries: list[SendResultEntry] = []
         waiting: list[tuple[SendResultEntry, asyncio.Future[Status | None]]] = []
         for number, message in enumerate(messages):

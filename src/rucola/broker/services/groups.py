@@ -1,8 +1,8 @@
 """Consumer groups: their settings, and moving their offsets.
 
 The clients of a group carry out a reset of its offsets, and commit them. Without clients the refusal is CLIENT_OFFLINE:
-the operator then commits offsets with UPDATE_CONSUMER_OFFSET. A group that consumes by POP needs no clients for it
-; its deliveries are forgotten.
+the operator then commits offsets with UPDATE_CONSUMER_OFFSET. A group that consumes by POP needs no clients for it;
+its deliveries are forgotten.
 
 Corresponds to parts of `AdminBrokerProcessor` and `Broker2Client` of Apache RocketMQ 4.9.8. Deliberate difference: a
 queue on which the group never committed is reset with the others.

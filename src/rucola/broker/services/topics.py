@@ -48,6 +48,12 @@ class TopicService:
         self._state = state
         self._topics_registered = topics_registered
 
+    def get(self, name: str) -> TopicConfig:
+        """Return a topic's settings. Raises Refused."""
+        if (topic := self._state.topics.get(name)) is None:
+            raise Refused(refusals.TOPIC_NOT_FOUND, topic=name)
+        return topic
+
     def expected(self, topic: str) -> TopicConfig | None:
         """Return a topic's settings; those that its first message would create; None if it would not."""
         request = PublishRequest(topic, -1, b"")
@@ -83,9 +89,7 @@ class TopicService:
     @sliced
     def queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
         """Return the ends of a topic's queues, and when each was written last. Raises Refused."""
-        topic = self._state.topics.get(name)
-        if topic is None:
-            raise Refused(refusals.TOPIC_NOT_FOUND, topic=name)
+        topic = self.get(name)
         offsets: dict[MessageQueue, TopicOffset] = {}
         for queue_id in range(topic.write_queue_nums):
             max_offset = max(0, self._state.store.max_offset(name, queue_id, visible=True))
