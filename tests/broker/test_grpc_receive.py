@@ -19,6 +19,7 @@ from rucola.protocol.grpc.definition_pb2 import (
     DigestType,
     FilterExpression,
     FilterType,
+    Language,
     Message,
     MessageType,
     Resource,
@@ -246,6 +247,15 @@ def consumer_settings() -> Settings:
     settings.subscription.group.name = "g"
     settings.subscription.subscriptions.add().topic.name = "T"
     return settings
+
+
+async def test_a_client_for_node_gets_the_backoff_that_it_knows(consumer: Consumer) -> None:
+    settings = consumer_settings()
+    settings.user_agent.language = Language.NODE_JS
+    async with consumer.telemetry(settings) as stream:
+        policy = (await stream.read()).settings.backoff_policy
+    backoff = policy.exponential_backoff
+    assert (policy.max_attempts, backoff.initial.seconds, backoff.max.seconds, backoff.multiplier) == (17, 10, 7200, 2)
 
 
 async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:

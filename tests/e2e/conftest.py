@@ -18,18 +18,27 @@ from support.client_programs import PROGRAMS, Client
 from support.servers import server
 
 
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_by_npm(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the programs and, beside them, the client that the lock names."""
-    directory = tmp_path_factory.mktemp("ali_ons") / "programs"
-    shutil.copytree(PROGRAMS / "ali_ons", directory, ignore=shutil.ignore_patterns("node_modules"))
+    directory = tmp_path_factory.mktemp(name) / "programs"
+    shutil.copytree(PROGRAMS / name, directory, ignore=shutil.ignore_patterns("node_modules"))
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.fail("node and npm are not on PATH: run .ci/setup node, or install nodejs and npm by hand")
     command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     if done.returncode != 0:
-        pytest.fail(f"npm could not install ali-ons, which needs a registry that answers:\n{done.stderr[-2000:]}")
+        pytest.fail(f"npm could not install {name}, which needs a registry that answers:\n{done.stderr[-2000:]}")
     return directory
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_by_npm("ali_ons", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def rocketmq_nodejs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_by_npm("rocketmq_nodejs", tmp_path_factory)
 
 
 VERSIONS = ("5.1.2", "5.1.1")

@@ -1,6 +1,7 @@
 """Clients that others wrote, in programs of their own: processes that say on stdout what happens, a JSON object a line.
 
-`ali_ons/` has those in JavaScript, `cpp/` those around the C++ client.
+`ali_ons/` has those in JavaScript, `cpp/` those around the C++ client, `rocketmq_v5/` and `rocketmq_nodejs/` those
+with clients of RocketMQ 5.
 """
 
 from __future__ import annotations

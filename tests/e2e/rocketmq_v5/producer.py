@@ -3,8 +3,8 @@
 The only argument is JSON: {endpoint, topics, accessKey, secretKey}, the last two optional. Every line on stdin is a
 message: {topic, body, tag, keys, group, due, properties}, the last five optional; `due` is in seconds since 1970. With
 {transaction: "commit", "rollback" or "none"} it is sent in a transaction that ends so, or is left to the check, which
-commits the body "none" alone. For each line, one on stdout: {sent: {messageId, offset}} or {error}; and {checked: body}
-for each check.
+commits the body "none" alone. {topic, recall: handle} recalls a message. For each line, one on stdout: {sent:
+{messageId, offset, recallHandle}}, {recalled: messageId} or {error}; and {checked: body} for each check.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def message_of(line: dict[str, Any]) -> Message:
     message.topic, message.body = line["topic"], line["body"].encode()
     if "tag" in line:
         message.tag = line["tag"]
-    if "keys" in line:
-        message.keys = line["keys"]
+    for key in line.get("keys", ()):
+        message.keys = key
     if "group" in line:
         message.message_group = line["group"]
     if "due" in line:
@@ -51,13 +51,17 @@ def send(producer: Producer, line: dict[str, Any]) -> None:
     how = line.get("transaction")
     transaction = producer.begin_transaction() if how else None
     try:
+        if "recall" in line:
+            say(recalled=producer.recall_message(line["topic"], line["recall"]))
+            return
         receipt = producer.send(message_of(line), transaction)
         if transaction is not None and how != "none":
             transaction.commit() if how == "commit" else transaction.rollback()
     except Exception as error:  # whatever it raises
         say(error=repr(error))
     else:
-        say(sent={"messageId": receipt.message_id, "offset": receipt.offset})
+        handle = receipt.recall_handle
+        say(sent={"messageId": receipt.message_id, "offset": receipt.offset, "recallHandle": handle})
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode as decode_record
 from rucola.message.topics import check_group
 from rucola.protocol.codes import LanguageCode
-from rucola.protocol.grpc.definition_pb2 import Code, Language, Settings
+from rucola.protocol.grpc.definition_pb2 import Code, Language, RetryPolicy, Settings
 from rucola.protocol.grpc.service_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -185,15 +185,18 @@ class ClientAdapter:
             self._merge_subscription(merged)
         else:
             policy.max_attempts = MAX_ATTEMPTS
-            policy.exponential_backoff.initial.FromMilliseconds(10)
-            policy.exponential_backoff.max.FromMilliseconds(1000)
-            policy.exponential_backoff.multiplier = 2
+            self._set_exponential(policy, 10, 1000)
         if merged.HasField("publishing"):
             merged.publishing.validate_message_type = True
             merged.publishing.max_body_size = self._store_config.max_message_size
         merged.metric.Clear()
         merged.metric.on = False
         return merged
+
+    def _set_exponential(self, policy: RetryPolicy, first_ms: int, max_ms: int) -> None:
+        policy.exponential_backoff.initial.FromMilliseconds(first_ms)
+        policy.exponential_backoff.max.FromMilliseconds(max_ms)
+        policy.exponential_backoff.multiplier = 2
 
     def _merge_subscription(self, merged: Settings) -> None:
         subscription = merged.subscription
@@ -203,9 +206,14 @@ class ClientAdapter:
         subscription.long_polling_timeout.FromMilliseconds(LONG_POLLING_MS)
         group = self._group(name_of(subscription.group))
         retries = SubscriptionGroupConfig(group_name="").retry_max_times if group is None else group.retry_max_times
-        merged.backoff_policy.max_attempts = retries + 1
-        for delay_ms in self._delays_ms[FIRST_DELAY_LEVEL - 1 :]:
-            merged.backoff_policy.customized_backoff.next.add().FromMilliseconds(delay_ms)
+        policy, delays_ms = merged.backoff_policy, self._delays_ms[FIRST_DELAY_LEVEL - 1 :]
+        policy.max_attempts = retries + 1
+        if merged.user_agent.language == Language.NODE_JS and delays_ms:
+            # The client 1.0.8 ignores the other kind: it fails without pause, and in order only once.
+            self._set_exponential(policy, delays_ms[0], delays_ms[-1])
+        else:
+            for delay_ms in delays_ms:
+                policy.customized_backoff.next.add().FromMilliseconds(delay_ms)
 
     def leave(self, client: GrpcClient) -> None:
         self._registry.closed(client)
