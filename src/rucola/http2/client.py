@@ -9,9 +9,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from rucola.errors import RemotingConnectError
-from rucola.http2.connection import Headers, Http2Connection, Stream
+from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.frames import ErrorCode, header_block
 from rucola.http2.grpc import MAX_CALL_BUFFER, Failed, MessageReader, Status, framed
+from rucola.http2.headers import Headers
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, connect_errors
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.keepalive import enable_keepalive

@@ -13,16 +13,17 @@ Whatever a peer sends, memory and work are bounded:
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from hpack import Decoder
 from hpack.exceptions import HPACKError
 
 from rucola.http2 import frames
 from rucola.http2.frames import DEFAULT_MAX_FRAME_SIZE, DEFAULT_WINDOW, HEAD, MAX_WINDOW, WORD, ErrorCode, frame
+from rucola.http2.headers import HeaderDecoder, Headers
 
 MAX_STREAMS: Final = 1000
 MAX_HEADER_LIST: Final = 16_384
@@ -41,11 +42,11 @@ _REFILL_PER_S: Final = 1_000
 _RESET: Final = 10
 _IDLE_FRAME: Final = 1
 
-Headers = list[tuple[bytes, bytes]]
-
 _CONNECTION_FIELDS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
+_is_name: Final = re.compile(rb"[^:A-Z][^A-Z]*", re.DOTALL).fullmatch
+_find_control: Final = re.compile(rb"[\r\n\0]").search
 
 
 class Receiver(Protocol):
@@ -238,7 +239,7 @@ class Http2Connection:
         self._output_size = 0
         self._has_settings = self._is_leaving = False
         self._has_preface = open_stream is None
-        self._decoder = Decoder(MAX_HEADER_LIST)
+        self._decoder = HeaderDecoder(MAX_HEADER_LIST)
         self._initial_window = DEFAULT_WINDOW
         self._receive_window = CONNECTION_WINDOW
         self._returned = 0
@@ -510,10 +511,9 @@ class Http2Connection:
         assert self._block is not None
         (stream_id, is_end, fragments), self._block = self._block, None
         try:
-            decoded = self._decoder.decode(b"".join(fragments), raw=True)
+            headers = self._decoder.decode(b"".join(fragments))
         except HPACKError as error:
             raise _ConnectionError(ErrorCode.COMPRESSION_ERROR, str(error)) from None
-        headers = [(bytes(name), bytes(value)) for name, value in decoded]
         if (stream := self.streams.get(stream_id)) is not None:
             return self._receive_fields(stream, headers, is_end)
         if self._open_stream is None:
@@ -708,10 +708,8 @@ def _is_request(headers: Headers) -> bool:
 def _is_field(field: tuple[bytes, bytes]) -> bool:
     name, value = field
     return (
-        bool(name)
-        and not name.startswith(b":")
-        and name == name.lower()
+        _is_name(name) is not None
         and name not in _CONNECTION_FIELDS
         and (name != b"te" or value == b"trailers")
-        and not any(byte in value for byte in b"\r\n\0")
+        and _find_control(value) is None
     )

@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote
 
 from rucola.access import Caller
-from rucola.http2.connection import Headers, Stream
+from rucola.http2.connection import Stream
 from rucola.http2.frames import ErrorCode, header_block
+from rucola.http2.headers import Headers
 
 logger = logging.getLogger(__name__)
 

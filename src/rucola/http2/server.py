@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from rucola.access import Caller
-from rucola.http2.connection import Headers, Http2Connection, Stream
+from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.grpc import Call, Method
+from rucola.http2.headers import Headers
 from rucola.outages import log_rate_limited
 from rucola.remoting.addresses import address_of
 from rucola.remoting.budget import UNCOUNTED, Budget, ConnectionLimits, Pause, ServerBudget
