@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from rucola.http2 import connection as limits
 from rucola.http2 import frames
-from rucola.http2.connection import Headers, Http2Connection, Stream
+from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.frames import HEAD, PREFACE, SETTING, WORD, ErrorCode, frame, header_block
+from rucola.http2.headers import Headers
 
 REQUEST = (
     (b":method", b"POST"),
