@@ -120,7 +120,7 @@ class Stream:
         """Bytes of an incomplete message, see `hold`."""
         self.stalled_s: float | None = None
         self._connection = connection
-        self._pending: deque[bytes] = deque()
+        self._pending: deque[memoryview] = deque()
         self._end: bytes | None = None
         self._has_finished = False
 
@@ -134,7 +134,7 @@ class Stream:
     def send(self, data: bytes) -> None:
         """Send data, as far as the peer's windows allow it now, and the rest later."""
         if self.is_open and self._end is None:
-            self._pending.append(data)
+            self._pending.append(memoryview(data))
             self.buffered += len(data)
             self._connection.buffered += len(data)
             self.flush()

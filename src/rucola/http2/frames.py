@@ -73,7 +73,7 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview = b"") -> bytes:
     length = len(payload)
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id) + payload
 

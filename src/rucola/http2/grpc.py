@@ -212,17 +212,17 @@ class Call:
         """Whether more than MAX_CALL_BUFFER bytes of the response wait for the client."""
         return self._stream.buffered > MAX_CALL_BUFFER
 
-    def send(self, message: bytes) -> None:
-        """Send a message of the response."""
+    def send(self, *messages: bytes) -> None:
+        """Send messages of the response."""
         if not self._has_headers:
             self._has_headers = True
             self._stream.send_headers(_HEADERS)
-        self._stream.send(framed(message))
+        self._stream.send(b"".join(map(framed, messages)))
 
-    def reply(self, message: bytes) -> None:
-        """Send the only message of the response, and end it."""
+    def reply(self, *messages: bytes) -> None:
+        """Send the only messages of the response, and end it."""
         if self.is_open:
-            self.send(message)
+            self.send(*messages)
             self.finish()
 
     def finish(self) -> None:

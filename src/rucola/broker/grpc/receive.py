@@ -205,7 +205,7 @@ class ReceiveAdapter:
     def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
         call, renewed = request.call, dict[str, _Renewed]()
         until_ms = popped.pop_time_ms + popped.invisible_ms
-        call.send(ReceiveMessageResponse(status=OK).SerializeToString())
+        responses = [ReceiveMessageResponse(status=OK)]
         for queue in popped.queues:
             is_retry = queue.topic != pop.topic
             for offset, record, attempt in zip(queue.queue_offsets, queue.records, queue.attempts, strict=True):
@@ -223,7 +223,7 @@ class ReceiveAdapter:
                 renewed[system.receipt_handle] = _Renewed(pop.topic, pop.group, until_ms)
                 system.delivery_attempt = attempt + found.reconsume_times
                 system.invisible_duration.FromMilliseconds(popped.invisible_ms)
-                call.send(ReceiveMessageResponse(message=message).SerializeToString())
+                responses.append(ReceiveMessageResponse(message=message))
         if request.content.auto_renew and self._is_known(request.client_id):
             held = self._renewed.setdefault(request.client_id, {})
             while held and held[first := next(iter(held))].until_ms <= popped.pop_time_ms:
@@ -231,7 +231,8 @@ class ReceiveAdapter:
             held.update(renewed)
         last = ReceiveMessageResponse()
         last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
-        call.reply(last.SerializeToString())
+        responses.append(last)
+        call.reply(*(response.SerializeToString() for response in responses))
 
     def release(self, client_id: str) -> None:
         """Let others receive at once what a client that is gone holds with renewed handles."""
