@@ -86,6 +86,22 @@ async def test_what_is_not_acknowledged_in_time_comes_by_the_retry_topic_and_in_
         assert await peer.committed(topic="%RETRY%g_T") == 2
 
 
+@pytest.mark.parametrize("order", [False, True])
+async def test_a_delivery_that_is_suspended_is_no_attempt(tmp_path: Path, order: bool) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.alter_group(retry_max_times=1)
+        await send(peer, "a")
+        attempts = []
+        for _ in range(3):
+            (held,) = await receive(peer, order=order)
+            attempts.append(held.attempt)
+            await change(peer, held, 0, suspend=True)
+        (held,) = await receive(peer, order=order)
+        await change(peer, held, 0)
+        (held,) = await receive(peer, order=order)
+        assert [*attempts, held.attempt] == [1, 1, 1, 2]
+
+
 async def test_groups_whose_retry_topics_have_one_name_share_no_message(tmp_path: Path) -> None:
     """`%RETRY%g_T_x` is of group g and topic T_x, and of group g_T and topic x."""
     clock = Clock()
@@ -121,7 +137,9 @@ async def test_a_deleted_topic_or_group_leaves_nothing(tmp_path: Path) -> None:
         assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == ResponseCode.SUCCESS
         assert (await ack(peer, held)).code == ResponseCode.NO_MESSAGE
         pass_time(clock)
-        assert (await receive(peer))[0].attempt == 1, "a new group begins at the first message"
+        # The queue of the retry topic is in the store until its next cleaning.
+        again = [one.attempt for one in await receive(peer) if one.request_topic == "T"]
+        assert again[:1] == [1], "a new group begins at the first message"
 
 
 @pytest.mark.parametrize("order", ["true", "false"])

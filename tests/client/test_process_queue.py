@@ -46,9 +46,9 @@ class Progress(RuleBasedStateMachine):
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.held)))
-        assert self.progress.complete(offset)
+        assert self.progress.complete(message(offset))
         del self.held[offset]
-        assert not self.progress.complete(offset)
+        assert not self.progress.complete(message(offset))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -82,7 +82,7 @@ def test_a_queue_is_full_at_its_message_limit_until_messages_complete() -> None:
     assert progress.has_capacity
     progress.put([message(LIMITS.count - 1)], LIMITS.count)
     assert not progress.has_capacity
-    progress.complete(500)
+    progress.complete(message(500))
     assert progress.has_capacity
 
 
@@ -101,10 +101,10 @@ def test_a_queue_is_full_at_the_span_of_one_slow_message() -> None:
     for begin in range(1, LIMITS.span, 100):
         for done in progress.put([message(i) for i in range(begin, begin + 100)], begin + 100):
             if done.queue_offset != begin + 99:
-                progress.complete(done.queue_offset)
+                progress.complete(done)
     assert len(progress) < 100
     assert not progress.has_capacity
-    progress.complete(0)
+    progress.complete(message(0))
     assert progress.has_capacity
 
 
@@ -113,6 +113,6 @@ def test_completing_in_any_order_commits_the_end(order: list[int]) -> None:
     progress = ProcessQueue(0, LIMITS, ReadAhead())
     progress.put([message(i) for i in range(30)], 30)
     for offset in order:
-        progress.complete(offset)
+        progress.complete(message(offset))
     assert progress.commit_offset == 30
     assert len(progress) == progress.size == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rucola.client import BrokerError, ConfigError, Message, Producer, PullConsumer, SimpleConsumer
+from rucola.client.consumer import pop_requests, simple_consumer
 from rucola.protocol.codes import ResponseCode
 from support.cluster import cluster
 from support.errors import raises
@@ -99,3 +100,19 @@ async def test_a_new_group_begins_at_the_end_if_it_says_so(tmp_path: Path) -> No
             await send(running.namesrv, 2)
             messages = await waiting + await consumer.receive("T", wait_ms=0)
             assert [message.body for message in messages] == [b"0", b"1"]
+
+
+async def test_messages_of_several_topics_and_far_apart_are_acknowledged_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_requests, "_MAX_BITS", 2)
+    monkeypatch.setattr(simple_consumer, "MAX_ACKED", 3)
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        for topic in ("T", "U"):
+            await running.create_topic(broker, topic, 1)
+            await send(running.namesrv, 5, topic)
+        async with SimpleConsumer("g", running.namesrv) as consumer:
+            await consumer.ack(await consumer.receive("T") + await consumer.receive("U"))
+        for topic in ("T", "U"):
+            assert await running.peer(broker).committed(topic=topic) == 5

@@ -120,7 +120,7 @@ async def ack_all(peer: Peer, messages: list[Received], group: str = "g") -> Rem
     return await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)
 
 
-async def change(peer: Peer, message: Received, invisible_ms: int) -> RemotingCommand:
+async def change(peer: Peer, message: Received, invisible_ms: int, *, suspend: bool | None = None) -> RemotingCommand:
     header = ChangeInvisibleTimeRequestHeader(
         consumer_group="g",
         topic=message.request_topic,
@@ -128,6 +128,7 @@ async def change(peer: Peer, message: Received, invisible_ms: int) -> RemotingCo
         extra_info=message.handle,
         offset=message.queue_offset,
         invisible_time=invisible_ms,
+        suspend=suspend,
     )
     return await peer.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
 

@@ -167,6 +167,8 @@ class ClientRegistry:
         self._should_notify = should_notify
         self._notify_member = notify
         self._on_group_left = on_group_left
+        self.on_member_left: Callable[[ClientChannel, str], None] = lambda channel, group: None
+        """Gets a channel that left a consumer group."""
         self.consumers: dict[str, ConsumerGroup] = {}
         """By name; a group without members is removed."""
         self.producers: dict[str, dict[ClientChannel, Member]] = {}
@@ -318,6 +320,7 @@ class ClientRegistry:
         if group is None or not group.leave(channel):
             return
         self._forget(channel, 1, name)
+        self.on_member_left(channel, name)
         if not group.members:
             del self.consumers[name]
             self._on_group_left(name)

@@ -50,6 +50,8 @@ class HeldPop:
     retry: Retry
     is_skipped: bool = False
     """Whether the last try was left out, for a congested connection."""
+    has_left: bool = False
+    """Whether the member has left its group, so that nobody waits for the answer."""
 
     @property
     def key(self) -> _Key:
@@ -128,6 +130,13 @@ class PopHold:
         """Forget the receives of a connection."""
         self._operations.wake(list(self._of_channel.get(channel, ())))
 
+    def left(self, channel: ClientChannel, group: str) -> None:
+        """Forget the receives of a member that leaves its group."""
+        leaving = [pop for pop in self._of_channel.get(channel, ()) if pop.group == group]
+        for pop in leaving:
+            pop.has_left = True
+        self._operations.wake(leaving)
+
     def release_all(self) -> None:
         """Answer all receives."""
         self._operations.stop()
@@ -151,10 +160,11 @@ class PopHold:
 
     def _try_complete(self, pop: HeldPop, is_last: bool) -> bool:
         channel = pop.channel
-        pop.is_skipped = channel.is_open and channel.is_congested
+        is_awaited = channel.is_open and not pop.has_left
+        pop.is_skipped = is_awaited and channel.is_congested
         if pop.is_skipped:
             return False
-        nothing = pop.retry(is_last) if channel.is_open else None
+        nothing = pop.retry(is_last) if is_awaited else None
         if nothing is not None:
             self._go_on(pop, nothing)
             return False

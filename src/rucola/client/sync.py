@@ -310,7 +310,7 @@ class SimpleConsumer(_Blocking[simple_module.SimpleConsumer]):
         return self._run(self._client.receive(topic, max_messages, **options))
 
     def ack(self, messages: MessageExt | Iterable[MessageExt]) -> None:
-        """Finish messages of one topic."""
+        """Finish messages."""
         self._run(self._client.ack(messages))
 
     def change_invisible(self, message: MessageExt, invisible_ms: int) -> None:

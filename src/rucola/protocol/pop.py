@@ -98,6 +98,8 @@ class ChangeInvisibleTimeRequestHeader(Header, kw_only=True):
     extra_info: str
     offset: int
     invisible_time: int
+    # Whether this delivery does not count as an attempt.
+    suspend: bool | str | None = None
 
 
 class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):

@@ -49,6 +49,7 @@ class Connections:
             self._on_group_left,
             lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
         )
+        self.clients.on_member_left = self.pops.left
         self.budget = ServerBudget(config.connection_limits, self._on_writable)
         self._listeners = Listeners(config, self.processors, self._on_close, self.budget, environment.tls)
         self.grpc: GrpcServer | None = None

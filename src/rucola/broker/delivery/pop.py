@@ -379,7 +379,7 @@ class PopConsumerService(Delivery[None]):
         """Deliver a message again, which is `moved` if its copy is done; return its size."""
         held = self.states[queue].outstanding[offset]
         limit = self._retry_max_times(queue.group)
-        if held.message_group is not None and held.attempt <= limit:
+        if held.message_group is not None and held.attempts <= limit:
             self.on_visible(queue)
             return 0
         message = self._message(queue, offset)
@@ -441,7 +441,7 @@ class PopConsumerService(Delivery[None]):
 
 def _copy(message: MessageExt, held: Outstanding) -> MessageExt:
     copy = next_attempt(message)
-    copy.reconsume_times = message.reconsume_times + held.attempt
+    copy.reconsume_times = message.reconsume_times + held.attempts
     copy.properties.setdefault(properties.FIRST_POP_TIME, str(held.pop_time_ms))
     return copy
 

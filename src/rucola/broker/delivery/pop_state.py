@@ -56,6 +56,12 @@ class Outstanding(Struct, frozen=True, array_like=True):
     visible_ms: int = 0
     client: str = ""
     attempt_id: str | None = None
+    suspensions: int = 0
+    """Deliveries that were no attempt, since the consumer gave the message back."""
+
+    @property
+    def attempts(self) -> int:
+        return self.attempt - self.suspensions
 
 
 class Pop(Struct, frozen=True, array_like=True, tag="Pop2"):
@@ -87,6 +93,8 @@ class Change(Struct, frozen=True, array_like=True, tag=True):
     pop_time_ms: int
     invisible_ms: int
     visible_ms: int
+    is_suspended: bool = False
+    """The delivery was no attempt."""
 
 
 _NEW: Final = Outstanding()
@@ -266,10 +274,10 @@ class PopState:
         visible_ms, next_offset = now_ms + invisible_ms, self.next_offset
         return Pop(pop_time_ms, invisible_ms, visible_ms, client, attempt_id, next_offset, (), tuple(taken), True)
 
-    def change(self, handle: Handle, now_ms: int, invisible_ms: int) -> Change:
+    def change(self, handle: Handle, now_ms: int, invisible_ms: int, *, is_suspended: bool = False) -> Change:
         """Let a message that is held by this handle be visible `invisible_ms` from now."""
         pop_time_ms = max(now_ms, self.pop_time_ms + 1)
-        return Change(handle.queue_offset, pop_time_ms, invisible_ms, now_ms + invisible_ms)
+        return Change(handle.queue_offset, pop_time_ms, invisible_ms, now_ms + invisible_ms, is_suspended)
 
     def fit(self, begin: int, end: int) -> Snapshot | None:
         """Drop what the queue no longer has below `begin`, or lost from `end` on; None if nothing is dropped."""
@@ -292,7 +300,7 @@ class PopState:
                 before = held or _NEW
                 after = Outstanding(
                     before.message_group, before.attempt + (not record.is_repeated), record.pop_time_ms,
-                    record.invisible_ms, record.visible_ms, record.client, record.attempt_id,
+                    record.invisible_ms, record.visible_ms, record.client, record.attempt_id, before.suspensions,
                 )  # fmt: skip
                 self._hold(list(offsets), before, after)
         elif isinstance(record, Change):
@@ -301,7 +309,7 @@ class PopState:
             # Its holder has the answer to its receive, so that no repetition of it may take the message.
             after = Outstanding(
                 before.message_group, before.attempt, record.pop_time_ms, record.invisible_ms, record.visible_ms,
-                before.client, None,
+                before.client, None, min(before.suspensions + record.is_suspended, before.attempt),
             )  # fmt: skip
             self._hold([record.queue_offset], before, after)
         elif isinstance(record, Done):

@@ -75,5 +75,11 @@ def _not_implemented(module: ModuleType, name: str, *, needs_client_id: bool) ->
 
     request, response = getattr(module, f"{name}Request"), getattr(module, f"{name}Response")
     return GrpcMethod(
-        name, Action.AUTHENTICATE, request, lambda _: [Resource()], lambda s: response(status=s), handler, needs_client_id
-    )  # fmt: skip
+        name,
+        Action.AUTHENTICATE,
+        request,
+        lambda _: [Resource()],
+        lambda status: response(status=status),
+        handler,
+        needs_client_id,
+    )

@@ -228,6 +228,7 @@ class PopAdapter:
             header.queue_id,
             _handle(header),
             header.invisible_time,
+            is_suspended=is_true(header.suspend),
         )
         changed = ChangeInvisibleTimeResponseHeader(
             pop_time=handle.pop_time_ms, invisible_time=handle.invisible_ms, revive_qid=extra.revive_qid

@@ -117,7 +117,7 @@ class PopService:
         popped = Popped(receive.pop_time_ms, request.invisible_ms, rest, [])
         for queue, records in receive.found.items():
             offsets = sorted(records)
-            attempts = [self._pop.states[queue].outstanding[offset].attempt for offset in offsets]
+            attempts = [self._pop.states[queue].outstanding[offset].attempts for offset in offsets]
             found = [records[offset] for offset in offsets]
             popped.queues.append(PoppedQueue(queue.topic, queue.queue_id, offsets, found, attempts))
             self._state.stats.record_get(request.group, request.topic, len(found), sum(map(len, found)))
@@ -219,11 +219,11 @@ class PopService:
         return False
 
     def change_invisible(
-        self, group: str, topic: str, queue_id: int, handle: Handle, invisible_ms: int
+        self, group: str, topic: str, queue_id: int, handle: Handle, invisible_ms: int, *, is_suspended: bool = False
     ) -> tuple[Handle, int]:
         """Let a message be visible `invisible_ms` from now; return its new handle, and the end as `acknowledge` does.
 
-        Raises Refused.
+        With `is_suspended`, this delivery does not count as an attempt. Raises Refused.
         """
         _check_duration(invisible_ms, 0)
         queue = PopQueue(topic, group, queue_id)
@@ -231,7 +231,8 @@ class PopService:
         if state is None or not state.is_held_by(handle):
             raise Refused(refusals.HANDLE_STALE, count=1, total=1, group=group)
         now_ms = self._state.clock()
-        end = self._pop.record([(queue, state.change(handle, now_ms, invisible_ms))], now_ms)
+        change = state.change(handle, now_ms, invisible_ms, is_suspended=is_suspended)
+        end = self._pop.record([(queue, change)], now_ms)
         return state.handle(handle.queue_offset), end
 
     # For operators.
@@ -264,7 +265,7 @@ class PopService:
             PopMessage(
                 queue_offset=offset,
                 client=one.client,
-                attempt=one.attempt,
+                attempt=one.attempts,
                 pop_time_ms=one.pop_time_ms,
                 visible_ms=one.visible_ms,
                 message_group=one.message_group,

@@ -23,13 +23,13 @@ class AssignedQueue:
     """A queue of this member's assignment: its offsets, its waiting messages and its fetch task."""
 
     __slots__ = (
-        "_read_ahead", "capacity", "committed", "consumed_ms", "fetch_task", "idle", "is_blocked", "is_ready",
-        "is_revoked", "process_queue", "pulled_ms", "queue", "waiting",
+        "capacity", "committed", "consumed_ms", "fetch_task", "idle", "is_blocked", "is_ready", "is_revoked",
+        "process_queue", "pulled_ms", "queue", "read_ahead", "waiting",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, begin_offset: int, limits: PullLimits, read_ahead: ReadAhead) -> None:
         self.queue = queue
-        self._read_ahead = read_ahead
+        self.read_ahead = read_ahead
         self.process_queue = ProcessQueue(begin_offset, limits, read_ahead)
         """The messages between pull and completion; replaced by a reset."""
         self.waiting: deque[MessageExt] = deque()
@@ -55,10 +55,16 @@ class AssignedQueue:
     def reset(self, queue_offset: int) -> None:
         """Continue at this offset. Earlier messages are not delivered; those in flight affect no offset."""
         self.process_queue.drop()
-        self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits, self._read_ahead)
+        self.process_queue = ProcessQueue(queue_offset, self.process_queue.limits, self.read_ahead)
         self.waiting.clear()
         self.committed = None
         self.capacity.set()
+
+    def part(self) -> AssignedQueue:
+        """Return a queue for some of the messages, which is in an order of its own."""
+        part = AssignedQueue(self.queue, 0, self.process_queue.limits, self.read_ahead)
+        part.process_queue, part.capacity = self.process_queue, self.capacity
+        return part
 
     def set_limits(self, limits: PullLimits) -> None:
         self.process_queue.limits = limits
@@ -95,12 +101,16 @@ class Delivery:
     def incomplete(self) -> list[MessageExt]:
         """The messages that still need a delivery; none after the queue was revoked or reset."""
         process_queue = self.process_queue
-        return [] if process_queue.is_dropped else [m for m in self.messages if process_queue.holds(m.queue_offset)]
+        return [] if process_queue.is_dropped else [m for m in self.messages if process_queue.holds(m)]
 
     def complete(self, messages: Iterable[MessageExt] | None = None) -> None:
         """Complete some of the messages, by default all: they need no further delivery. Idempotent."""
         self.assigned.consumed_ms = now_ms()
         for message in self.messages if messages is None else messages:
-            self.process_queue.complete(message.queue_offset)
+            self.process_queue.complete(message)
+        self.check_capacity()
+
+    def check_capacity(self) -> None:
+        """Let the fetcher go on if there is capacity again."""
         if not self.assigned.capacity.is_set() and self.process_queue.has_capacity:
             self.assigned.capacity.set()

@@ -2,6 +2,7 @@
 
     clustering      the allocation strategy divides the topic's queues among the members of the group, see `allocation`
     broadcasting    every read queue
+    POP             all queues of a broker, as one with the id ALL_QUEUES
 
 A rebalance computes the assignment again: every `REBALANCE_INTERVAL_MS`, and when members or routes change. Each queue
 passes these states; steps marked (*) apply to ordered consumers only, of which no two ever have messages of one queue
@@ -56,6 +57,8 @@ RELOCK_PAUSE_MS = 1000
 BROKER_WAIT_MS = 2000
 """How long a rebalance waits for brokers to store and return offsets."""
 CONCURRENT_LOOKUPS = 64
+ALL_QUEUES = -1
+"""The queue id of all queues of a broker."""
 
 
 class Assignment:
@@ -224,6 +227,11 @@ class Assignment:
         options, instance = self._context.options, self._context.instance
         if options.broadcasting:
             return queues
+        if options.pop:
+            # One whose broker is away stays as long as its messages are consumed.
+            held = [a.queue for a in self.queues.values() if a.queue.topic == route.topic and len(a.process_queue)]
+            every = (MessageQueue(route.topic, queue.broker_name, ALL_QUEUES) for queue in queues)
+            return sorted({*every, *held})
         client_ids = await self._members.client_ids(route)
         if instance.client_id not in client_ids:
             await instance.send_heartbeats(BROKER_WAIT_MS)
@@ -330,6 +338,8 @@ class Assignment:
 
     async def _abandon(self, queues: list[AssignedQueue]) -> None:
         """Release queues of one broker when the consumer closes, without waiting for deliveries in flight."""
+        for assigned in queues:
+            self._fetcher.release(assigned)
         await self._commit(queues)
         for assigned in queues:
             assigned.is_revoked = True

@@ -1,4 +1,4 @@
-"""Fetcher: one task per assigned queue that pulls messages into the ready queue.
+"""Fetcher: one task per assigned queue that fetches messages into the ready queue. PullFetcher: by pulls.
 
 1. Wait while the consumer is suspended, and while the process queue has no capacity.
 2. Pull from `next_offset`. The broker holds the request until a message arrives, at most `SUSPEND_MS`.
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from rucola.client.clock import now_ms, precise_monotonic_ms
 from rucola.client.consumer.assigned_queue import AssignedQueue
@@ -25,6 +27,7 @@ from rucola.client.consumer.retry import restore_topic
 from rucola.client.stats import ConsumeCounters
 from rucola.domain.subscription import SubscriptionData
 from rucola.errors import BrokerError, MQError
+from rucola.message import MessageExt
 from rucola.protocol.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
@@ -35,45 +38,42 @@ CORRECTION_INTERVAL_MS = 10_000
 """A second correction of the offset within this time is followed by the pause of a failed pull."""
 FLOW_CONTROL_PAUSE_MS = 20
 """The pause after a busy broker rejected a pull; doubles for pulls in sequence that change nothing."""
+_NOT_HELD = (ResponseCode.SYSTEM_BUSY, ResponseCode.POLLING_FULL)
+"""Codes of a broker that holds as many requests as it may."""
 
 
-class Fetcher:
-    """Pulls the assigned queues of one consumer. Belongs to one event loop."""
+class Fetcher(ABC):
+    """Fetches the messages of one consumer. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        context: ConsumerContext,
-        pull_consumer: PullConsumer,
-        ready_queue: ReadyQueue,
-        offset_store: OffsetStore,
-        counters: ConsumeCounters,
-    ) -> None:
+    def __init__(self, context: ConsumerContext, ready_queue: ReadyQueue, counters: ConsumeCounters) -> None:
         self._context = context
-        self._retry_topic = context.retry_topic
-        self._pull_consumer = pull_consumer
         self._outages = context.instance.outages
         self._ready_queue = ready_queue
-        self._offset_store = offset_store
         self._counters = counters
         self._refused: set[AssignedQueue] = set()
         """Queues whose last pull the broker refused to hold, having too many: an outage of all of them together."""
+        self._is_suspended = False
         self._running = asyncio.Event()
-        """Cleared while the consumer is suspended."""
-        self._running.set()
+        """Cleared while the consumer is suspended, and when it closes."""
 
     def open(self) -> None:
         """Serve the running event loop; a suspension from before stays."""
-        running = asyncio.Event()
-        if self._running.is_set():
-            running.set()
-        self._running = running
+        self._running = asyncio.Event()
+        if not self._is_suspended:
+            self._running.set()
 
     def suspend(self) -> None:
         """Add no further messages until `resume`; a pull in flight waits with its result."""
+        self._is_suspended = True
         self._running.clear()
 
     def resume(self) -> None:
+        self._is_suspended = False
         self._running.set()
+
+    def close(self) -> None:
+        """Send no further request."""
+        self._running.clear()
 
     def start(self, assigned: AssignedQueue) -> None:
         assigned.fetch_task = self._context.background.start(
@@ -81,9 +81,17 @@ class Fetcher:
         )
 
     def stop(self, assigned: AssignedQueue) -> None:
+        self._cancel(assigned)
+        self._no_longer_refused(assigned)
+        self.release(assigned)
+
+    def _cancel(self, assigned: AssignedQueue) -> None:
         if assigned.fetch_task is not None:
             assigned.fetch_task.cancel()
-        self._no_longer_refused(assigned)
+
+    @abstractmethod
+    def release(self, assigned: AssignedQueue) -> None:
+        """Let other members have the messages that were not delivered."""
 
     def reset(self, assigned: AssignedQueue, queue_offset: int) -> None:
         """Continue at this offset. Earlier messages are not delivered; those in flight affect no offset."""
@@ -91,19 +99,81 @@ class Fetcher:
         assigned.reset(queue_offset)
         self.start(assigned)
 
+    @abstractmethod
+    async def _fetch(self, assigned: AssignedQueue) -> None:
+        """Fetch the messages of a queue while its topic is subscribed."""
+
+    async def _wait_for_capacity(self, assigned: AssignedQueue) -> None:
+        """Wait while the consumer is suspended, or the process queue is full."""
+        await self._running.wait()
+        while not assigned.process_queue.has_capacity:
+            assigned.capacity.clear()
+            if assigned.process_queue.is_total_full:
+                assigned.process_queue.wake_below_total(assigned.capacity)
+            await assigned.capacity.wait()
+            await self._running.wait()
+
+    async def _failed(self, assigned: AssignedQueue, error: MQError) -> None:
+        """Report a failed request, and pause."""
+        # A busy broker is expected and recovers soon: a short pause, and no line in the log for each pull.
+        is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
+        if isinstance(error, BrokerError) and error.code in _NOT_HELD:
+            self._refused.add(assigned)
+            self._outages.failed(assigned.queue.broker_name, self._refused_purpose(assigned), error)
+        elif not is_busy:
+            self._outages.failed(assigned.queue.broker_name, self._pull_purpose(assigned), error)
+        await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
+
+    def _succeeded(self, assigned: AssignedQueue, messages: Sequence[MessageExt], begin_ms: float) -> None:
+        if self._outages.any_failing:
+            self._outages.succeeded(assigned.queue.broker_name, self._pull_purpose(assigned))
+            self._no_longer_refused(assigned)
+        if messages:
+            counters = self._counters.of(assigned.queue.topic)
+            counters.add_pull(len(messages), precise_monotonic_ms() - begin_ms)
+
+    def _pull_purpose(self, assigned: AssignedQueue) -> str:
+        return f"group {self._context.group}: pull of {assigned.queue}"
+
+    def _refused_purpose(self, assigned: AssignedQueue) -> str:
+        return f"group {self._context.group}: hold of pulls at {assigned.queue.broker_name}"
+
+    def _no_longer_refused(self, assigned: AssignedQueue) -> None:
+        if assigned in self._refused:
+            self._refused.discard(assigned)
+            name = assigned.queue.broker_name
+            if all(refused.queue.broker_name != name for refused in self._refused):
+                self._outages.succeeded(name, self._refused_purpose(assigned))
+
+
+class PullFetcher(Fetcher):
+    """Pulls the assigned queues of one consumer."""
+
+    def __init__(
+        self,
+        context: ConsumerContext,
+        ready_queue: ReadyQueue,
+        counters: ConsumeCounters,
+        pull_consumer: PullConsumer,
+        offset_store: OffsetStore,
+    ) -> None:
+        super().__init__(context, ready_queue, counters)
+        self._retry_topic = context.retry_topic
+        self._pull_consumer = pull_consumer
+        self._offset_store = offset_store
+
+    def release(self, assigned: AssignedQueue) -> None:
+        pass  # they pull from the committed offset on
+
     async def _fetch(self, assigned: AssignedQueue) -> None:
         topic = assigned.queue.topic
         corrected_ms = -float("inf")
         least_ms = 0.0
         """The least time of a pull that changes nothing."""
-        while (subscription := self._context.subscriptions.get(topic)) is not None:
-            await self._running.wait()
-            if not assigned.process_queue.has_capacity:
-                assigned.capacity.clear()
-                if assigned.process_queue.is_total_full:
-                    assigned.process_queue.wake_below_total(assigned.capacity)
-                await assigned.capacity.wait()
-                continue
+        while True:
+            await self._wait_for_capacity(assigned)
+            if (subscription := self._context.subscriptions.get(topic)) is None:
+                return
             begin_ms, offset = precise_monotonic_ms(), assigned.process_queue.next_offset
             result = await self._pull(assigned, subscription)
             if result is None:
@@ -142,35 +212,10 @@ class Fetcher:
                 commit_offset=(process_queue.commit_offset or None) if self._offset_store.commits_with_pulls else None,
             )
         except MQError as error:
-            # A busy broker is expected and recovers soon: a short pause, and no line in the log for each pull.
-            is_busy = isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL
-            if isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_BUSY:
-                self._refused.add(assigned)
-                self._outages.failed(assigned.queue.broker_name, self._refused_purpose(assigned), error)
-            elif not is_busy:
-                self._outages.failed(assigned.queue.broker_name, self._pull_purpose(assigned), error)
-            await asyncio.sleep((FLOW_CONTROL_PAUSE_MS if is_busy else PULL_ERROR_PAUSE_MS) / 1000)
+            await self._failed(assigned, error)
             return None
-        if self._outages.any_failing:
-            self._outages.succeeded(assigned.queue.broker_name, self._pull_purpose(assigned))
-            self._no_longer_refused(assigned)
-        if result.status is PullStatus.FOUND:
-            counters = self._counters.of(assigned.queue.topic)
-            counters.add_pull(len(result.messages), precise_monotonic_ms() - begin_ms)
+        self._succeeded(assigned, result.messages, begin_ms)
         return result
-
-    def _pull_purpose(self, assigned: AssignedQueue) -> str:
-        return f"group {self._context.group}: pull of {assigned.queue}"
-
-    def _refused_purpose(self, assigned: AssignedQueue) -> str:
-        return f"group {self._context.group}: hold of pulls at {assigned.queue.broker_name}"
-
-    def _no_longer_refused(self, assigned: AssignedQueue) -> None:
-        if assigned in self._refused:
-            self._refused.discard(assigned)
-            name = assigned.queue.broker_name
-            if all(refused.queue.broker_name != name for refused in self._refused):
-                self._outages.succeeded(name, self._refused_purpose(assigned))
 
     async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
         """Reset the queue to an offset inside. Its incomplete messages are no longer in the queue."""

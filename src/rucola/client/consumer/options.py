@@ -20,6 +20,9 @@ from rucola.domain.allocation import Strategy, average
 from rucola.errors import ConfigError
 from rucola.message import MessageExt
 
+MAX_INVISIBLE_MS = 30 * 86_400_000
+"""The longest invisible time that brokers accept."""
+
 
 class MessageModel(Enum):
     """Whether one or each member of the group consumes a message."""
@@ -54,6 +57,8 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where a group without committed offsets starts: consumeFromWhere."""
     consume_timestamp_ms: int | None = None
     """The time for CONSUME_FROM_TIMESTAMP; None means half an hour before the queue is assigned."""
+    pop: bool = False
+    """Whether the broker gives messages of all queues to any member, without a rebalance: see docs/pop.md."""
     strategy: Strategy = average
     """How queues are divided among members, see `rucola.domain.allocation`; the same for all members."""
     concurrency: int = 20
@@ -69,7 +74,10 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     suspend_current_queue_ms: float = 1000
     """In order, how long a queue is suspended after a failure: suspendCurrentQueueTimeMillis."""
     consume_timeout_ms: float = 15 * 60 * 1000
-    """Concurrently, how long a message may be in flight before it is retried: consumeTimeout."""
+    """Concurrently, how long a message may be in flight before it is retried: consumeTimeout.
+
+    With `pop`, also in order, and from the receive on: the invisible time.
+    """
     offsets_root: str | Path | None = None
     """With broadcasting, the directory of the offset files; None means `~/.rocketmq_offsets`."""
     discard_damaged_offsets: bool = False
@@ -89,10 +97,36 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"offsets_root is {self.offsets_root!r}: it must be the path of a directory", subject="offsets_root"
             )
+        if self.pop:
+            self._check_pop()
         for name, least in (("concurrency", 1), ("pull_batch_size", 1), ("max_reconsume_times", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}: it must be {least} or more", subject=name)
+
+    @property
+    def takes_locks(self) -> bool:
+        """Whether a member locks the queues that it consumes."""
+        return self.orderly and not self.broadcasting and not self.pop
+
+    def _check_pop(self) -> None:
+        if self.broadcasting:
+            raise ConfigError("pop=True: the broker gives each message to one member, so use CLUSTERING", subject="pop")
+        if self.consume_from is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            raise ConfigError(
+                "pop=True: a group begins at the first offset or the last one; reset its offsets to a time instead",
+                subject="consume_from",
+            )
+        if self.max_reconsume_times is not None:
+            raise ConfigError(
+                "pop=True: the broker counts retries; set retryMaxTimes of the group (rucola admin updateSubGroup)",
+                subject="max_reconsume_times",
+            )
+        if not 1 <= self.consume_timeout_ms <= MAX_INVISIBLE_MS:
+            raise ConfigError(
+                f"consume_timeout_ms is {self.consume_timeout_ms}: with pop=True it must be 1 to {MAX_INVISIBLE_MS}",
+                subject="consume_timeout_ms",
+            )
 
     @property
     def broadcasting(self) -> bool:
@@ -107,6 +141,7 @@ class ConsumeKeywords(TypedDict, total=False):
     orderly: bool
     consume_from: ConsumeFromWhere
     consume_timestamp_ms: int | None
+    pop: bool
     strategy: Strategy
     concurrency: int
     pull_batch_size: int

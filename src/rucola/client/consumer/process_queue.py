@@ -116,13 +116,16 @@ class ProcessQueue:
         self.next_offset = max(expected, next_offset)
         return new
 
-    def holds(self, queue_offset: int) -> bool:
-        """Return whether the message at `queue_offset` was pulled and is incomplete."""
-        return queue_offset in self._sizes
+    def holds(self, message: MessageExt) -> bool:
+        """Return whether a message was pulled and is incomplete."""
+        return message.queue_offset in self._sizes
 
-    def complete(self, queue_offset: int) -> bool:
-        """Complete the message at `queue_offset`; return False if it is complete already."""
-        size = self._sizes.pop(queue_offset, None)
+    def complete(self, message: MessageExt) -> bool:
+        """Complete a message; return False if it is complete already."""
+        return self._remove(message.queue_offset)
+
+    def _remove(self, key: int) -> bool:
+        size = self._sizes.pop(key, None)
         if size is None:
             return False
         self.size -= size

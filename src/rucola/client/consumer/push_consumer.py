@@ -24,17 +24,20 @@ from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
 from rucola.client.connection_options import ConnectionOptions
+from rucola.client.consumer.acknowledgements import Acknowledgements
 from rucola.client.consumer.assigned_queue import AssignedQueue
 from rucola.client.consumer.assignment import Assignment
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.dispatcher import Dispatcher
-from rucola.client.consumer.fetcher import Fetcher
+from rucola.client.consumer.fetcher import Fetcher, PullFetcher
 from rucola.client.consumer.in_flight_deliveries import InFlightDeliveries
 from rucola.client.consumer.iteration import Iterations
 from rucola.client.consumer.listener import BatchListener, Listener, ListenerAdapter
 from rucola.client.consumer.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from rucola.client.consumer.operations import ConsumerOperations
 from rucola.client.consumer.options import ConsumeKeywords, ConsumeOptions
+from rucola.client.consumer.pop_fetcher import PopFetcher, PopReadyQueue, PopRetry
+from rucola.client.consumer.pop_requests import PopRequests
 from rucola.client.consumer.pull_consumer import PullConsumer
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.ready_queue import ReadyQueue
@@ -104,24 +107,36 @@ class PushConsumer(GroupClient):
         self._counters = ConsumeCounters()
         # 1. Offsets and locks.
         self._pull_consumer = PullConsumer(group, instance=self.instance)
+        requests = PopRequests(group, self.instance)
+        acknowledgements = Acknowledgements(context, requests)
         self._offset_store: OffsetStore = BrokerOffsetStore(self._pull_consumer, in_order=orderly)
-        if broadcasting:
+        if self.options.pop:
+            self._offset_store = acknowledgements
+        elif broadcasting:
             self._offset_store = LocalOffsetStore(
                 self.options.offsets_root,
                 self.instance.client_id,
                 group,
                 discard_damaged=self.options.discard_damaged_offsets,
             )
-        self._locks = QueueLocks(group, self.instance) if orderly and not broadcasting else None
+        self._locks = QueueLocks(group, self.instance) if self.options.takes_locks else None
         # 2. From assignment to ready queue.
-        self._ready_queue = ReadyQueue(in_order=orderly, can_deliver=self._can_deliver)
-        self._fetcher = Fetcher(context, self._pull_consumer, self._ready_queue, self._offset_store, self._counters)
+        ready_queue = PopReadyQueue if self.options.pop else ReadyQueue
+        self._ready_queue = ready_queue(in_order=orderly, can_deliver=self._can_deliver)
+        retry = ConsumeRetry(context, self._ready_queue)
+        self._fetcher: Fetcher
+        if self.options.pop:
+            retry = PopRetry(context, self._ready_queue, acknowledgements)
+            self._fetcher = PopFetcher(context, self._ready_queue, self._counters, requests, acknowledgements)
+        else:
+            self._fetcher = PullFetcher(
+                context, self._ready_queue, self._counters, self._pull_consumer, self._offset_store
+            )
         start_offsets = StartOffsets(context, self._pull_consumer, self._offset_store)
         self._assignment = Assignment(
             context, start_offsets, self._offset_store, self._fetcher, self._ready_queue, self._locks
         )
         # 3. Delivery and retry.
-        retry = ConsumeRetry(context, self._ready_queue)
         self._in_flight = InFlightDeliveries(retry, self._counters, self.options.consume_timeout_ms)
         values = Values(self.options.value)
         self._iterations = Iterations(self._ready_queue, self._in_flight, retry, values)
@@ -130,7 +145,7 @@ class PushConsumer(GroupClient):
         self.operations = ConsumerOperations(
             context, self._assignment, self._locks, self._dispatcher, self._counters, lambda: self.is_open
         )
-        if not broadcasting:
+        if not broadcasting and not self.options.pop:
             self.subscribe(context.retry_topic)
 
     # Subscriptions and assignment.
@@ -259,7 +274,7 @@ class PushConsumer(GroupClient):
         await self._assignment.open()
         self._background.start(self._commit_loop(), f"offsets of {self.group}")
         self._background.start(self._sample_loop(), f"statistics of {self.group}")
-        if not self.options.orderly:
+        if not self.options.orderly and not self.options.pop:
             self._background.start(self._in_flight.watch_timeouts(), f"timeouts of {self.group}")
         if self._locks is not None:
             self._background.start(self._locks.renew_periodically(), f"locks of {self.group}")
@@ -273,8 +288,11 @@ class PushConsumer(GroupClient):
                 "which the group receives again; call ack(message) before leaving the loop by break",
                 self.group, len(left), left[0].queue_offset, left[0].topic,
             )  # fmt: skip
+        self._fetcher.close()
         await run_close_steps(
             lambda: self._dispatcher.close(CLOSE_GRACE_MS),
+            # Brokers must not give messages to a receive that is cancelled.
+            *([lambda: self.instance.remove_consumer(self)] if self.options.pop else []),
             self._background.close,
             self._assignment.close,
             lambda: self.instance.remove_consumer(self),

@@ -134,13 +134,16 @@ class ConsumeRetry:
                 retried.append(message)
         self._ready_queue.requeue_blocked(delivery, retried)
         if retried:
-            pause_ms = self._options.suspend_current_queue_ms if suspend_ms is None else suspend_ms
-            pause_ms = min(max(pause_ms, SHORTEST_SUSPENSION_MS), LONGEST_SUSPENSION_MS)
             self._context.background.start(
-                self._resume(delivery.assigned, pause_ms), f"suspension of {delivery.assigned.queue}"
+                self._resume(delivery.assigned, self._suspension_ms(suspend_ms)),
+                f"suspension of {delivery.assigned.queue}",
             )
         else:
             self._ready_queue.unblock(delivery.assigned)
+
+    def _suspension_ms(self, suspend_ms: float | None) -> float:
+        pause_ms = self._options.suspend_current_queue_ms if suspend_ms is None else suspend_ms
+        return min(max(pause_ms, SHORTEST_SUSPENSION_MS), LONGEST_SUSPENSION_MS)
 
     async def _move_to_dead_letters(self, queue: MessageQueue, message: MessageExt) -> bool:
         """Move a message with too many retries to the dead letter queue; return whether that was done."""

@@ -1,0 +1,135 @@
+"""Acknowledgements: the requests by which a POP consumer ends its hold on messages, repeated until a broker answers.
+
+Nothing is repeated beyond the invisible time of its message.
+
+The acknowledgements of a broker are sent together: those that come while a request is on its way follow in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from itertools import islice
+
+from rucola.client.clock import precise_monotonic_ms
+from rucola.client.consumer.assigned_queue import AssignedQueue
+from rucola.client.consumer.context import ConsumerContext
+from rucola.client.consumer.pop_requests import MAX_ACKED, Held, PopRequests
+from rucola.domain.queue import MessageQueue
+from rucola.errors import BrokerError, MQError
+from rucola.protocol.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+PAUSE_MS = 1000
+"""The pause after a failure."""
+
+
+class Acknowledgements:
+    """The acknowledgements of one consumer, in place of its offset store. Belongs to one event loop."""
+
+    commits_with_pulls = False
+
+    def __init__(self, context: ConsumerContext, requests: PopRequests) -> None:
+        self._context = context
+        self._requests = requests
+        self._outages = context.instance.outages
+        self._pending: dict[str, dict[Held, float]] = {}
+        """By broker: messages to acknowledge, and when they are visible again."""
+        self._sending: set[str] = set()
+        """Brokers with a task that acknowledges."""
+        self._suspended: list[Held] = []
+        """Messages that were not delivered, to be given back."""
+
+    async def open(self) -> None:
+        self._pending.clear()
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return 0  # the offset of the group is that of the broker's POP state
+
+    def add(self, held: Held, until_ms: float) -> None:
+        """Acknowledge a message soon."""
+        broker = held.handle.broker_name
+        self._pending.setdefault(broker, {})[held] = until_ms
+        if broker not in self._sending:
+            self._sending.add(broker)
+            name = f"acknowledgements of {self._context.group} at {broker}"
+            self._context.background.start(self._acknowledge_all(broker), name)
+
+    def change_invisible(self, held: Held, until_ms: float, invisible_ms: int, *, suspend: bool = False) -> None:
+        """Let others receive a message after `invisible_ms`."""
+        name = f"retry of {held.topic} by {self._context.group}"
+        self._context.background.start(self._change_invisible(held, until_ms, invisible_ms, suspend), name)
+
+    def give_back(self, messages: Iterable[Held]) -> None:
+        """Let others receive messages that were not delivered, with the next commit."""
+        self._suspended += messages
+
+    async def commit(self, *queues: AssignedQueue) -> None:
+        """Send what no task sends: what is given back and, when the consumer closes, the last acknowledgements."""
+        suspended, self._suspended = self._suspended, []
+        await asyncio.gather(
+            *(self._change_once(held, 0, suspend=True) for held in suspended),
+            *(self._acknowledge_once(broker) for broker in list(self._pending) if broker not in self._sending),
+        )
+
+    async def _acknowledge_all(self, broker: str) -> None:
+        try:
+            while self._pending.get(broker):
+                if not await self._acknowledge_once(broker):
+                    await asyncio.sleep(PAUSE_MS / 1000)
+                    self._drop_visible(broker)
+        finally:
+            self._sending.discard(broker)
+
+    async def _acknowledge_once(self, broker: str) -> bool:
+        """Send all pending acknowledgements of a broker; return whether it answered."""
+        pending = self._pending.get(broker, {})
+        while batch := list(islice(pending, MAX_ACKED)):
+            purpose = f"group {self._context.group}: acknowledgement of messages at {broker}"
+            try:
+                await self._requests.ack(broker, batch)
+            except MQError as error:
+                if not _is_stale(error):
+                    self._outages.failed(broker, purpose, error)
+                    return False
+                logger.info("group %s: some messages were acknowledged too late: %s", self._context.group, error)
+            self._outages.succeeded(broker, purpose)
+            for held in batch:
+                del pending[held]
+        return True
+
+    def _drop_visible(self, broker: str) -> None:
+        pending, now_ms = self._pending[broker], precise_monotonic_ms()
+        visible = [held for held, until_ms in pending.items() if until_ms <= now_ms]
+        for held in visible:
+            del pending[held]
+        if visible:
+            logger.warning(
+                "group %s: %d messages of broker %s could not be acknowledged in time and are delivered again",
+                self._context.group, len(visible), broker,
+            )  # fmt: skip
+
+    async def _change_invisible(self, held: Held, until_ms: float, invisible_ms: int, suspend: bool) -> None:
+        while precise_monotonic_ms() < until_ms:
+            if await self._change_once(held, invisible_ms, suspend=suspend):
+                break
+            await asyncio.sleep(PAUSE_MS / 1000)
+
+    async def _change_once(self, held: Held, invisible_ms: int, *, suspend: bool) -> bool:
+        """Return whether the broker answered."""
+        broker = held.handle.broker_name
+        purpose = f"group {self._context.group}: change of the invisible time at {broker}"
+        try:
+            await self._requests.change_invisible(held, invisible_ms, suspend=suspend)
+        except MQError as error:
+            if not _is_stale(error):
+                self._outages.failed(broker, purpose, error)
+                return False
+        self._outages.succeeded(broker, purpose)
+        return True
+
+
+def _is_stale(error: MQError) -> bool:
+    return isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE
