@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
 from rucola.spark.archive import Archive
+from rucola.spark.jobs import sql
 from rucola.spark.lake import local_io, tables, writer
 from rucola.spark.lake.data_files import MESSAGES
 from rucola.spark.lake.parquet_files import write_row_file, write_rows
@@ -367,6 +369,8 @@ def test_a_lake_of_an_earlier_version_is_adopted_as_it_is(tmp_path: Path) -> Non
     assert sorted(found["msgId"].to_pylist()) == ["U1", "U3", "U5"]
     assert {*found["topic"].to_pylist()} == {"T1"}
     assert [each.message.topic for each in Archive(tmp_path).by_key(["U3"]).messages] == ["T1"]
+    query = "SELECT topic, msgId, date FROM messages WHERE topic = 'T1' AND bodyError IS NULL ORDER BY msgId"
+    assert sql.run(tmp_path, query).rows == [("T1", name, date(2023, 11, 15)) for name in ("U1", "U3", "U5")]
     # A compaction makes them files like all others.
     Archive(tmp_path).compact(min_files=2)
     Archive(tmp_path).compact(keep_replaced_ms=0)

@@ -36,6 +36,7 @@ from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
 from rucola.spark.source.array_conversions import Array
 
 if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
     from rucola.spark.lake.compaction import CompactionResult
@@ -186,6 +187,12 @@ class ArchiveScan:
     def batches(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """Yield the columns `names`, without Spark."""
         return parquet_files.read_rows(self.path, self._files, names)
+
+    def dataset(self) -> Dataset:
+        """Return an Arrow dataset with the columns of the data source, for engines that read these."""
+        from rucola.spark.lake.arrow_dataset import dataset_of
+
+        return dataset_of(self.path, self._files)
 
     def parts(self, least: int) -> list[ArchivePart]:
         """Divide the messages into parts of nearly equal size, at least `least` if there is enough to read."""

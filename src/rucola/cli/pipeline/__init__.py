@@ -15,6 +15,7 @@ COMMANDS = {
     "archive": "archive",
     "compact": "archive",
     "search": "search",
+    "sql": "sql",
     "audit": "audit",
     "replay": "replay",
     "rebuild": "rebuild",
@@ -51,6 +52,7 @@ def pipeline() -> None:
     Examples:
       rucola pipeline archive --store data --out lake
       rucola pipeline search --lake lake -k order-4711
+      rucola pipeline sql --lake lake "SELECT topic, count(*) FROM messages GROUP BY topic"
       rucola pipeline audit --from lake --out audit
       rucola pipeline reconcile -d sqlite:///shop.db -n localhost:9876 --out reconciled
     """

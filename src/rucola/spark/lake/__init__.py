@@ -8,6 +8,7 @@
     snapshot        the files of a lake and the archive progress, as the tables have them
     writer          what a run does: staging, publication, deletion of what a killed one has left
     reader          Spark DataFrames over the messages
+    arrow_dataset   the messages as an Arrow dataset, for DuckDB and others
     data_files      schema, layout and opening of the Parquet files
     parquet_files   rows and key entries read and written by Arrow, without Spark
     key_index       hash index from message key to location: entries, and their merge into runs

@@ -1,0 +1,100 @@
+"""`rucola pipeline sql`: a query of a lake by DuckDB."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rucola.cli.output import print_json, print_table, time_text, wide_option
+from rucola.cli.pipeline.archive import lake_option
+from rucola.cli.pipeline.command import json_option, require_spark
+
+LIMIT = 1000
+TIMEOUT_S = 60.0
+
+
+@click.command()
+@click.argument("query")
+@lake_option
+@click.option("-t", "--topic", "topics", multiple=True, help="Only read this topic. Can be repeated.")
+@click.option("-m", "--limit", type=click.IntRange(1), default=LIMIT, show_default=True, help="Maximum number of rows.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=TIMEOUT_S, show_default=True,
+    help="Seconds after which the query ends.",
+)  # fmt: skip
+@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with the names of the columns.")
+@json_option
+@wide_option
+def sql(
+    query: str, lake: Path, topics: Sequence[str], limit: int, timeout_s: float, as_csv: bool, as_json: bool
+) -> None:
+    """Query the messages of a lake in DuckDB's SQL.
+
+    The table `messages` has the columns of the data source, and `date`, the UTC day of storeTimestamp. Conditions on
+    topic, date and storeTimestamp, and -t, save reading. Bodies are binary: decode(body) is their text, and
+    decode(body)::JSON ->> 'name' a member of JSON.
+
+    \b
+    Examples:
+      rucola pipeline sql --lake lake "SELECT topic, date, count(*) FROM messages GROUP BY ALL ORDER BY ALL"
+      rucola pipeline sql --lake lake -t Orders "SELECT decode(body)::JSON ->> 'price' AS price FROM messages" --csv
+    """
+    if as_csv and as_json:
+        raise click.UsageError("give either --csv or --json")
+    with require_spark():
+        from rucola.spark.jobs.sql import run
+    found = run(lake, query, topics=topics or None, limit=limit, timeout_s=timeout_s)
+    if as_json:
+        rows = [dict(zip(found.columns, map(_json_value, row), strict=True)) for row in found.rows]
+        print_json({"rows": rows, "cut": found.is_cut})
+    elif as_csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(found.columns)
+        writer.writerows([["" if cell is None else _text(cell) for cell in row] for row in found.rows])
+    else:
+        print_table(found.columns, [[_cell(value) for value in row] for row in found.rows])
+    if found.is_cut:
+        click.echo(f"these are the first {limit} of more rows; raise the limit with -m", err=True)
+
+
+def _cell(value: Any) -> object:
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return time_text(round(value.timestamp() * 1000))
+        case int() | float() if not isinstance(value, bool):
+            return value
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bytes():
+            return value.decode(errors="backslashreplace")
+        case datetime():
+            return value.isoformat()
+        case list():
+            return " ".join(map(_text, value))
+        case dict():
+            return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items())
+    return str(value)
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case bytes() | datetime():
+            return _text(value)
+        case list() | tuple():
+            return [_json_value(each) for each in value]
+        case dict():
+            return {_text(key): _json_value(each) for key, each in value.items()}
+        case None | bool() | int() | float() | str():
+            return value
+    return str(value)
