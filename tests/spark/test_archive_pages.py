@@ -57,7 +57,7 @@ def test_the_programs_of_the_readers_run(spark: SparkSession, rocketmq: RocketMQ
         exec(program.replace("/srv/lake", str(lake)).replace("host:9876", rocketmq.namesrv), names)
     assert names["archived"].count() == names["orders"].count() == 5
     assert names["now"].count() == 6
-    assert names["paid"] == (5,)
+    assert names["paid"] == [(5,)]
 
 
 @pytest.mark.spark
