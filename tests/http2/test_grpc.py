@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,34 +17,12 @@ import pytest
 from rucola.http2 import frames
 from rucola.http2 import grpc as served
 from rucola.http2.frames import PREFACE, WORD, frame, header_block, settings_frame
-from rucola.http2.grpc import Call, Failed, MessageReceiver, Method, Status, unary
+from rucola.http2.grpc import Call, Failed, MessageReceiver, Status, spawned, unary
 from rucola.http2.server import GrpcServer
 from rucola.remoting.budget import ConnectionLimits, ServerBudget
 from support.certificates import Certificates
 
 LARGE = 4 << 20
-
-
-def spawned(handle: Callable[[Call, bytes], Coroutine[Any, Any, None]]) -> Method:
-    """A method whose coroutine function is cancelled with the call."""
-    return lambda call: Spawned(call, handle)
-
-
-@dataclass
-class Spawned:
-    call: Call
-    handle: Callable[[Call, bytes], Coroutine[Any, Any, None]]
-    task: asyncio.Task[None] | None = None
-
-    def message(self, message: bytes) -> None:
-        self.task = asyncio.get_running_loop().create_task(self.handle(self.call, message))
-
-    def ended(self) -> None:
-        pass
-
-    def cancelled(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
 
 
 @dataclass

@@ -230,6 +230,11 @@ class GrpcChannel:
         call.begin(connection, header_block([*head, *fields]))
         return call
 
+    async def wait_lost(self) -> None:
+        """Wait until no connection is open."""
+        while self._connections:
+            await self._connections[0].closed.wait()
+
     async def close(self) -> None:
         """Close all connections; their calls fail."""
         self._connecting.close()

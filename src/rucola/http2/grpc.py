@@ -12,7 +12,7 @@ import base64
 import binascii
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, Protocol, TypeAlias
@@ -348,6 +348,36 @@ class _Unary:
         pass
 
 
+class _Spawned(_Unary):
+    """Runs a coroutine for the message of a request."""
+
+    def __init__(self, call: Call, handle: Callable[[Call, bytes], Coroutine[Any, Any, None]]) -> None:
+        super().__init__(call, self._spawn)
+        self._coroutine = handle
+        self._task: asyncio.Task[None] | None = None
+
+    def _spawn(self, call: Call, message: bytes) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(call, message))
+
+    async def _run(self, call: Call, message: bytes) -> None:
+        try:
+            await self._coroutine(call, message)
+        except Failed as error:
+            call.fail(error.status, str(error))
+        except Exception:
+            logger.exception("%s: %s failed", call.caller.address, call.path)
+            call.fail(Status.INTERNAL, "the server failed; its log says why")
+
+    def cancelled(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
 def unary(handle: Callable[[Call, bytes], None]) -> Method:
     """A method with one message in the request; `handle` calls `reply`, `send` or `fail`, now or later."""
     return lambda call: _Unary(call, handle)
+
+
+def spawned(handle: Callable[[Call, bytes], Coroutine[Any, Any, None]]) -> Method:
+    """The same for a coroutine function, which is cancelled with the call."""
+    return lambda call: _Spawned(call, handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Mapping
 from typing import Final
 
@@ -179,7 +180,10 @@ class _ServerConnection(asyncio.Protocol):
 
 
 class GrpcServer:
-    """A server on one address and event loop; `methods` are by path. HTTP/2 by prior knowledge, or by TLS."""
+    """A server on one address and event loop; `methods` are by path. HTTP/2 by prior knowledge, or by TLS.
+
+    `listening` is a bound socket that several processes share, in place of the address.
+    """
 
     def __init__(
         self,
@@ -189,12 +193,13 @@ class GrpcServer:
         *,
         tls: ServerTls | None = None,
         budget: ServerBudget | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         self.methods = methods
         self.connections: set[_ServerConnection] = set()
         self.budget = budget or ServerBudget(ConnectionLimits())
         self.is_stopped = False
-        self._listener = Listener(host, port, tls)
+        self._listener = Listener(host, port, tls, listening)
         self._checks: asyncio.Task[None] | None = None
 
     @property

@@ -19,18 +19,25 @@ ProtocolFactory: TypeAlias = Callable[[], asyncio.Protocol | asyncio.BufferedPro
 
 
 class Listener:
-    """An address on which connections are accepted, each with a protocol of its own. Port 0 becomes a free one."""
+    """An address on which connections are accepted, each with a protocol of its own. Port 0 becomes a free one.
 
-    def __init__(self, host: str, port: int, tls: ServerTls | None = None) -> None:
+    `listening` is a bound socket that several processes share, in place of the address.
+    """
+
+    def __init__(
+        self, host: str, port: int, tls: ServerTls | None = None, listening: socket.socket | None = None
+    ) -> None:
         self.host = host
         self.port = port
         self._tls = tls
-        self._socket: socket.socket | None = None
+        self._socket = listening
         self._server: asyncio.Server | None = None
         self._acceptor: TlsAcceptor | None = None
 
     def bind(self) -> None:
         """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError."""
+        if self._socket is not None:
+            return
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:

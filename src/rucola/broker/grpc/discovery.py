@@ -6,7 +6,7 @@ server from stopping; its clients treat UNIMPLEMENTED as healthy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rucola.broker.grpc.admin import ADMIN
@@ -24,19 +24,20 @@ _SERVICES: Final = (SERVICE, ADMIN, _HEALTH, _REFLECTION)
 _NOT_FOUND: Final = int(Status.NOT_FOUND)
 
 
-def discovery_methods() -> Mapping[str, Method]:
+def discovery_methods(is_serving: Callable[[], bool] = lambda: True) -> Mapping[str, Method]:
     return {
-        f"/{_HEALTH}/Check": unary(_check),
+        f"/{_HEALTH}/Check": unary(lambda call, data: _check(call, data, is_serving())),
         f"/{_REFLECTION}/ServerReflectionInfo": _Reflection,
         f"/{_ALPHA}/ServerReflectionInfo": _Reflection,
     }
 
 
-def _check(call: Call, data: bytes) -> None:
+def _check(call: Call, data: bytes, is_serving: bool) -> None:
     request = decode(HealthCheckRequest, data)
     if request.service not in ("", *_SERVICES):
         raise Failed(Status.NOT_FOUND, f"there is no service {request.service[:256]}")
-    call.reply(HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString())
+    status = HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
+    call.reply(HealthCheckResponse(status=status).SerializeToString())
 
 
 class _Reflection:

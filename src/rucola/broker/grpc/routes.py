@@ -61,7 +61,8 @@ class RouteAdapter:
         topic = self._service.expected(name)
         if topic is None:
             raise Refused(refusals.TOPIC_NOT_FOUND, topic=name)
-        broker = Broker(name=self._config.broker_name, id=MASTER_ID, endpoints=self._endpoints())
+        endpoints = endpoints_of(self._config.broker_ip1, self._config.grpc_server_port)
+        broker = Broker(name=self._config.broker_name, id=MASTER_ID, endpoints=endpoints)
         perm = topic.perm & self._config.broker_permission
         queues = []
         for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
@@ -80,11 +81,11 @@ class RouteAdapter:
                 )
         return queues
 
-    def _endpoints(self) -> Endpoints:
-        host = self._config.broker_ip1
-        try:
-            version = ipaddress.ip_address(host).version
-            scheme = AddressScheme.IPv4 if version == 4 else AddressScheme.IPv6
-        except ValueError:
-            scheme = AddressScheme.DOMAIN_NAME
-        return Endpoints(scheme=scheme, addresses=[Address(host=host, port=self._config.grpc_server_port)])
+
+def endpoints_of(host: str, port: int) -> Endpoints:
+    try:
+        version = ipaddress.ip_address(host).version
+        scheme = AddressScheme.IPv4 if version == 4 else AddressScheme.IPv6
+    except ValueError:
+        scheme = AddressScheme.DOMAIN_NAME
+    return Endpoints(scheme=scheme, addresses=[Address(host=host, port=port)])

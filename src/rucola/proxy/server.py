@@ -1,0 +1,88 @@
+"""Proxy: the gRPC port, and the brokers behind it."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import AsyncExitStack
+from typing import Self
+
+from rucola.admin.client import AdminClient
+from rucola.broker.grpc.discovery import discovery_methods
+from rucola.broker.grpc.routes import endpoints_of
+from rucola.client.connection_options import ConnectionOptions
+from rucola.http2.server import GrpcServer
+from rucola.proxy.brokers import REQUEST_TIMEOUT_MS, Brokers
+from rucola.proxy.config import ProxyConfig
+from rucola.proxy.forward import Forwarder
+from rucola.proxy.telemetry import TelemetryStreams
+from rucola.remoting.budget import ServerBudget
+from rucola.remoting.exposure import check_exposure
+from rucola.remoting.tls import ServerTls
+
+
+class Proxy:
+    """A gRPC server before the brokers that the name servers of `cluster` know: `async with Proxy(...)`.
+
+    Its credentials, which may ask brokers for their settings, are needed if they have accounts; calls of clients have
+    their own. `listening` is a socket to accept connections on, in place of the address of `config`.
+    """
+
+    def __init__(self, cluster: ConnectionOptions, config: ProxyConfig, listening: socket.socket | None = None) -> None:
+        self.config = config
+        self.brokers = Brokers(AdminClient(cluster, timeout_ms=REQUEST_TIMEOUT_MS))
+        self._tls = ServerTls.of(config.tls)
+        self._telemetry = TelemetryStreams(self.brokers)
+        budget = ServerBudget(config.connection_limits)
+        self.server = GrpcServer(
+            config.bind_address, config.grpc_server_port, {}, tls=self._tls, budget=budget, listening=listening
+        )
+        self._running = AsyncExitStack()
+
+    @property
+    def address(self) -> str:
+        host = self.config.bind_address
+        return f"[{host}]:{self.server.port}" if ":" in host else f"{host}:{self.server.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Find the brokers, and listen. Raises MQError if no name server answers, or the port cannot be used."""
+        check_exposure(
+            "the proxy",
+            self.config.bind_address,
+            is_tls_enforced=self.config.tls.is_enforced,
+            has_access_control=self.brokers.admin.connection.credentials is not None,
+            insecure=self.config.insecure,
+        )
+        async with AsyncExitStack() as running:
+            running.push_async_callback(self.brokers.admin.close)
+            self.server.bind()
+            running.push_async_callback(self.server.stop)
+            running.push_async_callback(self.brokers.close)
+            await self.brokers.start()
+            forwarder = Forwarder(
+                self.brokers, endpoints_of(self.config.bind_address, self.server.port), self._telemetry.end
+            )
+            self.server.methods = {
+                **forwarder.methods(),
+                **self._telemetry.methods(),
+                **discovery_methods(lambda: bool(self.brokers.connected)),
+            }
+            await self.server.start()
+            running.push_async_callback(self.server.stop)  # while the brokers are still connected
+            running.callback(self._telemetry.end_all)
+            self._running = running.pop_all()
+
+    async def stop(self) -> None:
+        """Let open calls finish, and close all connections; idempotent."""
+        await self._running.aclose()
+
+    async def reload(self) -> None:
+        """Read the certificates again. ConfigError; the last good ones stay in use."""
+        if self._tls is not None:
+            self._tls.reload()
