@@ -106,7 +106,7 @@ def standalone(
         properties["grpcServerPort"] = str(grpc_port)
     config, store_config = broker_settings(properties, config_file)
     config.tls = config.tls.of_own_client()
-    _run(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
+    run_server(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
 
 
 async def _standalone(broker: Broker, namesrv_port: int) -> None:
@@ -161,7 +161,7 @@ def namesrv(config_file: Path | None, print_config: bool) -> None:
     if print_config:
         click.echo(settings.render(settings.to_properties(config)), nl=False)
         return
-    _run(_namesrv(config, config_file))
+    run_server(_namesrv(config, config_file))
 
 
 async def _namesrv(config: NamesrvConfig, config_file: Path | None) -> None:
@@ -203,7 +203,7 @@ def broker(namesrv_addr: str | None, config_file: Path | None, print_config: boo
             shown = {name: value for name, value in shown.items() if name in IMPORTANT_SETTINGS.split()}
         click.echo(settings.render(shown), nl=False)
         return
-    _run(_broker(config, store_config, config_file))
+    run_server(_broker(config, store_config, config_file))
 
 
 async def _broker(config: BrokerConfig, store_config: StoreConfig, config_file: Path | None) -> None:
@@ -221,7 +221,7 @@ def read_properties(config_file: Path | None) -> dict[str, str]:
 
 def broker_settings(properties: dict[str, str], config_file: Path | None) -> tuple[BrokerConfig, StoreConfig]:
     """Parse properties into broker and store settings; ConfigError names file and key."""
-    with _named(config_file):
+    with named_file(config_file):
         config, store_config, unused = broker_config.from_properties(properties)
     _log_unused(unused, config_file)
     return config, store_config
@@ -229,14 +229,14 @@ def broker_settings(properties: dict[str, str], config_file: Path | None) -> tup
 
 def namesrv_settings(properties: dict[str, str], config_file: Path | None) -> NamesrvConfig:
     """Parse properties into settings of a name server; ConfigError names file and key."""
-    with _named(config_file):
+    with named_file(config_file):
         config, unused = namesrv_config.from_properties(properties)
     _log_unused(unused, config_file)
     return config
 
 
 @contextmanager
-def _named(config_file: Path | None) -> Iterator[None]:
+def named_file(config_file: Path | None) -> Iterator[None]:
     """Add the name of the configuration file to a ConfigError."""
     try:
         yield
@@ -260,7 +260,7 @@ def set_store_directory(properties: dict[str, str], store: Path) -> None:
     properties["storePathRootDir"] = str(store)
 
 
-def _run(server: Coroutine[Any, Any, None]) -> None:
+def run_server(server: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=BatchingEventLoop) as runner:
         runner.run(_run_until_signal(server))
 

@@ -84,8 +84,7 @@ class SupervisedServer:
                 await self._run_once()
                 if self._stopping.is_set():
                     break
-                is_stable = time.monotonic() - begin >= STABLE_S
-                backoff_s = 0.0 if is_stable else min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, backoff_s * 2))
+                backoff_s = next_backoff_s(backoff_s, time.monotonic() - begin)
                 logger.warning(
                     "%s: %s after %d s, starting it again in %d s; %s", self.spec.name, self.status.last_exit,
                     time.monotonic() - begin, backoff_s, self.last_line,
@@ -171,6 +170,11 @@ class SupervisedServer:
     def _set(self, state: str) -> None:
         self.status.state, self.status.since = state, time.time()
         self._on_change()
+
+
+def next_backoff_s(backoff_s: float, ran_s: float) -> float:
+    """Return the pause before a process is started again, from the pause before and how long it ran."""
+    return 0.0 if ran_s >= STABLE_S else min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, backoff_s * 2))
 
 
 class Supervisor:

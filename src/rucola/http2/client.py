@@ -13,6 +13,7 @@ from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.frames import ErrorCode, header_block
 from rucola.http2.grpc import MAX_CALL_BUFFER, Failed, MessageReader, Status, framed
 from rucola.http2.headers import Headers
+from rucola.remoting.addresses import address_of
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, connect_errors
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.keepalive import enable_keepalive
@@ -200,7 +201,7 @@ class GrpcChannel:
     """Calls to the server at an address, on one event loop. There are as many connections as its streams need."""
 
     def __init__(self, host: str, port: int, tls: FollowedContext | None = None) -> None:
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = address_of((host, port))
         self._host, self._port, self._tls = host, port, tls
         self._connections: list[_Connection] = []
         self._connecting: SingleFlight[str, _Connection] = SingleFlight()

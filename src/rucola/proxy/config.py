@@ -30,4 +30,6 @@ class ProxyConfig:
 
 def from_properties(properties: Mapping[str, str]) -> ProxyConfig:
     """Parse a configuration file. ConfigError names a bad key."""
-    return settings.fill(ProxyConfig, with_tls_file(properties))
+    properties = with_tls_file(properties)
+    settings.without_effect((ProxyConfig,), (), properties)
+    return settings.fill(ProxyConfig, properties)

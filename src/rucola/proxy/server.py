@@ -15,6 +15,7 @@ from rucola.proxy.brokers import REQUEST_TIMEOUT_MS, Brokers
 from rucola.proxy.config import ProxyConfig
 from rucola.proxy.forward import Forwarder
 from rucola.proxy.telemetry import TelemetryStreams
+from rucola.remoting.addresses import address_of
 from rucola.remoting.budget import ServerBudget
 from rucola.remoting.exposure import check_exposure
 from rucola.remoting.tls import ServerTls
@@ -40,8 +41,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        host = self.config.bind_address
-        return f"[{host}]:{self.server.port}" if ":" in host else f"{host}:{self.server.port}"
+        return address_of((self.config.bind_address, self.server.port))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -58,6 +58,7 @@ class Proxy:
             is_tls_enforced=self.config.tls.is_enforced,
             has_access_control=self.brokers.admin.connection.credentials is not None,
             insecure=self.config.insecure,
+            access_control="credentials for brokers with accounts",
         )
         async with AsyncExitStack() as running:
             running.push_async_callback(self.brokers.admin.close)

@@ -21,14 +21,20 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def check_exposure(server: str, host: str, *, is_tls_enforced: bool, has_access_control: bool, insecure: bool) -> None:
-    """Raise ConfigError if a server, such as "the broker", must not listen on `host`."""
+def check_exposure(
+    server: str, host: str, *, is_tls_enforced: bool, has_access_control: bool, insecure: bool,
+    access_control: str = "aclEnable=true",
+) -> None:  # fmt: skip
+    """Raise ConfigError if a server, such as "the broker", must not listen on `host`.
+
+    `access_control` says how to get it.
+    """
     if is_loopback(host) or (is_tls_enforced and has_access_control):
         return
     if not insecure:
         raise ConfigError(
             f"{server} does not start on {host}, where everyone who reaches it could read and change everything: set "
-            "tls.server.mode=enforcing and aclEnable=true, or insecure=true if every machine of that network is "
+            f"tls.server.mode=enforcing and {access_control}, or insecure=true if every machine of that network is "
             f"trusted (bindAddress={LOOPBACK} admits only this machine)",
             subject=host,
         )

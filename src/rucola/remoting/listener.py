@@ -49,6 +49,18 @@ class Listener:
         self.port = bound.getsockname()[1]
         self._socket = bound
 
+    def listen_shared(self) -> socket.socket:
+        """Bind and listen, but accept nothing: return the socket, for `listening` of others. RemotingError."""
+        self.bind()
+        assert self._socket is not None
+        try:
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            self.unbind()
+            raise cannot_listen(self.host, self.port, error) from None
+        shared, self._socket = self._socket, None
+        return shared
+
     def unbind(self) -> None:
         """Release the address of `bind`. Only before `start`."""
         bound, self._socket = self._socket, None
