@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
+    from rucola.spark.bodies import Decoder
     from rucola.spark.lake.compaction import CompactionResult
+    from rucola.spark.lake.topic_tables import DerivedTopic
 
 __all__ = [
     "ALL_DAYS",
@@ -149,6 +151,12 @@ class Archive:
         from rucola.spark.lake import compaction
 
         return compaction.run(self.path, **options)
+
+    def derive(self, decoders: Mapping[str, Decoder], **options: Any) -> list[DerivedTopic]:
+        """Add new messages to the tables of single topics (see `rucola.spark.lake.topic_tables.derive`)."""
+        from rucola.spark.lake import topic_tables
+
+        return topic_tables.derive(self.path, decoders, **options)
 
     def reindex(self) -> int:
         """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""

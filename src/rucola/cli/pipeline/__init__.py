@@ -14,6 +14,8 @@ from rucola.spark.interruption import exiting_on_interrupt
 COMMANDS = {
     "archive": "archive",
     "compact": "archive",
+    "decode": "decode",
+    "infer-schema": "decode",
     "search": "search",
     "sql": "sql",
     "audit": "audit",
@@ -31,7 +33,7 @@ class Jobs(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"{__name__}.{COMMANDS[cmd_name]}"), cmd_name)
+        command: click.Command = getattr(import_module(f"{__name__}.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -23,6 +23,7 @@ from rucola.cli.pipeline.command import (
     skip_corrupt_option,
     spark_option,
 )
+from rucola.cli.pipeline.topic_tables import derive_and_print, parse_decodings, topic_tables_options
 from rucola.errors import RemotingError
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.outages import Outages
@@ -67,6 +68,7 @@ lake_option = click.option(
     multiple=True,
     help="Fail unless the live broker with this name is reachable. Can be repeated.",
 )
+@topic_tables_options
 @click.option("--every", "interval_s", type=click.FloatRange(0), help="Repeat after this many seconds, until stopped.")
 @master_option
 @spark_option
@@ -82,6 +84,8 @@ def archive(
     allow_loss: bool,
     allow_missing: bool,
     required: Sequence[str],
+    decodings: Sequence[str],
+    every_topic: bool,
     interval_s: float | None,
     master: str | None,
     use_spark: bool | None,
@@ -95,11 +99,17 @@ def archive(
     that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or SIGTERM ends after the
     current run. A failure that lasts has a line at the start, summaries at growing distances, and a line at the end.
 
+    With --decode, a table of the topic has the bodies as columns. It has all messages of the lake, also those that were
+    archived before, and the reason for a body that does not decode. `infer-schema` makes a schema of JSON.
+
     \b
     Examples:
       rucola pipeline archive --store data --out lake
       rucola pipeline archive --store a --brokerName broker-a --store b --brokerName broker-b --out lake
       rucola pipeline archive -n localhost:9876 --out lake --every 60
+      rucola pipeline archive -n localhost:9876 --out lake --decode Orders=json:orders.json
+      rucola pipeline archive -n localhost:9876 --out lake --decode Orders=avro:http://registry:8081
+      rucola pipeline archive -n localhost:9876 --out lake --decode Orders=protobuf:orders.desc#shop.Order
     """
     if bool(stores) == (name_server is not None):
         raise click.UsageError(f"give either --store or --namesrvAddr, or set {NAMESRV_VARIABLES[0]}")
@@ -114,6 +124,7 @@ def archive(
         from rucola.spark.session import LazySession
     for store in stores:
         check_store(store)
+    decoders = parse_decodings(decodings)
     session = LazySession("rucola pipeline archive", master, use_spark=use_spark)
     common = {"include_system_topics": system_topics, "fail_on_data_loss": not allow_loss}
 
@@ -124,7 +135,11 @@ def archive(
         corrupt = "skip" if skip_corrupt else "fail"
         for store, name in zip_longest(stores, names):
             yield _archive_store(session, store, out, broker_name=name, corrupt_records=corrupt, **common)
-        _compact_after(out)
+        try:
+            if decoders or every_topic:
+                derive_and_print(out, decoders, as_json, every_topic=every_topic)
+        finally:
+            _compact_after(out)
 
     _run_rounds(archive_once, f"the archive in {out}", interval_s, as_json)
 

@@ -166,7 +166,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], rows_directory: Path, keys_dir
         return sum(map(len, entries))
 
     for batch in batches:
-        for topic, day, rows in _by_partition(batch):
+        for topic, day, rows in by_partition(batch):
             buffered.setdefault((topic, day), []).append(rows)
             size += rows.nbytes
         if size >= _MAX_BUFFERED:
@@ -196,7 +196,8 @@ def _leaves(names: Iterable[str]) -> list[str]:
     return [leaf for name in names for leaf in nested.get(name, [name])]
 
 
-def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, pa.RecordBatch]]:
+def by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, pa.RecordBatch]]:
+    """Yield the rows of a batch by topic and UTC day, None for those without storeTimestamp."""
     topics = batch["topic"].dictionary_encode()
     names = topics.dictionary.to_pylist()
     times = batch["storeTimestamp"]

@@ -17,7 +17,10 @@ from rucola.files import check_inside, size_inside
 METADATA_DIRECTORY: Final = "_rucola"
 """The directory of the catalog, the key index and what a run stages."""
 
-OWN_DIRECTORIES: Final = (METADATA_DIRECTORY, "metadata", "data")
+TOPICS_DIRECTORY: Final = "topics"
+"""The directory of the tables of single topics."""
+
+OWN_DIRECTORIES: Final = (METADATA_DIRECTORY, "metadata", "data", TOPICS_DIRECTORY)
 
 NO_DAY: Final = "1970-01-01"
 """The date of messages without storeTimestamp."""

@@ -2,6 +2,7 @@
 
     rucola.messages    the columns of the data source, partitioned by day(storeTimestamp) and topic
     rucola.keys        the key index (see `key_index`)
+    topics.<topic>     messages of one topic, with decoded bodies (see `topic_tables`)
 
 The catalog is SQLite, `<lake>/_rucola/catalog.db`, with one row for each table: the path of its metadata. Any engine
 that commits through it, or reads the metadata, sees a whole commit or nothing; `metadata/version-hint.text` names the
@@ -31,10 +32,11 @@ import pyarrow.parquet as pq
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError, missing_extra
 from rucola.files import check_inside, local_path, open_inside, replace_file, sync_directory, temporary_path
-from rucola.spark.lake.data_files import MAX_LONG, MESSAGES, first_line
+from rucola.spark.lake.data_files import MAX_LONG, MESSAGES, first_line, partition_directory
 from rucola.spark.lake.key_index import ENTRY
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
+    TOPICS_DIRECTORY,
     ArchiveProgress,
     KeyFile,
     RowFile,
@@ -201,7 +203,7 @@ class Tables:
     def __init__(self, root: Path, catalog: SqlCatalog, *, creates: bool) -> None:
         self.root = root
         self._catalog = catalog
-        self._read: dict[str, list[DataFile]] = {}
+        self._read: dict[str, list[tuple[int, DataFile]]] = {}
         if creates:
             if not catalog.table_exists(_MESSAGES_TABLE):
                 _check_unused(root)
@@ -214,7 +216,7 @@ class Tables:
         if len(self.messages.specs()) > 1:
             raise StoreError(f"another engine has changed the partitions of {root}, which is not supported")
 
-    def _create(self, name: str, schema: pa.Schema, location: Path) -> None:
+    def _create(self, name: str | tuple[str, str], schema: pa.Schema, location: Path) -> None:
         from pyiceberg.io.pyarrow import pyarrow_to_schema
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.table.name_mapping import create_mapping_from_schema
@@ -222,27 +224,49 @@ class Tables:
 
         own = pyarrow_to_schema(schema)
         fields = []
+        if name != _KEYS_TABLE:
+            time_id = own.find_field("storeTimestamp").field_id
+            fields.append(PartitionField(time_id, 1000, DayTransform(), "storeTimestamp_day"))
         if name == _MESSAGES_TABLE:
-            time_id, topic_id = (own.find_field(column).field_id for column in ("storeTimestamp", "topic"))
-            fields = [
-                PartitionField(time_id, 1000, DayTransform(), "storeTimestamp_day"),
-                PartitionField(topic_id, 1001, IdentityTransform(), "topic"),
-            ]
+            fields.append(PartitionField(own.find_field("topic").field_id, 1001, IdentityTransform(), "topic"))
         mapping = create_mapping_from_schema(own).model_dump_json()
         properties = {**_PROPERTIES, "schema.name-mapping.default": mapping}
         self._catalog.create_table_if_not_exists(
             name, own, str(location), PartitionSpec(*fields), properties=properties
         )
 
+    def topic(self, topic: str, schema: pa.Schema | None = None) -> Table | None:
+        """Return the table of one topic. With a schema it is made if it is missing, otherwise the result is None."""
+        name = ("topics", topic)
+        if not self._catalog.table_exists(name):
+            if schema is None:
+                return None
+            self._catalog.create_namespace_if_not_exists("topics")
+            directory, _ = partition_directory(topic, None).split("/")
+            self._create(name, schema, self.root / TOPICS_DIRECTORY / directory)
+        return self._catalog.load_table(name)
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def progress(self) -> dict[str, ArchiveProgress]:
-        """Return the archive progress of each store and live broker, by name."""
+    def progress(self, table: Table | None = None) -> dict[str, ArchiveProgress]:
+        """Return the archive progress of each store and live broker, by name, or that of a topic's table."""
         return {
             key.removeprefix(_PROGRESS): msgspec.json.decode(value, type=ArchiveProgress)
-            for key, value in self.messages.properties.items()
+            for key, value in (table or self.messages).properties.items()
             if key.startswith(_PROGRESS)
         }
+
+    def row_files_after(self, number: int, topic: str) -> list[RowFile]:
+        """Return the files of a topic's messages that snapshots after `number`, a sequence number, have added."""
+        snapshot = self.messages.current_snapshot()
+        if snapshot is None:
+            return []
+        manifests = self._manifests(self.messages, [snapshot]).values()
+        newer = [each for each in manifests if (each.sequence_number or 0) > number]
+        files = [
+            self._row_file(file) for file in self._files(self.messages, newer, number) if file.partition[1] == topic
+        ]
+        return sorted(files, key=lambda file: (file.day or "", file.least))
 
     def snapshot(self) -> Snapshot:
         """Read the list of files and the progress."""
@@ -253,6 +277,10 @@ class Tables:
             tuple(self._key_file(file) for file in self.files(self.keys)),
             self.progress(),
         )
+
+    def paths(self, table: Table) -> list[str]:
+        """Return the paths of a table's live data files, as `commit` replaces them."""
+        return [self._relative(file) for file in self.files(table)]
 
     def files(self, table: Table) -> list[DataFile]:
         """Return the live data files of a table."""
@@ -267,21 +295,23 @@ class Tables:
         except Exception as error:
             raise _unreadable(snapshots[-1].manifest_list, error) from error
 
-    def _files(self, table: Table, manifests: Collection[ManifestFile]) -> list[DataFile]:
-        found = []
+    def _files(self, table: Table, manifests: Collection[ManifestFile], after: int = -1) -> list[DataFile]:
+        """Return the files of manifests, of those whose sequence number is greater than `after`."""
+        found: list[DataFile] = []
         for manifest in manifests:
             # A manifest never changes.
             files = self._read.get(manifest.manifest_path)
             if files is None:
                 files = self._read[manifest.manifest_path] = self._read_manifest(table, manifest)
-            found += files
+            found += [file for number, file in files if number > after]
         return found
 
-    def _read_manifest(self, table: Table, manifest: ManifestFile) -> list[DataFile]:
+    def _read_manifest(self, table: Table, manifest: ManifestFile) -> list[tuple[int, DataFile]]:
         from pyiceberg.manifest import ManifestContent
 
         try:
-            files = [entry.data_file for entry in manifest.fetch_manifest_entry(table.io)]
+            entries = manifest.fetch_manifest_entry(table.io)
+            files = [(entry.sequence_number or 0, entry.data_file) for entry in entries]
         except FileNotFoundError as error:
             raise _missing(self.root, error) from error
         except Exception as error:
@@ -315,8 +345,9 @@ class Tables:
         added: Sequence[tuple[Path, Sequence[Value]]],
         replaces: Collection[str] = (),
         progress: Mapping[str, ArchiveProgress] | None = None,
+        others: Mapping[str, str] | None = None,
     ) -> None:
-        """Add files, each with its partition, and set the progress, at once.
+        """Add files, each with its partition, and set the progress and other properties, at once.
 
         Raises LakeInUse if another writer has archived messages of the same names, or replaced the same files.
         """
@@ -324,6 +355,7 @@ class Tables:
 
         files = [_data_file(table, path, partition) for path, partition in added]
         properties = {_PROGRESS + name: msgspec.json.encode(each).decode() for name, each in (progress or {}).items()}
+        properties |= others or {}
         before = {key: table.properties.get(key) for key in properties}
         while True:
             snapshot_id = None
@@ -369,10 +401,14 @@ class Tables:
         are kept for `keep_replaced_ms`.
         """
         for table in (self.keys, self.messages):
-            expired = _expirable(table, keep_replaced_ms)
-            if expired:
-                self._expire(table, expired)
-                self._delete_metadata(table, min(keep_replaced_ms, _METADATA_GRACE_MS))
+            self.expire_table(table, keep_replaced_ms)
+
+    def expire_table(self, table: Table, keep_replaced_ms: int) -> None:
+        """Expire snapshots of one table."""
+        expired = _expirable(table, keep_replaced_ms)
+        if expired:
+            self._expire(table, expired)
+            self._delete_metadata(table, min(keep_replaced_ms, _METADATA_GRACE_MS))
 
     def _expire(self, table: Table, expired: Sequence[TableSnapshot]) -> None:
         before = self._manifests(table, expired)
@@ -396,15 +432,22 @@ class Tables:
 
     def delete_orphans(self) -> None:
         """Delete files that runs which were killed have written and no snapshot names."""
+        patterns = ("data/*/*/*.parquet", "topic=*/date=*/*.parquet", f"{METADATA_DIRECTORY}/keys/*.parquet")
+        self._delete_unnamed((self.keys, self.messages), self.root, patterns)
+
+    def delete_orphans_of(self, table: Table) -> None:
+        """Delete files of a topic's table that no snapshot names."""
+        self._delete_unnamed((table,), Path(table.location()), ("data/*/*.parquet",))
+
+    def _delete_unnamed(self, tables: Sequence[Table], directory: Path, patterns: Sequence[str]) -> None:
         named = {
             file.file_path
-            for table in (self.keys, self.messages)
+            for table in tables
             for file in self._files(table, self._manifests(table, table.metadata.snapshots).values())
         }
-        for pattern in ("data/*/*/*.parquet", "topic=*/date=*/*.parquet", f"{METADATA_DIRECTORY}/keys/*.parquet"):
-            for path in self.root.glob(pattern):
-                if str(path) not in named:
-                    self._delete(str(path))
+        for path in (path for pattern in patterns for path in directory.glob(pattern)):
+            if str(path) not in named:
+                self._delete(str(path))
 
     def _delete(self, path: str) -> None:
         """Delete a data file, unless another engine has written it or it is not in the lake."""
