@@ -125,7 +125,7 @@ class RegisteredBodies:
             if len(head) < 5 or head[0] != 0:
                 result.errors.update(dict.fromkeys(rows.tolist(), "the body does not begin with a schema's id"))
                 continue
-            part = pc.binary_slice(bodies.take(pa.array(rows)), 5)
+            part = pa.array([body[5:] for body in bodies.take(pa.array(rows)).to_pylist()], pa.binary())
             try:
                 decoder_of = self._schema(int.from_bytes(head[1:], "big"))
             except UnknownSchema as error:
