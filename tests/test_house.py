@@ -40,6 +40,7 @@ GROUND = {
     "slices",
     "speed",
     "system_calls",
+    "tiered_reads",
 }
 MAY_IMPORT = {
     "message": set[str](),

@@ -85,6 +85,7 @@ PULLS_HELD: Final = Refusal(
     "the connection holds {count} pulls already, which count as {weight} (maxHeldPullsPerConnection); pull again later",
 )
 PULL_TOO_LARGE: Final = Refusal(Reason.BUSY, "the broker holds too many pulls for one this large (maxHeldPulls)")
+LAKE_NOT_READ: Final = Refusal(Reason.BUSY, "the lake cannot be read, try again: {why}")
 TOO_MANY_CALLS: Final = Refusal(Reason.BUSY, "this client is working on {limit} requests of this server already")
 
 # Messages.

@@ -13,6 +13,7 @@ from rucola.admin import PAGE, AdminClient, KeyQueryResult
 from rucola.broker.config import BrokerConfig
 from rucola.broker.remoting.query import QueryAdapter
 from rucola.broker.services.query import QueryService
+from rucola.broker.tiered_store import TieredStore
 from rucola.cli.main import main
 from rucola.client import Message, Producer
 from rucola.errors import ConfigError
@@ -157,7 +158,7 @@ async def ask_apache(path: Path, times_ms: list[int], keys: str = "BB") -> tuple
     fill_store(path.parent, [(keys, f"U{number}", time_ms) for number, time_ms in enumerate(times_ms)], path.name)
 
     with MessageStore(store_config) as store:
-        adapter = QueryAdapter(QueryService(BrokerConfig(bind_address="127.0.0.1"), store))
+        adapter = QueryAdapter(QueryService(BrokerConfig(bind_address="127.0.0.1"), TieredStore(store)))
         answer = processor_table(adapter.endpoints(), ())[RequestCode.QUERY_MESSAGE]
 
         def query_message(connection: Connection, command: RemotingCommand) -> Reply:

@@ -51,7 +51,7 @@ async def test_a_message_is_published_fetched_retried_and_committed_without_a_pr
         assert isinstance(fetch("T", 3, wait_ms=1000), Waiting)
 
         # 2. A dead letter.
-        put = services.retry.retry(CALLER, RetryRequest("g", published.physical_offset, delay_level=-1))
+        put = await services.retry.retry(CALLER, RetryRequest("g", published.physical_offset, delay_level=-1))
         put()
         services.offsets.commit("g", "T", 0, 3)
         (dead,) = fetched("%DLQ%g", 0)

@@ -38,19 +38,24 @@ class ClockAndDisk:
         return DiskUsage(path, self.percent << 30, 100 << 30)
 
 
-def store_config(path: Path) -> StoreConfig:
+def store_config(path: Path, **more: Any) -> StoreConfig:
     settings: dict[str, Any] = SMALL_FILES | {"mapped_file_size_commit_log": 4096, "clean_file_forcibly_enable": True}
-    return StoreConfig(path, HOST, clean_resource_interval=5, delete_commit_log_files_interval=1, **settings)
+    return StoreConfig(path, HOST, clean_resource_interval=5, delete_commit_log_files_interval=1, **settings | more)
 
 
 @asynccontextmanager
 async def aging_broker(
-    path: Path, world: ClockAndDisk | None = None, **settings: Any
+    path: Path, world: ClockAndDisk | None = None, store: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
-    """A broker with a clock and a disk of the test's, on a store that passes its check afterwards; and a peer of it."""
+    """A broker with a clock and a disk of the test's, on a store that passes its check afterwards; and a peer of it.
+
+    `store` are settings of the store.
+    """
     world = world or ClockAndDisk()
     config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    async with Broker(config, store_config(path), clock=world.clock, probe_disk=world.probe_disk) as broker:
+    async with Broker(
+        config, store_config(path, **store or {}), clock=world.clock, probe_disk=world.probe_disk
+    ) as broker:
         client = RemotingClient()
         try:
             yield Peer(broker, client), world

@@ -275,6 +275,15 @@ class BrokerConfig:
     filter_data_clean_time_span: Milliseconds = 24 * 3600 * 1000
     """Time for which the filter of a group without members is kept."""
 
+    # Tiered reads
+
+    tiered_reads: bool = False
+    """Whether messages that have left the log are read from the lake; needs deleteOnlyArchived, see
+    docs/pipeline-archive.md.
+    """
+    tiered_read_timeout: Milliseconds = 5000
+    """Time after which a pull that waits for the lake is answered: the client asks again."""
+
     # Access control
 
     acl_enable: bool = False

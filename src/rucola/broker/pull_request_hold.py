@@ -19,6 +19,8 @@ further pulls are refused. If the broker holds `max_count`, each further one is 
 that does not hold less than the average, which is answered early. A message is compared with `MAX_FILTERS` filters at
 most; the pulls of further ones are retried after each message, as those without a filter.
 
+A pull of messages that have left the log waits for the lake (`rucola.broker.tiered_store`), under the same bounds.
+
 Corresponds to `PullRequestHoldService` of Apache RocketMQ 4.9.8. Deliberate differences: a held pull is answered at its
 deadline, where Apache checks every five seconds; pulls are bounded.
 """
@@ -103,6 +105,8 @@ class PullRequestHold:
     ) -> None:
         self.held: dict[tuple[str, int], _HeldQueue] = {}
         """By (topic, queue id); a queue without pulls has no entry."""
+        self._tiered: dict[tuple[str, int], Pulls] = {}
+        """Those that wait for messages of the lake, also by queue."""
         self._operations: DelayedOperations[HeldPull] = DelayedOperations(self._try_complete, SLICE_S, loop)
         self._max_per_connection = max_per_connection
         self._max_count = max_count
@@ -153,6 +157,10 @@ class PullRequestHold:
             del self.held[name]
         self._operations.wake(woken)
 
+    def tiered_read(self, topic: str, queue_id: int) -> None:
+        """Retry the pulls that wait for messages of a queue in the lake."""
+        self._operations.wake(self._tiered.pop((topic, queue_id), {}))
+
     def release_all(self) -> None:
         """Answer every pull, since the broker stops."""
         self._operations.stop()
@@ -199,6 +207,9 @@ class PullRequestHold:
         waiting = pull.waiting
         # Of a new pull, or if its group's subscription has changed.
         self._count(self._holders[pull.channel], pull, _weight(pull))
+        if waiting.is_tiered:
+            self._tiered.setdefault((pull.topic, pull.queue_id), {})[pull] = None
+            return
         queue = self.held.setdefault((pull.topic, pull.queue_id), _HeldQueue(waiting.max_offset))
         queue.end = min(queue.end, waiting.max_offset)  # less if the topic was deleted and created again
         is_known = waiting.codes in queue.filters or len(queue.filters) < MAX_FILTERS
@@ -208,6 +219,10 @@ class PullRequestHold:
     def _leave_queue(self, pull: HeldPull) -> int:
         """Return the queue offset before which no unit has a tagsCode of the pull."""
         name, checked = (pull.topic, pull.queue_id), pull.checked
+        if pull in (tiered := self._tiered.get(name, {})):
+            del tiered[pull]
+            if not tiered:
+                del self._tiered[name]
         queue = self.held.get(name)
         if queue is not None and pull in (pulls := queue.filters.get(pull.filter, {})):  # it was not woken by a message
             if pull.filter is not None:

@@ -27,6 +27,7 @@ from rucola.broker.tables.persistence import TablePersistence
 from rucola.broker.tables.queue_locks import QueueLockTable
 from rucola.broker.tables.request_modes import RequestModeTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.tiered_store import TieredStore
 from rucola.store.message_store import MessageStore
 
 
@@ -37,6 +38,7 @@ class BrokerState:
     config: BrokerConfig
     limits: Limits
     store: MessageStore
+    tiered: TieredStore
     mastership: Mastership
     puts: InternalPuts
     topics: TopicConfigTable

@@ -16,7 +16,11 @@ from rucola.store.message_store import MessageStore
 
 def stored_message(store: MessageStore, physical_offset: int) -> MessageExt:
     """Return the message at this physical offset, its body as stored. InvalidMessage if missing or damaged."""
-    record = store.record_at(physical_offset)
+    return decoded(store.record_at(physical_offset), physical_offset)
+
+
+def decoded(record: bytes | None, physical_offset: int) -> MessageExt:
+    """Return the message of the record at a physical offset, as `stored_message`."""
     if record is None:
         raise InvalidMessage(f"no record begins at physical offset {physical_offset}")
     try:

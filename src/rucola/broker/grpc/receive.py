@@ -310,7 +310,7 @@ class ReceiveAdapter:
             units = self._state.store.units(real_topic, queue_id, extra.queue_offset, 1)
             if not units:
                 raise IllegalCall(Code.MESSAGE_NOT_FOUND, "the store has deleted the message")
-            put = self._retry.retry(request.caller, RetryRequest(group, units[0][0], -1))
+            put = await self._retry.retry(request.caller, RetryRequest(group, units[0][0], -1))
             await self._state.persistence.wait_persisted()
             if self._service.holds(*delivery):  # nobody was faster
                 put()

@@ -81,7 +81,7 @@ class ConnectionAdapter:
     async def consume_directly(self, request: Request[ConsumeMessageDirectlyRequestHeader]) -> Answer:
         header = request.content
         group, client_id = header.consumer_group, header.client_id or ""
-        record = self._service.record_of(request.caller, header.msg_id or "")
+        record = await self._service.record_of(request.caller, header.msg_id or "")
         channel = self._service.consumer(group, client_id)
         # The client gets the request as it came, with the record as body and the name of this broker.
         call = _without_credentials(request.command, record, brokerName=self._config.broker_name)

@@ -42,6 +42,7 @@ class OffsetAdapter:
         self._service = service
         self._state = state
         self._store = state.store
+        self._tiered = state.tiered
 
     def endpoints(self) -> Endpoints:
         read, commit = QueryConsumerOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
@@ -66,18 +67,18 @@ class OffsetAdapter:
         self._service.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return request.success()
 
-    def search(self, request: Request[SearchOffsetRequestHeader]) -> Reply:
+    async def search(self, request: Request[SearchOffsetRequestHeader]) -> Answer:
         header = request.content
-        return _offset(request, self._store.offset_by_time(header.topic, header.queue_id, header.timestamp))
+        return _offset(request, await self._tiered.offset_by_time(header.topic, header.queue_id, header.timestamp))
 
     def max_offset(self, request: Request[QueueRequestHeader]) -> Reply:
         return _offset(request, self._store.max_offset(request.content.topic, request.content.queue_id, visible=True))
 
-    def min_offset(self, request: Request[QueueRequestHeader]) -> Reply:
-        return _offset(request, self._store.min_offset(request.content.topic, request.content.queue_id))
+    async def min_offset(self, request: Request[QueueRequestHeader]) -> Answer:
+        return _offset(request, await self._tiered.min_offset(request.content.topic, request.content.queue_id))
 
-    def earliest_store_time(self, request: Request[QueueRequestHeader]) -> Reply:
-        timestamp = self._store.earliest_store_time(request.content.topic, request.content.queue_id)
+    async def earliest_store_time(self, request: Request[QueueRequestHeader]) -> Answer:
+        timestamp = await self._tiered.earliest_store_time(request.content.topic, request.content.queue_id)
         return request.success(EarliestStoreTimeResponseHeader(timestamp=timestamp))
 
     async def all_consumer_offsets(self, request: Request[TableVersionHeader]) -> Answer:

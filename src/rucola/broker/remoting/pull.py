@@ -138,7 +138,7 @@ class PullAdapter:
             return again
 
         pull = HeldPull(connection, fetch.topic, fetch.queue_id, waiting, retry, len(fetch.expression or ""))
-        self._hold.hold(pull, self._service.wait_ms(fetch))
+        self._hold.hold(pull, self._service.wait_ms(fetch, waiting))
 
 
 def _reply(request: Request[FetchRequest], fetched: Fetched) -> RemotingCommand | bytes | None:

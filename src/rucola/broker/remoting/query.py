@@ -7,7 +7,7 @@ from rucola.broker.services.query import KeyQuery, QueryService
 from rucola.message.properties import is_true
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
-from rucola.remoting.connection import Answer, Reply
+from rucola.remoting.connection import Answer
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
@@ -50,6 +50,6 @@ class QueryAdapter:
             )
         return request.success(reach, b"".join(found.records))
 
-    def view(self, request: Request[ViewMessageRequestHeader]) -> Reply:
-        record = self._service.by_physical_offset(request.caller, request.content.offset)
+    async def view(self, request: Request[ViewMessageRequestHeader]) -> Answer:
+        record = await self._service.by_physical_offset(request.caller, request.content.offset)
         return request.success(body=record)

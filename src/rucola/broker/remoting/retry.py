@@ -9,9 +9,8 @@ from rucola.broker.tables.persistence import TablePersistence
 from rucola.message.properties import is_true
 from rucola.message.topics import retry_topic
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.command import RemotingCommand
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader, known_limit
-from rucola.remoting.connection import Reply
+from rucola.remoting.connection import Answer
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
 
@@ -28,7 +27,7 @@ class RetryAdapter:
         request = ConsumerSendMsgBackRequestHeader
         return (Endpoint(RequestCode.CONSUMER_SEND_MSG_BACK, Action.RETRY, self.send_back, request, retried_topic),)
 
-    def send_back(self, request: Request[ConsumerSendMsgBackRequestHeader]) -> Reply:
+    async def send_back(self, request: Request[ConsumerSendMsgBackRequestHeader]) -> Answer:
         header = request.content
         retry = RetryRequest(
             header.group,
@@ -37,10 +36,7 @@ class RetryAdapter:
             known_limit(header.max_reconsume_times, request.command.version),
             is_true(header.unit_mode),
         )
-        put = self._service.retry(request.caller, retry)
-
-        def answer() -> RemotingCommand:
-            put()
-            return request.success()
-
-        return self._writing.when_persisted(answer)
+        put = await self._service.retry(request.caller, retry)
+        await self._writing.wait_persisted()
+        put()
+        return request.success()

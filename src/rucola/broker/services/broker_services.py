@@ -56,7 +56,7 @@ class BrokerServices:
         self.transactions = TransactionService(state.transactions, state.clock, late.publish)
         self.fetch = FetchService(state)
         self.pop = PopService(state, self.fetch, durability)
-        self.query = QueryService(state.config, state.store, late.read)
+        self.query = QueryService(state.config, state.tiered, late.read)
         self.offsets = OffsetService(state)
         self.clients = ClientService(state)
         self.locks = LockService(state)

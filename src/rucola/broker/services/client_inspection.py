@@ -86,10 +86,10 @@ class InspectionService:
                 return channel
         raise Refused(refusals.CONSUMER_NOT_FOUND, group=group, client_id=client_id)
 
-    def record_of(self, caller: Caller, offset_msg_id: str) -> bytes:
+    async def record_of(self, caller: Caller, offset_msg_id: str) -> bytes:
         """Return the record of an offsetMsgId. Raises InvalidMessage if it is malformed, or Refused."""
         _, physical_offset = parse_offset_msg_id(offset_msg_id)
-        record = self._state.store.record_at(physical_offset)
+        record = await self._state.tiered.record_at(physical_offset)
         if record is None:
             raise Refused(refusals.MESSAGE_NOT_FOUND, physical_offset=physical_offset)
         if self._check_read is not None:

@@ -6,6 +6,7 @@ no backlog; Apache counts every message of its topics.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator
 
@@ -26,9 +27,20 @@ class ConsumeStatsService:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    @sliced
-    def of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
+    async def of_group(self, group: str, topic: str | None) -> ConsumeStats:
         """Return a group's offsets and the ends of the queues, of one or all topics."""
+        stats = await self._of_group(group, topic)
+        for queue, offsets in stats.offset_table.items():
+            if offsets.consumer_offset and not offsets.last_timestamp:
+                place = queue.topic, queue.queue_id, offsets.consumer_offset - 1
+                try:
+                    offsets.last_timestamp = max(0, await self._state.tiered.store_time(*place))
+                except Refused:  # the offsets count more than the times
+                    break
+        return stats
+
+    @sliced
+    def _of_group(self, group: str, topic: str | None) -> Generator[None, None, ConsumeStats]:
         stats = ConsumeStats()
         for name in [topic] if topic else self._state.offsets.topics_of(group):
             of_topic = yield from self._of_topic(group, name)
@@ -91,28 +103,28 @@ class ConsumeStatsService:
             last_timestamp=max(0, last_ms),
         )
 
-    @sliced
-    def time_spans(self, group: str, topic: str) -> Generator[None, None, list[QueueTimeSpan]]:
+    async def time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
         """Return the times of every queue's first, last and last consumed message. Raises Refused."""
         config = self._state.topics.get(topic)
         if config is None:
             raise Refused(refusals.TOPIC_NOT_FOUND, topic=topic)
         spans: list[QueueTimeSpan] = []
         for queue_id in range(config.write_queue_nums):
-            spans.append(self._time_span(group, topic, queue_id))
-            yield
+            spans.append(await self._time_span(group, topic, queue_id))
+            await asyncio.sleep(0)
         return spans
 
-    def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+    async def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
         # A time is -1 if its message does not exist: in an empty queue, or before the first message. The delay is that
         # of the next message to consume, 0 if the group has consumed all.
-        store = self._state.store
+        store, tiered = self._state.store, self._state.tiered
         end = store.max_offset(topic, queue_id, visible=True)
-        oldest_ms = store.earliest_store_time(topic, queue_id)
+        oldest_ms = await tiered.earliest_store_time(topic, queue_id)
         newest_ms = store.store_time(topic, queue_id, end - 1)
         consumed = self._state.offsets.get(group, topic, queue_id)
-        consumed_ms = store.store_time(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
-        next_ms = store.store_time(topic, queue_id, max(consumed, store.min_offset(topic, queue_id)))
+        consumed_ms = await tiered.store_time(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
+        following = max(consumed, await tiered.min_offset(topic, queue_id))
+        next_ms = await tiered.store_time(topic, queue_id, following)
         return QueueTimeSpan(
             consume_time_stamp=consumed_ms,
             consume_time_stamp_str=_text(consumed_ms),
@@ -139,13 +151,17 @@ class ConsumeStatsService:
             if group in excluded:
                 continue
             for queue_id, offset in self._state.offsets.of(group, topic).items():
-                if offset >= self._state.store.min_offset(topic, queue_id):
+                if offset >= self._known_min_offset(topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, MAX_LONG))
                 yield
         for queue_id, offset in self._state.offsets.of(compare_group, topic).items():
             if least.get(queue_id, MAX_LONG) > offset:
                 least[queue_id] = MAX_LONG
         return least
+
+    def _known_min_offset(self, topic: str, queue_id: int) -> int:
+        begin = self._state.store.min_offset(topic, queue_id)
+        return self._state.tiered.known_min_offset(topic, queue_id, begin)
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._state.config.broker_name, queue_id)

@@ -9,6 +9,9 @@ Every result has the ends of the queue and the offset to continue at:
     NO_MESSAGE_IN_QUEUE, NO_MATCHED_LOGIC_QUEUE       NOT_FOUND at offset 0, else OFFSET_MOVED
     OFFSET_TOO_SMALL, OFFSET_OVERFLOW_BADLY           OFFSET_MOVED, recorded in the topic OFFSET_MOVED_EVENT
 
+With tieredReads, an offset before the log's first message is read from the lake (`rucola.broker.tiered_store`). The
+pull is held for that, also if it allows no wait, and answered with RETRY and the same offset after tieredReadTimeout.
+
 With slaveReadEnable the result suggests which broker to pull from next: the group's whichBrokerWhenConsumeSlowly (1) if
 it reads messages that are no longer in memory (accessMessageInMemoryMaxRatio), else its brokerId (0). Without it that
 is always the master. A slave may lack messages of its master, so it moves no consumer to another offset
@@ -79,6 +82,7 @@ class FetchService:
         # Bound once, since each is used for every pull: 0.02 µs less per use.
         self._group, self._topic = state.groups.get, state.topics.get
         self._clock, self._get, self._record_get = state.clock, state.store.get, state.stats.record_get
+        self._tiered = state.tiered if state.config.tiered_reads else None
 
     def fetch(self, caller: Caller, request: FetchRequest) -> Fetched | Waiting:
         """Read messages, and commit the request's consumer offset; Waiting if it may be held. Raises Refused."""
@@ -95,11 +99,14 @@ class FetchService:
         """Read again for a held request, from `checked` unless the subscription has changed. Raises Refused."""
         group, wanted = self.admit(caller, request)
         queue_offset = checked if wanted.codes == waiting.codes else waiting.queue_offset
-        return self._read(request, group, wanted, queue_offset, may_wait=not is_last, is_held=True)
+        may_wait = not is_last and request.wait_ms is not None
+        return self._read(request, group, wanted, queue_offset, may_wait=may_wait, is_held=True, is_last=is_last)
 
-    def wait_ms(self, request: FetchRequest) -> int:
+    def wait_ms(self, request: FetchRequest, waiting: Waiting) -> int:
         """Time for which a request is held at most."""
         config = self._config
+        if waiting.is_tiered:
+            return config.tiered_read_timeout
         return (request.wait_ms or 0) if config.long_polling_enable else config.short_polling_time_mills
 
     # Permission and filter.
@@ -183,6 +190,7 @@ class FetchService:
         *,
         may_wait: bool,
         is_held: bool = False,
+        is_last: bool = False,
     ) -> Fetched | Waiting:
         # 1. Read, and count what was found.
         stats, codes, clock = self._state.stats, wanted.codes, self._clock
@@ -194,13 +202,21 @@ class FetchService:
         )  # fmt: skip
         if (duration_ms := clock() - began_ms) > stats.get_max_ms:
             stats.get_max_ms = duration_ms
+        begin = result.min_offset
+        if (tiered := self._tiered) is not None:
+            begin = tiered.known_min_offset(request.topic, request.queue_id, begin)
+            if result.status is GetMessageStatus.OFFSET_TOO_SMALL:
+                found = tiered.get(request.topic, request.queue_id, queue_offset, request.max_messages, wanted)
+                if found is None and not is_last:
+                    return Waiting(queue_offset, result.max_offset, codes, is_tiered=True)
+                if found is None:
+                    return Fetched(_RETRY, "LAKE_NOT_READ", group.broker_id, queue_offset, begin, result.max_offset)
+                result = found
         next_offset = result.next_begin_offset
         broker_id = self._suggested_broker(group, result) if self._config.slave_read_enable else MASTER_ID
         if result.count:
             self._record_get(request.group, request.topic, result.count, len(result.joined))
-            return Fetched(
-                _FOUND, _FOUND_NAME, broker_id, next_offset, result.min_offset, result.max_offset, result.joined
-            )
+            return Fetched(_FOUND, _FOUND_NAME, broker_id, next_offset, begin, result.max_offset, result.joined)
         outcome = _OUTCOMES[result.status]
         if not is_held:
             stats.record_miss()
@@ -225,7 +241,7 @@ class FetchService:
                 next_offset = queue_offset
         elif outcome is _OFFSET_MOVED:
             self._record_offset_moved(request, result)
-        return Fetched(outcome, result.status.name, broker_id, next_offset, result.min_offset, result.max_offset)
+        return Fetched(outcome, result.status.name, broker_id, next_offset, begin, result.max_offset)
 
     def _suggested_broker(self, group: SubscriptionGroupConfig, result: GetResult) -> int:
         return group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id

@@ -10,6 +10,7 @@ queue on which the group never committed is reset with the others.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 
 from rucola import refusals
@@ -95,10 +96,7 @@ class GroupService:
             await self._calls.reset_offsets(list(group.members.items()), request, offsets)
         return offsets
 
-    @sliced
-    def _reset_targets(
-        self, request: OffsetReset, topic: TopicConfig
-    ) -> Generator[None, None, dict[MessageQueue, int]]:
+    async def _reset_targets(self, request: OffsetReset, topic: TopicConfig) -> dict[MessageQueue, int]:
         """New offset of every queue, or only of the requested one. Without `is_force` no offset moves forward."""
         if request.queue_id is not None and request.offset is not None:
             return {self._queue(request.topic, request.queue_id): request.offset}
@@ -112,11 +110,11 @@ class GroupService:
             if is_latest:
                 offset = self._state.store.max_offset(request.topic, queue_id, visible=True)
             else:
-                offset = max(0, self._state.store.offset_by_time(request.topic, queue_id, request.timestamp))
+                offset = max(0, await self._state.tiered.offset_by_time(request.topic, queue_id, request.timestamp))
             if committed >= 0 and not request.is_force:
                 offset = min(offset, committed)
             offsets[self._queue(request.topic, queue_id)] = offset
-            yield
+            await asyncio.sleep(0)
         return offsets
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:

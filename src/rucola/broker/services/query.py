@@ -11,11 +11,10 @@ from typing import NamedTuple
 from rucola import refusals
 from rucola.access import Caller, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
+from rucola.broker.tiered_store import TieredStore
 from rucola.message.record import decode
-from rucola.slices import in_slices
 from rucola.store.config import QueryResult
 from rucola.store.index import MAX_LONG
-from rucola.store.message_store import MessageStore
 
 
 class KeyQuery(NamedTuple):
@@ -33,17 +32,16 @@ class KeyQuery(NamedTuple):
 
 
 class QueryService:
-    def __init__(self, config: BrokerConfig, store: MessageStore, check_read: Check | None = None) -> None:
+    def __init__(self, config: BrokerConfig, tiered: TieredStore, check_read: Check | None = None) -> None:
         self._config = config
-        self._store = store
+        self._tiered = tiered
         self._check_read = check_read
 
     async def by_key(self, caller: Caller, query: KeyQuery) -> QueryResult:
         """Return records whose key has the requested key's hash; callers compare the keys themselves."""
         max_num = self._config.default_query_max_num if query.is_unique_key else query.max_num
         before = MAX_LONG if query.before_physical_offset is None else query.before_physical_offset
-        steps = self._store.query_steps(query.topic, query.key, max_num, query.begin_ms, query.end_ms, before)
-        found = await in_slices(steps)
+        found = await self._tiered.query(query.topic, query.key, max_num, query.begin_ms, query.end_ms, before)
         if self._check_read is None:
             return found
         # Keys of different topics can have one hash, and a caller can choose its key accordingly.
@@ -57,9 +55,9 @@ class QueryService:
             physical_offsets=[physical_offset for _, physical_offset in allowed],
         )
 
-    def by_physical_offset(self, caller: Caller, physical_offset: int) -> bytes:
+    async def by_physical_offset(self, caller: Caller, physical_offset: int) -> bytes:
         """Return the record at a physical offset. Raises Refused."""
-        record = self._store.record_at(physical_offset)
+        record = await self._tiered.record_at(physical_offset)
         if record is None:
             raise Refused(refusals.MESSAGE_NOT_FOUND, physical_offset=physical_offset)
         self._check(caller, record)

@@ -66,6 +66,8 @@ class Waiting(Struct, frozen=True, gc=False):
     max_offset: int
     codes: frozenset[int] | None
     """The tagsCodes of the messages that it waits for; None if their records have to be read."""
+    is_tiered: bool = False
+    """Whether it waits for the lake."""
 
 
 class PoppedQueue(Struct, gc=False):

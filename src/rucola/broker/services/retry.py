@@ -27,7 +27,7 @@ from rucola.broker.delivery.delay import redirect_by_level
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times, next_attempt
 from rucola.broker.services.requests import RetryRequest
 from rucola.broker.state import BrokerState
-from rucola.broker.stored_message import renewed, stored_message
+from rucola.broker.stored_message import decoded, renewed
 from rucola.domain.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties
@@ -42,7 +42,7 @@ class RetryService:
         self._check_read = check_read
         self._delay_level_count = state.delay_level_count
 
-    def retry(self, caller: Caller, request: RetryRequest) -> Callable[[], None]:
+    async def retry(self, caller: Caller, request: RetryRequest) -> Callable[[], None]:
         """Return a function that stores a message for another attempt of its group. Both raise Refused.
 
         Missing topics are created before: call it when they are on disk.
@@ -54,8 +54,9 @@ class RetryService:
         # The retry topic is created before the message is found, so that its subscribers get a route in any case.
         topic_sys_flag = TOPIC_FLAG_UNIT_SUB if request.unit_mode else 0
         topic = self._state.topics.ensure_retry_topic(group, now_ms, topic_sys_flag)
+        record = await self._state.tiered.record_at(request.physical_offset)
         try:
-            message = stored_message(self._state.store, request.physical_offset)
+            message = decoded(record, request.physical_offset)
         except InvalidMessage as error:
             raise Refused(refusals.SEND_BACK_NOT_FOUND, physical_offset=request.physical_offset, why=error) from None
         # Without this, a consumer could copy any message of the log into its own retry topic.

@@ -86,9 +86,16 @@ class TopicService:
     def all(self) -> TopicConfigSerializeWrapper:
         return self._state.topics.whole()
 
-    @sliced
-    def queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
+    async def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
         """Return the ends of a topic's queues, and when each was written last. Raises Refused."""
+        ends = await self._queue_ends(name)
+        for queue, offsets in ends.items():
+            if offsets.min_offset:
+                offsets.min_offset = await self._state.tiered.min_offset(name, queue.queue_id)
+        return ends
+
+    @sliced
+    def _queue_ends(self, name: str) -> Generator[None, None, dict[MessageQueue, TopicOffset]]:
         topic = self.get(name)
         offsets: dict[MessageQueue, TopicOffset] = {}
         for queue_id in range(topic.write_queue_nums):

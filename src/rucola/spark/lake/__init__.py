@@ -15,6 +15,8 @@
     lookup          messages found by key, id or condition, without Spark
     staging         messages written to files that a commit can publish
     compaction      small files merged
+    tiered_reader   the process that reads queues for a broker
+    record_columns  rows encoded as records of the log
     adoption        a lake of an earlier version
     local_io        durable files for pyiceberg
 

@@ -100,7 +100,8 @@ def read_piece(
         if offsets is not None:
             bounds = row_group_bounds(opened.metadata, "commitLogOffset")
             groups = [n for n in groups if bisect_left(offsets, bounds[n][0]) < bisect_left(offsets, bounds[n][1] + 1)]
-        yield from _row_groups(opened, groups, piece.file.topic, names)
+        for group in groups:
+            yield read_group(opened, group, piece.file.topic, names)
 
 
 def _position(opened: pq.ParquetFile, group: int) -> int:
@@ -110,20 +111,17 @@ def _position(opened: pq.ParquetFile, group: int) -> int:
     return found
 
 
-def _row_groups(
-    opened: pq.ParquetFile, groups: Iterable[int], topic: str, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield row groups of a file, with the topic, which a file of an earlier version lacks."""
+def read_group(opened: pq.ParquetFile, group: int, topic: str, names: Sequence[str]) -> pa.RecordBatch:
+    """Return one row group of a file, with the topic, which a file of an earlier version lacks."""
     schema = columns.schema_of(names)
     stored = [name for name in schema.names if name != "topic" and name in opened.schema_arrow.names]
-    for group in groups:
-        table = opened.read_row_group(group, stored or ["queueId"])
-        # A file of an earlier version lacks columns that are null for nearly all messages.
-        arrays = {field.name: pa.nulls(len(table), field.type) for field in schema if field.name not in stored}
-        arrays |= {name: _cast(table[name], schema.field(name).type) for name in stored}
-        if "topic" in schema.names:
-            arrays["topic"] = repeated(topic, len(table))
-        yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+    table = opened.read_row_group(group, stored or ["queueId"])
+    # A file of an earlier version lacks columns that are null for nearly all messages.
+    arrays = {field.name: pa.nulls(len(table), field.type) for field in schema if field.name not in stored}
+    arrays |= {name: _cast(table[name], schema.field(name).type) for name in stored}
+    if "topic" in schema.names:
+        arrays["topic"] = repeated(topic, len(table))
+    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -45,7 +45,7 @@ class ArchiveProgress:
 class RowFile:
     """A file of one topic and UTC day, None without storeTimestamp.
 
-    `least` and `most` are physical offsets (of several brokers), inclusive.
+    `least` and `most` are physical offsets, the last two queue offsets (of several brokers and queues), inclusive.
     """
 
     path: str
@@ -55,6 +55,8 @@ class RowFile:
     size: int
     least: int
     most: int
+    least_queue_offset: int
+    most_queue_offset: int
 
     @property
     def date(self) -> str:

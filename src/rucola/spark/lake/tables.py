@@ -24,6 +24,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -329,8 +330,8 @@ class Tables:
     def _row_file(self, file: DataFile) -> RowFile:
         path, day, topic = self._relative(file), file.partition[0], file.partition[1]
         iso = None if day is None else date.fromordinal(_EPOCH + day).isoformat()
-        bounds = _bounds(file, self.messages, "commitLogOffset")
-        return RowFile(path, topic, iso, file.record_count, file.file_size_in_bytes, *bounds)
+        bounds = (_bounds(file, self.messages, column) for column in ("commitLogOffset", "queueOffset"))
+        return RowFile(path, topic, iso, file.record_count, file.file_size_in_bytes, *chain.from_iterable(bounds))
 
     def _key_file(self, file: DataFile) -> KeyFile:
         path = self._relative(file)

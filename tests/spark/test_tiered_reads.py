@@ -1,0 +1,352 @@
+"""Messages that have left the log are read from the lake: pulls, first offsets, times, and a lake that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rucola.broker.lake_reader import LakeReader
+from rucola.errors import StoreError
+from rucola.message import MessageExt
+from rucola.message.compression import CompressionType, compress
+from rucola.message.host import encode_host
+from rucola.message.record import decode, decode_many
+from rucola.message.sysflag import COMPRESSED, COMPRESSION_MASK, TRANSACTION_COMMIT
+from rucola.protocol import pull
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import Header
+from rucola.protocol.offset import QueueRequestHeader, SearchOffsetRequestHeader
+from rucola.protocol.pull import PullMessageResponseHeader
+from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
+from rucola.spark.jobs import archive
+from rucola.spark.session import LazySession
+from rucola.store.message_store import MessageStore
+from rucola.tiered_reads import FindFirst, Place, Places
+from support.aging_broker import ClockAndDisk, aging_broker, store_config
+from support.peer import Peer
+from support.stores import force_deletion, inner
+from support.waiting import until
+
+SESSION = LazySession("tests", use_spark=False)
+SIZES = {"mapped_file_size_commit_log": 1 << 16, "mapped_file_size_consume_queue": 200}
+TIME_MS = 1_700_006_399_000  # a second before midnight, UTC
+
+
+def run_archive(path: Path) -> None:
+    archive.run(SESSION, path / "store", path / "lake", broker_name="broker-a")
+
+
+@asynccontextmanager
+async def tiered_broker(path: Path, tiered_read_timeout: int = 60_000) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
+    """A broker that reads its lake; a full disk has it delete what is archived."""
+    store = {
+        "delete_only_archived": True,
+        "archive_progress_path": path / "lake" / "_rucola" / "progress.json",
+        "archive_name": "broker-a",
+        **SIZES,
+    }
+    settings = {"tiered_reads": True, "tiered_read_timeout": tiered_read_timeout}
+    async with aging_broker(path / "store", store=store, **settings) as opened:
+        yield opened
+
+
+async def delete_archived(peer: Peer, world: ClockAndDisk, begin: int) -> None:
+    """Wait until the log has no message of the queue before an offset."""
+    assert peer.broker.parts is not None
+    store = peer.broker.parts.storage.store
+    world.percent = 86
+    await until(lambda: store.min_offset("T", 0) >= begin)
+    world.percent = 50
+
+
+async def pull_all(peer: Peer, end: int, queue_offset: int = 0, **fields: Any) -> list[MessageExt]:
+    """What an ordinary consumer gets, which follows the answers."""
+    found: list[MessageExt] = []
+    while queue_offset < end:
+        answer = await peer.pull(queue_offset=queue_offset, **fields)
+        header = answer.decode_header(PullMessageResponseHeader)
+        assert answer.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY)
+        assert header.next_begin_offset > queue_offset
+        found += decode_many(answer.body)
+        queue_offset = header.next_begin_offset
+    return found
+
+
+def odd_messages() -> list[dict[str, Any]]:
+    text = "é雪" * 400
+    return [
+        {"body": b"", "flag": 7, "born_timestamp": -1},
+        {"body": text.encode(), "tags": "é", "keys": "k1 k2", "unique_key": "U1"},
+        *(
+            {
+                "body": compress(text.encode(), kind),
+                "sys_flag": kind.sys_flag | TRANSACTION_COMMIT,
+                "prepared_transaction_offset": 77,
+                "tags": "A",
+            }
+            for kind in CompressionType
+        ),
+        {"body": b"no stream", "sys_flag": CompressionType.ZSTD.sys_flag},
+        {"body": compress(bytes(2 << 20)), "sys_flag": CompressionType.ZLIB.sys_flag, "reconsume_times": 3},
+        {"born_host": encode_host("[2001:db8::1]:5"), "properties": b"b\x01\x01\x02a\x012\x02"},
+        {"properties": b"x\x01" + b"\xff" * 32_000},
+        {"properties": b"again\x011\x02junk\x02again\x012\x02TAGS\x01A"},
+    ]
+
+
+def same_message(message: MessageExt) -> MessageExt:
+    """A message without what its encoding decides: whether it is compressed, sizes, and bytes that were no UTF-8."""
+    flags = message.sys_flag if message.body_error else message.sys_flag & ~(COMPRESSED | COMPRESSION_MASK)
+    pairs = {name: value.replace("\ufffd", "?") for name, value in message.properties.items()}
+    return replace(message, sys_flag=flags, properties=pairs, store_size=0, stored_size=0, body_crc=0)
+
+
+async def test_an_ordinary_consumer_gets_every_field_of_messages_that_left_the_log(tmp_path: Path) -> None:
+    originals = []
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number, fields in enumerate(odd_messages() * 6):
+            put = store.put(inner(**fields), TIME_MS + 100 * number)  # of two days
+            originals.append(decode(store.record_at(put.physical_offset) or b""))
+            store.put(inner(queue_id=number % 3 + 1, tags="A"), TIME_MS + 100 * number)
+        store.put(inner(body=bytes(60_000)), TIME_MS + 10_000)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic(queues=4)
+        await delete_archived(peer, world, len(originals))
+        found = await pull_all(peer, len(originals))
+        assert [*map(same_message, found)] == [*map(same_message, originals)]
+        assert all(each.body_error or each.sys_flag & COMPRESSED == 0 or each.stored_size < 1 << 20 for each in found)
+        tagged = [each for each in originals if each.tags == "A"]
+        chosen = await pull_all(peer, len(originals), subscription="A")
+        assert [each.queue_offset for each in chosen] == [each.queue_offset for each in tagged]
+
+
+async def offset_of(peer: Peer, code: int, header: Header) -> int:
+    answer = await peer.ask(code, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return int(answer.ext_fields.get("offset", answer.ext_fields.get("timestamp", "")))
+
+
+async def test_first_offset_and_times_are_those_of_lake_and_log(tmp_path: Path) -> None:
+    times = [TIME_MS + step for step in (0, 0, 400, 900, 900, 2000, 90_000_000, 90_000_001, 90_000_900, 90_001_000)]
+    asked = sorted({each + near for each in (0, TIME_MS // 1000, *times) for near in (-600, -250, -1, 0, 1, 300)})
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number, time_ms in enumerate(times):
+            store.put(inner(body=bytes(30_000 if number == 7 else 100)), time_ms)
+            store.put(inner(queue_id=1, body=bytes(20_000)), time_ms)
+        expected = [store.offset_by_time("T", 0, each) for each in asked if each >= 0]
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic(queues=2)
+        queue = QueueRequestHeader(topic="T", queue_id=0)
+        for begin in (3, 7):  # the boundary between lake and log is anywhere
+            await delete_archived(peer, world, begin)
+            assert await offset_of(peer, RequestCode.GET_MIN_OFFSET, queue) == 0
+            assert await offset_of(peer, RequestCode.GET_EARLIEST_MSG_STORETIME, queue) == times[0]
+            found = [
+                await offset_of(
+                    peer,
+                    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+                    SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=each),
+                )
+                for each in asked
+                if each >= 0
+            ]
+            assert found == expected
+        answer = await peer.pull(queue_offset=len(times))
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert answer.decode_header(PullMessageResponseHeader).min_offset == 0
+
+
+async def test_keys_ids_progress_and_retries_are_found_in_the_lake(tmp_path: Path) -> None:
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number in range(9):
+            fields: dict[str, Any] = {"keys": "k odd" if number % 2 else "k", "unique_key": f"U{number}"}
+            put = store.put(inner(body=(b"%d" % number).ljust(30_000), **fields), TIME_MS + number * 1000)
+            if number == 1:
+                old = put.physical_offset
+        store.put(inner("U", keys="k"), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic()
+        await peer.alter_group()
+        await peer.commit(2)
+        await delete_archived(peer, world, 6)
+
+        async def offsets_of(key: str, most: int = 32, begin: int = 0, end: int = 60) -> list[int]:
+            header = QueryMessageRequestHeader(
+                topic="T",
+                key=key,
+                max_num=most,
+                begin_timestamp=TIME_MS + begin * 1000,
+                end_timestamp=TIME_MS + end * 1000,
+            )
+            answer = await peer.ask(RequestCode.QUERY_MESSAGE, header)
+            assert answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND), answer.remark
+            return [each.queue_offset for each in decode_many(answer.body)]
+
+        assert await offsets_of("k") == [*range(9)]
+        assert await offsets_of("odd") == [1, 3, 5, 7]
+        assert await offsets_of("k", most=5) == [4, 5, 6, 7, 8]
+        assert await offsets_of("k", begin=2, end=7) == [2, 3, 4, 5, 6, 7]
+        assert await offsets_of("U1") == [1]
+        assert await offsets_of("U9") == []
+
+        viewed = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=old))
+        assert decode(viewed.body).unique_key == "U1"
+        header = GetConsumeStatsRequestHeader(consumer_group="g", topic="T")
+        stats = await peer.ask(RequestCode.GET_CONSUME_STATS, header)
+        (progress,) = decode_consume_stats(stats.body).offset_table.values()
+        assert (progress.consumer_offset, progress.broker_offset) == (2, 9)
+        assert progress.last_timestamp == TIME_MS + 1000
+
+        back = ConsumerSendMsgBackRequestHeader(group="g", offset=old, delay_level=-1, origin_topic="T")
+        assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SUCCESS
+        (dead,) = decode_many((await peer.pull(topic="%DLQ%g")).body)
+        assert (dead.body, dead.unique_key) == (b"1".ljust(30_000), "U1")
+
+
+async def test_a_lake_that_is_away_moves_no_consumer(tmp_path: Path) -> None:
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number in range(9):
+            store.put(inner(body=bytes(30_000)), TIME_MS + number)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path, tiered_read_timeout=50) as (peer, world):
+        await peer.alter_topic()
+        await delete_archived(peer, world, 4)
+        (tmp_path / "lake").rename(tmp_path / "away")
+        answer = await peer.pull(queue_offset=2)
+        header = answer.decode_header(PullMessageResponseHeader)
+        assert (answer.code, header.next_begin_offset) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 2)
+        busy = await peer.ask(RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic="T", queue_id=0))
+        assert busy.code == ResponseCode.SYSTEM_BUSY
+        assert decode_many((await peer.pull(queue_offset=8)).body)[0].queue_offset == 8
+        (tmp_path / "away").rename(tmp_path / "lake")
+
+        async def is_read() -> bool:
+            return decode_many((await peer.pull(queue_offset=2)).body)[0:1] != []
+
+        await until(is_read)
+        assert await offset_of(peer, RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic="T", queue_id=0)) == 0
+
+
+async def test_what_was_lost_is_passed_over_and_a_topic_created_again_has_its_own_messages(tmp_path: Path) -> None:
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+
+        def put(body: bytes) -> None:
+            store.put(inner(body=body.ljust(30_000)), TIME_MS)
+
+        for number in range(5):
+            put(b"deleted %d" % number)
+        store.put(inner("U", body=bytes(60_000)), TIME_MS)
+        store.checkpoint()
+        run_archive(tmp_path)
+        while store.min_offset("T", 0) < 5:
+            force_deletion(store)
+        assert store.delete_queue("T", 0)
+        for number in range(3):
+            put(b"new %d" % number)
+        lost = store.max_physical_offset + 100
+        put(b"lost")
+        put(b"new 4")
+        store.put(inner("U", body=bytes(60_000)), TIME_MS)
+        store.checkpoint()
+    file = max(path for path in (tmp_path / "store" / "commitlog").iterdir() if int(path.name) <= lost)
+    data = bytearray(file.read_bytes())
+    data[lost - int(file.name)] ^= 1
+    file.write_bytes(data)
+    archive.run(SESSION, tmp_path / "store", tmp_path / "lake", broker_name="broker-a", corrupt_records="skip")
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic()
+        await delete_archived(peer, world, 5)
+        found = await pull_all(peer, 3)
+        assert [each.body.strip() for each in found] == [b"new 0", b"new 1", b"new 2"]
+        for _ in range(2):
+            answer = await peer.pull(queue_offset=3)
+            header = answer.decode_header(PullMessageResponseHeader)
+            assert (answer.code, header.next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 4)
+        assert [each.body.strip() for each in await pull_all(peer, 5, 4)] == [b"new 4"]
+
+
+async def test_a_consumer_from_the_first_offset_misses_nothing_while_files_are_archived_and_deleted(
+    tmp_path: Path,
+) -> None:
+    count = 240
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic()
+        world.percent = 86  # what is archived is deleted at once
+        assert peer.broker.parts is not None
+        store = peer.broker.parts.storage.store
+        is_consumed = asyncio.Event()
+
+        async def produce() -> None:
+            for number in range(count):
+                assert (await peer.send(str(number).encode().ljust(9000))).code == ResponseCode.SUCCESS
+
+        async def run_archives() -> None:
+            while not is_consumed.is_set():
+                with suppress(FileNotFoundError):  # a file that was deleted while the store was opened
+                    await asyncio.to_thread(run_archive, tmp_path)
+
+        async def consume(begin: int) -> None:
+            await until(lambda: store.min_offset("T", 0) >= begin)
+            following = 0
+            while following < count:
+                answer = await peer.pull(
+                    queue_offset=following, sys_flag=pull.SUBSCRIPTION | pull.SUSPEND, suspend_timeout_millis=100
+                )
+                assert answer.code != ResponseCode.PULL_OFFSET_MOVED
+                for message in decode_many(answer.body):
+                    assert (message.queue_offset, message.body.strip()) == (following, str(following).encode())
+                    following += 1
+                assert answer.decode_header(PullMessageResponseHeader).next_begin_offset == following
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run_archives())
+            await asyncio.gather(produce(), consume(0), consume(20), consume(60))
+            is_consumed.set()
+
+
+async def test_a_reader_that_hangs_is_replaced(tmp_path: Path) -> None:
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        store.put(inner(), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+    reader = LakeReader(tmp_path / "lake", "broker-a", stuck_s=10)
+    try:
+        first = Places([Place(0, TIME_MS)])
+        assert await reader.ask(FindFirst("T", 0)) == first
+        assert await reader.ask(FindFirst("T", 1)) == Places([])
+        hung = reader.pid
+        os.kill(hung, signal.SIGSTOP)
+        reader.stuck_s = 0.05
+        results = await asyncio.gather(*(reader.ask(FindFirst("T", each)) for each in (0, 1)), return_exceptions=True)
+        assert [*map(type, results)] == [StoreError, StoreError]
+        reader.stuck_s = 10
+        assert await reader.ask(FindFirst("T", 0)) == first
+        assert reader.pid != hung
+        os.kill(reader.pid, signal.SIGKILL)
+        with pytest.raises(StoreError):
+            await reader.ask(FindFirst("T", 0))
+        assert await reader.ask(FindFirst("T", 0)) == first
+    finally:
+        await reader.close()
