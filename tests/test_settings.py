@@ -15,6 +15,7 @@ from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.errors import ConfigError
 from rucola.namesrv.config import NamesrvConfig
+from rucola.proxy.config import ProxyConfig
 from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.tls_config import TlsConfig
 from rucola.settings import Bytes, Port, Range
@@ -219,7 +220,7 @@ def test_a_name_server_reserves_fewer_descriptors_than_a_broker() -> None:
         ConnectionLimits(max_unsent_bytes=0)
 
 
-@pytest.mark.parametrize("kind", [BrokerConfig, StoreConfig, NamesrvConfig, ConnectionLimits, TlsConfig])
+@pytest.mark.parametrize("kind", [BrokerConfig, StoreConfig, NamesrvConfig, ProxyConfig, ConnectionLimits, TlsConfig])
 def test_every_number_of_a_configuration_has_a_range(kind: type) -> None:
     hints = get_type_hints(kind, include_extras=True)
     plain = get_type_hints(kind)

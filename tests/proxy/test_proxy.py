@@ -41,6 +41,7 @@ from rucola.protocol.grpc.service_pb2 import (
     ForwardMessageToDeadLetterQueueRequest,
     QueryAssignmentRequest,
     QueryRouteRequest,
+    RecallMessageRequest,
     ReceiveMessageRequest,
     ReceiveMessageResponse,
     TelemetryCommand,
@@ -295,6 +296,21 @@ async def test_a_cancelled_receive_ends_at_the_broker(tmp_path: Path) -> None:
         assert (code, [one.body for one in messages]) == (Code.OK, [b"now"])
         with pytest.raises(asyncio.CancelledError):
             await reading
+
+
+async def test_a_delayed_message_is_recalled_through_any_proxy(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as found, found.other_client("another@1") as other:
+
+        def delayed(system: Any) -> None:
+            system.message_type = MessageType.DELAY
+            system.delivery_timestamp.GetCurrentTime()
+            system.delivery_timestamp.seconds += 3600
+
+        for _ in BOTH:
+            (entry,) = (await found.client.send(message(delayed))).entries
+            for handle, code in ((entry.recall_handle, Code.OK), ("none", Code.BAD_REQUEST)):
+                answer = await other.ask("RecallMessage", RecallMessageRequest(topic=TOPIC, recall_handle=handle))
+                assert answer.status.code == code
 
 
 async def test_a_receive_waits(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@
     SendMessage                                  a broker of the topic, by turns; a message group's by its hash
     ReceiveMessage                               the broker of the named queue
     AckMessage, ChangeInvisibleDuration,
-    ForwardMessageToDeadLetterQueue              the broker that the receipt handle names
-    EndTransaction, RecallMessage                the broker that the id or handle is marked with
+    ForwardMessageToDeadLetterQueue,
+    RecallMessage                                the broker that the handle names
+    EndTransaction                               the broker whose name the transaction id has got here
     Heartbeat, NotifyClientTermination           all brokers
     others                                       any broker, which refuses them
 
@@ -26,6 +27,7 @@ from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.errors import RemoteProtocolError
 from rucola.http2.client import ClientCall, NotProcessed
 from rucola.http2.grpc import Call, Failed, Method, Status, spawned
+from rucola.message.recall import parse_recall_handle
 from rucola.protocol.grpc import definition_pb2
 from rucola.protocol.grpc.definition_pb2 import Code, Endpoints, MessageType
 from rucola.protocol.grpc.service_pb2 import (
@@ -49,9 +51,8 @@ from rucola.protocol.grpc.service_pb2 import (
 )
 from rucola.protocol.pop import parse_extra_info
 from rucola.proxy.brokers import Brokers, Fields
-from rucola.proxy.marks import marked, unmarked
+from rucola.proxy.transaction_ids import with_broker, without_broker
 
-_MARKED: Final = {MessageType.TRANSACTION, MessageType.DELAY}
 _OF_CONNECTION: Final = (b"content-type", b"te")
 ALL_TIMEOUT_S: Final = 2.0
 """Time for the responses of several brokers; clients wait for 3 seconds."""
@@ -114,7 +115,7 @@ class Forwarder:
 
     async def end_transaction(self, call: Call, data: bytes) -> None:
         request = decode(EndTransactionRequest, data)
-        request.transaction_id, name = unmarked(request.transaction_id)
+        request.transaction_id, name = without_broker(request.transaction_id)
         if not name and request.transaction_id.strip():  # it may be an id of each broker
             text = f"the transaction id {request.transaction_id[:64]!r} names no broker"
             status = definition_pb2.Status(code=Code.INVALID_TRANSACTION_ID, message=text)
@@ -123,9 +124,8 @@ class Forwarder:
         await self._relay(call, name or await self._brokers.any(), request.SerializeToString())
 
     async def recall(self, call: Call, data: bytes) -> None:
-        request = decode(RecallMessageRequest, data)
-        request.recall_handle, name = unmarked(request.recall_handle)
-        await self._relay(call, name or await self._brokers.any(), request.SerializeToString())
+        handle = parse_recall_handle(decode(RecallMessageRequest, data).recall_handle)
+        await self._relay(call, handle.broker_name if handle else await self._brokers.any(), data)
 
     async def forward_to_any(self, call: Call, data: bytes) -> None:
         await self._relay(call, await self._brokers.any(), data)
@@ -135,11 +135,10 @@ class Forwarder:
         first = request.messages[0] if request.messages else definition_pb2.Message()
         topic, group = name_of(first.topic), first.system_properties.message_group
         name, answer = await self._send(call, topic, group, data)
-        if any(message.system_properties.message_type in _MARKED for message in request.messages):
+        if any(message.system_properties.message_type == MessageType.TRANSACTION for message in request.messages):
             response = decode(SendMessageResponse, answer)
             for entry in response.entries:
-                entry.transaction_id = marked(entry.transaction_id, name)
-                entry.recall_handle = marked(entry.recall_handle, name)
+                entry.transaction_id = with_broker(entry.transaction_id, name)
             answer = response.SerializeToString()
         call.reply(answer)
 

@@ -17,7 +17,7 @@ from rucola.protocol.grpc.definition_pb2 import Code
 from rucola.protocol.grpc.service_pb2 import TelemetryCommand
 from rucola.proxy.brokers import Brokers
 from rucola.proxy.forward import fields_of
-from rucola.proxy.marks import marked
+from rucola.proxy.transaction_ids import with_broker
 
 PATH: Final = f"/{SERVICE}/Telemetry"
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -155,7 +155,7 @@ class ClientStream:
         elif not self._call.is_congested:  # what is left out, brokers repeat
             if kind == "recover_orphaned_transaction_command":
                 recover = command.recover_orphaned_transaction_command
-                recover.transaction_id = marked(recover.transaction_id, name)
+                recover.transaction_id = with_broker(recover.transaction_id, name)
                 message = command.SerializeToString()
             self._send(message)
 
