@@ -17,7 +17,7 @@ import pytest
 
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
-from rucola.broker.grpc import messages
+from rucola.broker.grpc import messages, send
 from rucola.broker.grpc.codes import NOT_DURABLE
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.errors import RemotingError
@@ -190,6 +190,17 @@ async def test_a_message_is_stored_as_4x_clients_read_it(tmp_path: Path) -> None
         (found,) = await stored(peer)
         assert (found.body, found.tags, found.keys, found.msg_id) == (b"body", "a", "k1 k2", entry.message_id)
         assert (found.properties["x"], found.born_timestamp) == ("y", 1_767_225_600_123)
+
+
+async def test_order_that_consumers_will_not_see_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with both(tmp_path) as (peer, client):
+        await peer.alter_topic("Q", order=True)
+        for topic in ("T", "Q", "T"):
+            fifo = set_of(message_type=MessageType.FIFO, message_group="g")
+            assert (await client.send(message(fifo, topic=Resource(name=topic)))).status.code == Code.OK
+    assert [one.args for one in caplog.records if one.name == send.__name__] == [("T",)]
 
 
 async def test_messages_of_a_group_share_a_queue(tmp_path: Path) -> None:

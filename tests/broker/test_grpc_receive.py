@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from rucola.broker.grpc import clients
 from rucola.broker.grpc.receive import RENEWED_MS
-from rucola.protocol.codes import ResponseCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.grpc.definition_pb2 import (
     Code,
     DigestType,
@@ -21,6 +23,7 @@ from rucola.protocol.grpc.definition_pb2 import (
     FilterType,
     Language,
     Message,
+    MessageQueue,
     MessageType,
     Resource,
     Settings,
@@ -36,21 +39,30 @@ from rucola.protocol.grpc.service_pb2 import (
     ReceiveMessageRequest,
     ReceiveMessageResponse,
 )
+from rucola.protocol.pop import PollingInfoRequestHeader
 from rucola.store.config import FlushDiskType
 from support.access import guarded_cluster
 from support.broker_peer import broker_peer
 from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
 from support.peer import Peer
+from support.waiting import until
 
 GROUP, TOPIC = Resource(name="g"), Resource(name="T")
 
 
 class Consumer(GrpcPeer):
     async def receive(
-        self, *, wait_ms: int = 0, invisible_ms: int = 60_000, expression: FilterExpression | None = None, **more: Any
+        self,
+        *,
+        wait_ms: int = 0,
+        invisible_ms: int = 60_000,
+        expression: FilterExpression | None = None,
+        request: ReceiveMessageRequest | None = None,
+        **more: Any,
     ) -> tuple[int, list[Message]]:
         """The code, and the messages."""
-        request = ReceiveMessageRequest(group=GROUP, batch_size=10, filter_expression=expression, **more)
+        if request is None:
+            request = ReceiveMessageRequest(group=GROUP, batch_size=10, filter_expression=expression, **more)
         request.message_queue.topic.name = "T"
         request.long_polling_timeout.FromMilliseconds(wait_ms)
         if not request.auto_renew:
@@ -62,6 +74,7 @@ class Consumer(GrpcPeer):
         assert answers[0].HasField("status")
         found = [answer.message for answer in answers if answer.HasField("message")]
         assert answers[-1].HasField("delivery_timestamp") == bool(found)
+        assert all(map(handle_of, found))
         return answers[0].status.code, found
 
     async def ack(self, *handles: str) -> Any:
@@ -189,6 +202,89 @@ async def test_wrong_receives(consumer: Consumer) -> None:
         assert (await consumer.ask("ReceiveMessage", request)).status.code == code
     request.group.name = "a/b"
     assert (await consumer.ask("ReceiveMessage", request)).status.code == Code.ILLEGAL_CONSUMER_GROUP
+
+
+# Faults that others had.
+
+
+async def test_a_failed_acknowledgement_leaves_the_handle(tmp_path: Path) -> None:
+    async with both(tmp_path) as (peer, consumer):
+        await consumer.send(message(), message())
+        _, (first, second) = await consumer.receive()
+        assert peer.broker.parts is not None
+        store = peer.broker.parts.storage.store
+        store.write_state.set_stalled("no descriptor")
+        assert (await consumer.ack(handle_of(first))).status.code == Code.INTERNAL_SERVER_ERROR
+        assert (await consumer.change(handle_of(second), 0)).status.code == Code.INTERNAL_SERVER_ERROR
+        store.write_state.set_stalled(None)
+        for _ in range(2):  # the second time as if the answer were lost
+            assert (await consumer.ack(handle_of(first), handle_of(second))).status.code == Code.OK
+        assert await consumer.receive() == (Code.MESSAGE_NOT_FOUND, [])
+
+
+async def test_any_connection_acknowledges_at_once(tmp_path: Path) -> None:
+    """Also one that has sent neither settings nor a heartbeat, and after a restart."""
+    async with both(tmp_path) as (_, consumer):
+        await consumer.send(message(), message())
+        _, (first, second) = await consumer.receive(auto_renew=True)
+        changed = await consumer.change(handle_of(second), 60_000)
+    async with both(tmp_path) as (peer, _), grpc_peer(peer.broker.grpc_endpoint, client_id="another") as client:
+        other = Consumer(client.channel, "another")
+        assert (await other.ack(handle_of(second))).status.code == Code.INVALID_RECEIPT_HANDLE
+        assert (await other.ack(handle_of(first), changed.receipt_handle)).status.code == Code.OK
+        assert await peer.committed() == 2
+
+
+async def test_a_cancelled_receive_takes_no_message(tmp_path: Path) -> None:
+    async with both(tmp_path) as (peer, consumer):
+        header = PollingInfoRequestHeader(consumer_group="g", topic="T", queue_id=-1)
+
+        async def held() -> int:
+            return int((await peer.ask(RequestCode.POLLING_INFO, header)).ext_fields["pollingNum"])
+
+        async def is_held() -> bool:
+            return await held() == 1
+
+        async def is_forgotten() -> bool:
+            return await held() == 0
+
+        waiting = asyncio.create_task(consumer.receive(wait_ms=20_000))
+        await until(is_held)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await until(is_forgotten)
+        await consumer.send(message())
+        assert len((await consumer.receive())[1]) == 1
+
+
+async def test_messages_that_a_client_does_not_take_are_visible_at_once(tmp_path: Path) -> None:
+    async with both(tmp_path, store={"mapped_file_size_commit_log": 16 << 20}) as (peer, consumer):
+        await consumer.send(message(body=bytes(4 << 20)))
+        window = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(peer.broker.grpc_endpoint, options=window) as channel:
+            request = ReceiveMessageRequest(group=GROUP, batch_size=10)
+            request.message_queue.topic.name = "T"
+            call = channel.unary_stream(f"{SERVICE}/ReceiveMessage", None, ReceiveMessageResponse.FromString)(
+                request.SerializeToString(), metadata=consumer.metadata
+            )
+            assert (await call.read()).status.code == Code.OK
+            assert await consumer.receive() == (Code.MESSAGE_NOT_FOUND, [])
+            call.cancel()
+            code, found = await consumer.receive(wait_ms=20_000)
+        assert (code, {one.system_properties.delivery_attempt for one in found}) == (Code.OK, {2})
+
+
+@pytest.mark.parametrize("queue_id", [-1, 0, 3])
+async def test_any_queue_is_received_whichever_is_named(tmp_path: Path, queue_id: int) -> None:
+    async with both(tmp_path) as (peer, consumer):
+        await peer.alter_topic("T", 4)
+        await consumer.send(*[message(body=b"%d" % number) for number in range(8)])
+        request = ReceiveMessageRequest(group=GROUP, batch_size=32)
+        request.message_queue.MergeFrom(MessageQueue(topic=TOPIC, id=queue_id))
+        assert sorted(bodies((await consumer.receive(request=request))[1])) == [b"%d" % number for number in range(8)]
+
+
+# Order, and what follows.
 
 
 async def test_message_groups_keep_their_order(tmp_path: Path) -> None:

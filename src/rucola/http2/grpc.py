@@ -163,6 +163,8 @@ class Call:
         self.metadata: dict[str, str | bytes] = {}
         self.deadline_s: float | None = None
         self.receiver: MessageReceiver | None = None
+        self.on_cancelled: Callable[[], None] = lambda: None
+        """Called when a unary call is cancelled before the client has taken its whole response."""
         self._stream = stream
         self._has_headers = False
         self._reader = MessageReader(self._deliver)
@@ -345,7 +347,7 @@ class _Unary:
         self._handle(self._call, self._message)
 
     def cancelled(self) -> None:
-        pass
+        self._call.on_cancelled()
 
 
 class _Spawned(_Unary):

@@ -80,7 +80,7 @@ class _CallChannel:
         self.call.finish()
 
 
-class _Renewed(NamedTuple):
+class _Held(NamedTuple):
     topic: str
     group: str
     until_ms: int
@@ -105,7 +105,7 @@ class ReceiveAdapter:
         self._hold = hold
         self._check_permission = check_permission
         self._is_known = is_known
-        self._renewed: dict[str, dict[str, _Renewed]] = {}
+        self._renewed: dict[str, dict[str, _Held]] = {}
         """By client id: the handles of what it holds with `auto_renew`, those that end first come first."""
 
     def methods(self) -> Iterable[GrpcMethod[Any]]:
@@ -168,7 +168,9 @@ class ReceiveAdapter:
                 return again
             return None
 
-        self._hold.hold(HeldPop(_CallChannel(call), pop.group, pop.topic, pop.queue_id, retry), wait_ms, result)
+        channel = _CallChannel(call)
+        call.on_cancelled = lambda: self._hold.closed(channel)
+        self._hold.hold(HeldPop(channel, pop.group, pop.topic, pop.queue_id, retry), wait_ms, result)
         return None
 
     def _pop_request(self, request: GrpcRequest[ReceiveMessageRequest]) -> PopRequest:
@@ -203,8 +205,9 @@ class ReceiveAdapter:
         return config is not None and config.order
 
     def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
-        call, renewed = request.call, dict[str, _Renewed]()
+        call, held = request.call, dict[str, _Held]()
         until_ms = popped.pop_time_ms + popped.invisible_ms
+        call.on_cancelled = lambda: self._give_back(held)
         responses = [ReceiveMessageResponse(status=OK)]
         for queue in popped.queues:
             is_retry = queue.topic != pop.topic
@@ -220,15 +223,15 @@ class ReceiveAdapter:
                         self._config.broker_name, queue.queue_id, offset,
                     )
                 )  # fmt: skip
-                renewed[system.receipt_handle] = _Renewed(pop.topic, pop.group, until_ms)
+                held[system.receipt_handle] = _Held(pop.topic, pop.group, until_ms)
                 system.delivery_attempt = attempt + found.reconsume_times
                 system.invisible_duration.FromMilliseconds(popped.invisible_ms)
                 responses.append(ReceiveMessageResponse(message=message))
         if request.content.auto_renew and self._is_known(request.client_id):
-            held = self._renewed.setdefault(request.client_id, {})
-            while held and held[first := next(iter(held))].until_ms <= popped.pop_time_ms:
-                del held[first]
-            held.update(renewed)
+            renewed = self._renewed.setdefault(request.client_id, {})
+            while renewed and renewed[first := next(iter(renewed))].until_ms <= popped.pop_time_ms:
+                del renewed[first]
+            renewed.update(held)
         last = ReceiveMessageResponse()
         last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
         responses.append(last)
@@ -236,7 +239,10 @@ class ReceiveAdapter:
 
     def release(self, client_id: str) -> None:
         """Let others receive at once what a client that is gone holds with renewed handles."""
-        for receipt_handle, (topic, group, _) in self._renewed.pop(client_id, {}).items():
+        self._give_back(self._renewed.pop(client_id, {}))
+
+    def _give_back(self, held: dict[str, _Held]) -> None:
+        for receipt_handle, (topic, group, _) in held.items():
             extra, (real_topic, queue_id) = _handle(topic, group, receipt_handle)
             with suppress(Refused):  # acknowledged, or delivered again
                 self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), 0)

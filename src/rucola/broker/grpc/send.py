@@ -7,6 +7,7 @@ group of its transactions, as in Apache's proxy. Messages of a group go to one q
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable
 from itertools import islice
@@ -37,6 +38,8 @@ from rucola.protocol.grpc.service_pb2 import (
     SendResultEntry,
 )
 
+logger = logging.getLogger(__name__)
+
 _OUTCOMES: Final = {
     TransactionResolution.COMMIT: sysflag.TRANSACTION_COMMIT,
     TransactionResolution.ROLLBACK: sysflag.TRANSACTION_ROLLBACK,
@@ -60,6 +63,8 @@ class SendAdapter:
         self._config, self._store_config = state.config, state.store.config
         self._clock = state.clock
         self._next_queue = 0
+        self._unordered: set[str] = set()
+        """Topics of which the log says that their order is lost."""
 
     def methods(self) -> Iterable[GrpcMethod[Any]]:
         def sent(request: SendMessageRequest) -> list[Resource]:
@@ -148,6 +153,13 @@ class SendAdapter:
         if topic is None or not topic.write_queue_nums:
             return -1
         if message_group:
+            if not topic.order and request.topic not in self._unordered:
+                self._unordered.add(request.topic)
+                logger.warning(
+                    "topic %s gets messages in order (FIFO), but consumers of RocketMQ 5 receive it in any order: "
+                    "`rucola admin updateTopic -o true` changes that",
+                    request.topic,
+                )
             return string_hash(message_group) % topic.write_queue_nums
         self._next_queue += 1
         return self._next_queue % topic.write_queue_nums
