@@ -31,6 +31,7 @@ from rucola.spark.lake.parquet_files import FilePiece
 from rucola.spark.lake.reader import read_lake
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake
 from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
+from rucola.spark.lake.status import ArchivedTopic, TableStatus, table_status
 from rucola.spark.lake.tables import LakeInUse, read_snapshot
 from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
 from rucola.spark.source.array_conversions import Array
@@ -53,9 +54,11 @@ __all__ = [
     "ArchiveWriter",
     "ArchivedMessage",
     "ArchivedQueue",
+    "ArchivedTopic",
     "LakeInUse",
     "SearchResult",
     "StagedMessages",
+    "TableStatus",
     "has_key",
     "messages_of",
 ]
@@ -84,6 +87,10 @@ class Archive:
     def progress(self) -> Mapping[str, ArchiveProgress]:
         """Return the archive progress of each store and live broker, by name."""
         return read_snapshot(self.path).progress
+
+    def status(self) -> TableStatus:
+        """Return what the archive holds, by topic, without opening a file of messages."""
+        return table_status(self.path)
 
     def verify(self) -> None:
         """Raise StoreCorrupt for a file of messages that is missing or truncated."""

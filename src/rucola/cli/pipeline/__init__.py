@@ -14,6 +14,8 @@ from rucola.spark.interruption import exiting_on_interrupt
 COMMANDS = {
     "archive": "archive",
     "compact": "archive",
+    "status": "lake",
+    "check": "lake",
     "decode": "decode",
     "infer-schema": "decode",
     "search": "search",
