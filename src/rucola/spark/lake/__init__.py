@@ -18,6 +18,7 @@
     compaction      small files merged
     tiered_reader   the process that reads queues for a broker
     record_columns  rows encoded as records of the log
+    topic_tables    tables of single topics, with decoded bodies
     adoption        a lake of an earlier version
     local_io        durable files for pyiceberg
 
