@@ -18,6 +18,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.client.connection_options import ConnectionOptions
 from rucola.errors import BrokerError, ConfigError, RemotingError
+from rucola.http2 import server
 from rucola.message.record import decode_many
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
@@ -241,6 +242,23 @@ async def test_a_broker_that_is_gone_takes_nothing_and_loses_nothing(tmp_path: P
         await until(lambda: found.proxy.brokers.connected == ["broker-a"])
         assert (await found.client.send(message())).status.code == Code.OK
         assert len((await found.client.receive("broker-a"))[1]) == 3
+
+
+async def test_the_next_master_is_followed(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as found:
+        master = found.brokers["broker-a"]
+        slave = await found.cluster.start_slave(grpc_server_port=0)
+        for _ in BOTH:
+            await found.client.send(message(body=b"before"))
+        await until(lambda: slave.role.position().end == master.role.position().end)
+        await master.stop()
+        await found.proxy.brokers.admin.roles.promote(slave.address, force=True)
+        await until(lambda: found.proxy.brokers.connected == BOTH)
+        for _ in BOTH:
+            await found.client.send(message(body=b"after"))
+        received = await found.client.receive_all()
+        for messages in received.values():
+            assert {one.body for one in messages} == {b"before", b"after"}
 
 
 async def test_receipt_handles_lead_to_their_broker(tmp_path: Path) -> None:
@@ -505,7 +523,8 @@ async def test_brokers_without_a_port_are_left_out(tmp_path: Path) -> None:
             assert proxy.brokers.connected == ["broker-b"]
 
 
-async def test_a_proxy_that_stops_finishes_calls(tmp_path: Path) -> None:
+async def test_a_proxy_that_stops_finishes_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CLOSE_TIMEOUT_S", 60.0)
     async with proxied(tmp_path) as found, found.client.telemetry(producer_settings("T")) as stream:
         await stream.read()
         waiting = asyncio.create_task(found.client.receive("broker-b", wait_ms=20_000))

@@ -94,11 +94,8 @@ async def _supervise(config: ProxyConfig, count: int) -> None:
         workers = _Workers([*sys.argv[1:], "--listen", address], listening, count)  # of two options, the last counts
         running.push_async_callback(workers.stop)
         await workers.start()
-
-        async def reload() -> None:
-            workers.signal(signal.SIGHUP)
-
-        await run_until_first_ends(serve_until_cancelled(f"rucola ready grpc={address}", reload), workers.wait())
+        serving = serve_until_cancelled(f"rucola ready grpc={address}", workers.reload)
+        await run_until_first_ends(serving, workers.wait())
 
 
 class _Workers:
@@ -109,8 +106,9 @@ class _Workers:
         self._listening = listening
         self._count = count
         self._processes: dict[int, Process] = {}
+        self._serving: set[int] = set()
+        """The workers that are ready; a signal would end one that starts."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_stopping = False
 
     async def start(self) -> None:
         """Start all, and wait until they serve. MQError if one ends before."""
@@ -123,25 +121,31 @@ class _Workers:
         """Wait until cancelled; raise the error that ends the supervision of a worker."""
         await asyncio.gather(*self._tasks)
 
-    def signal(self, number: signal.Signals) -> None:
-        for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+    async def reload(self) -> None:
+        """Let all read their certificates again."""
+        for number in self._serving:
+            self._signal(self._processes[number], signal.SIGHUP)
 
     async def stop(self) -> None:
         """Let all end their calls, and kill those that have not stopped after `STOP_TIMEOUT_S`."""
-        self._is_stopping = True
-        self.signal(signal.SIGTERM)
-        processes = list(self._processes.values())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        processes = list(self._processes.values())
+        for process in processes:
+            self._signal(process, signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await asyncio.gather(*(process.wait() for process in processes))
         except TimeoutError:
-            self.signal(signal.SIGKILL)
+            for process in processes:
+                self._signal(process, signal.SIGKILL)
             await asyncio.gather(*(process.wait() for process in processes))
+
+    @staticmethod
+    def _signal(process: Process, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
 
     async def _keep_running(self, number: int, ready: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -158,11 +162,13 @@ class _Workers:
             )  # fmt: skip
             self._processes[number] = process
             assert process.stdout is not None
-            is_ready = bool(await process.stdout.readline())
-            if is_ready and not ready.done():
-                ready.set_result(None)
+            if await process.stdout.readline():
+                self._serving.add(number)
+                if not ready.done():
+                    ready.set_result(None)
             await process.stdout.read()
             code = await process.wait()
+            self._serving.discard(number)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             if not ready.done():
                 ready.set_exception(MQError(f"worker {number} does not start: {how}; its error is above"))
