@@ -1,21 +1,22 @@
 """Clients that join, leave and crash: every acknowledged message must reach every group.
 
-    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-order] [--seed 1] [--churn-minutes 5]
+    python benchmarks/soak.py [--minutes 10] [--clients 200] [--without-locks] [--seed 1] [--churn-minutes 5]
                               [--chaos-minutes 5]
 
-`rucola standalone` runs in a process of its own. A client process has four producers and two consumers of each of three
-groups, one of which consumes in order. A client runs for some seconds, closes and is replaced by a new one; every few
-seconds a whole process is killed, with its messages in flight, and another is started. Some messages fail at their
-first delivery and are retried.
+`rucola standalone` runs in a process of its own. A client process has four producers and two consumers of each of five
+groups, two of which consume by POP; one of either kind consumes in order. A client runs for some seconds, closes and is
+replaced by a new one; every few seconds a whole process is killed, with its messages in flight, and another is started.
+Some messages fail at their first delivery and are retried.
 
 Every process writes a ledger: a line before a message is sent (`t`), one after it was acknowledged (`a`), one when a
-group's listener has completed it (the group's name). Each line is written before the next step, so a killed process
-leaves no line about a step that it did not take. At the end, producers stop and consumers continue until there is no
-backlog. Then, of the messages by their names,
+group's listener has completed it (the group's name), with the time. Each line is written before the next step, so a
+killed process leaves no line about a step that it did not take. At the end, producers stop and consumers continue until
+there is no backlog. Then, of the messages by their names,
 
     acknowledged, but not delivered to a group     none, or the run fails
     delivered, but never sent                      none
     delivered to one group and not to another      none
+    completed in order by POP, and overtaken       none
     delivered more often than once                 counted: in flight when its consumer crashed
 
 In the second part topics and groups come and go on a broker whose log expires at once: its descriptors, mappings,
@@ -34,24 +35,34 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from rucola.admin import AdminClient
-from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PullConsumer, PushConsumer
+from rucola.client import ConsumeFromWhere, Message, MessageExt, Producer, PullConsumer, PushConsumer, select_by_hash
+from rucola.client.consumer.options import ConsumeKeywords
 from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
+from rucola.message.properties import SHARDING_KEY
 from rucola.store.tools.check import check
 from servers import Server, standalone
 
 TOPIC = "Soak"
 QUEUES = 24
-GROUPS = {"cooks": False, "clerks": False, "judges": True}
-"""The consumer groups, and whether they consume in order."""
-WITHOUT_ORDER = [group for group, in_order in GROUPS.items() if not in_order]
+POP: ConsumeKeywords = {"pop": True, "consume_timeout_ms": 5000}
+GROUPS: dict[str, ConsumeKeywords] = {
+    "cooks": {},
+    "clerks": {},
+    "judges": {"orderly": True},
+    "porters": POP,
+    "ushers": {**POP, "orderly": True},
+}
+WITHOUT_LOCKS = [group for group in GROUPS if group != "judges"]
+IN_ORDER_BY_POP = "ushers"
 PRODUCERS = 4
 CONSUMERS = 2
 SEND_PAUSE_S = 0.2
@@ -86,7 +97,7 @@ class Host:
         self._groups = groups
         self._producer_count = producers
         self._random = random.Random(name)
-        self._count = 0
+        self._count = self._lives = 0
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -96,7 +107,7 @@ class Host:
         await asyncio.gather(*map(self._one_after_the_other, lives))
 
     def _note(self, what: str, message: str) -> None:
-        os.write(self._ledger, f"{what} {message}\n".encode())
+        os.write(self._ledger, f"{what} {message} {time.monotonic_ns()}\n".encode())
 
     async def _life(self) -> None:
         """Wait for the lifetime of one client."""
@@ -122,12 +133,16 @@ class Host:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def _send(self, producer: Producer) -> None:
+        self._lives += 1
+        life = f"{self._name}.{self._lives}"
+        queue = select_by_hash(life)
         while True:
             self._count += 1
-            message = f"{self._name}-{self._count}"
+            message = f"{life}-{self._count}"
             self._note("t", message)
             try:
-                await producer.send(Message(TOPIC, message.encode(), keys=message))
+                properties = {SHARDING_KEY: life}
+                await producer.send(Message(TOPIC, message.encode(), keys=message, properties=properties), queue)
                 self._note("a", message)
             except MQError as error:
                 print(f"{self._name}: {error}", file=sys.stderr)
@@ -145,7 +160,7 @@ class Host:
         consumer = PushConsumer(
             group,
             self._namesrv,
-            orderly=GROUPS[group],
+            **GROUPS[group],
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             suspend_current_queue_ms=100,
         )
@@ -207,8 +222,18 @@ class Soak:
         found: dict[str, Counter[str]] = {what: Counter() for what in ("t", "a", *self._groups)}
         for path in self._directory.glob("*.ledger"):
             for line in path.read_text(encoding="utf-8").splitlines():
-                what, _, message = line.partition(" ")
+                what, message, _ = line.split(" ")
                 found[what][message] += 1
+        return found
+
+    def completions(self, group: str) -> dict[str, int]:
+        """When each message was first completed."""
+        found: dict[str, int] = {}
+        for path in self._directory.glob("*.ledger"):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                what, message, time_ns = line.split(" ")
+                if what == group:
+                    found[message] = min(int(time_ns), found.get(message, sys.maxsize))
         return found
 
     def wait(self, seconds: float, is_enough: Callable[[], bool]) -> bool:
@@ -267,6 +292,21 @@ def findings(ledger: dict[str, Counter[str]], stored: int) -> list[str]:
     return found
 
 
+def out_of_order(acknowledged: Iterable[str], completions: dict[str, int]) -> list[str]:
+    """Return the differences between the order in which producers sent and that in which a group completed."""
+    numbers: dict[str, list[int]] = {}
+    for message in acknowledged:
+        life, _, number = message.rpartition("-")
+        numbers.setdefault(life, []).append(int(number))
+    found = []
+    for life, of_life in numbers.items():
+        names = [f"{life}-{number}" for number in sorted(of_life)]
+        names = [name for name in names if name in completions]
+        if late := [after for before, after in pairwise(names) if completions[after] < completions[before]]:
+            found.append(f"{len(late)} messages of {life} were completed before an earlier one: {late[:5]}")
+    return found
+
+
 def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str]:
     """Run once; return the differences between the ledgers."""
     with tempfile.TemporaryDirectory(prefix="rucola-soak-") as root, ExitStack() as stack:
@@ -297,6 +337,8 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
             print(f"{group}: delivered {len(deliveries)}, {deliveries.total() - len(deliveries)} of them again")
         print(f"memory of the server: {memory:.0f} MB at the beginning, {server.memory()['rss']:.0f} MB at the end")
         found = findings(ledger, stored)
+        if IN_ORDER_BY_POP in groups:
+            found += out_of_order(ledger["a"], run.completions(IN_ORDER_BY_POP))
         if not drained and not found:
             found.append(f"after {DRAIN_S:.0f} s the groups had not committed the end of their queues")
         server.stop()
@@ -384,9 +426,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10, help="how long clients come and go (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=200, help="how many there are at a time (default: %(default)s)")
     parser.add_argument(
-        "--without-order",
+        "--without-locks",
         action="store_true",
-        help="no group that keeps the order: its locks outlive a crash by a minute",
+        help="no group that locks queues: its locks outlive a crash by a minute",
     )
     parser.add_argument("--seed", type=int, default=1, help="which processes are killed (default: %(default)s)")
     for part in ("churn", "chaos"):
@@ -394,7 +436,7 @@ def main() -> None:
             f"--{part}-minutes", type=float, default=5, help="length of that part, 0 for none (default: %(default)s)"
         )
     arguments = parser.parse_args()
-    chosen = WITHOUT_ORDER if arguments.without_order else list(GROUPS)
+    chosen = WITHOUT_LOCKS if arguments.without_locks else list(GROUPS)
     found = soak(arguments.minutes, arguments.clients, chosen, arguments.seed)
     print("\n".join(found) or "the ledger balances", flush=True)
     if arguments.churn_minutes:

@@ -4,11 +4,13 @@
 
 In each round the master is killed (kill -9), stopped in order, or paused until another one is master; in some rounds,
 etcd is killed as well and started again once all has gone on for a while. Producers send all the time, one message
-after the other without retries; a reader polls all queues. At the end
+after the other without retries; a reader polls all queues, and members that receive by POP acknowledge or crash. At
+the end
 
 - every message that was answered with SEND_OK is at its queue offset, with its hash;
 - queue offsets are without gap or repeat, in the order of the log;
 - a send that was acknowledged before another one began has the smaller offset, and no message is stored twice;
+- two groups that receive by POP, one of them in order, have acknowledged every message, and got none again after it;
 - the reader has seen every message once, in order, and nothing that is not in the log now (nonmonotonic poll, dirty
   read, stuck consumer);
 - the logs of all brokers have the same bytes, and their stores are sound.
@@ -39,6 +41,7 @@ from rucola.client import Producer
 from rucola.client.producer.send_request import SendResult
 from support.elected_group import ElectedGroup
 from support.etcd import EtcdServer
+from support.pop_ledger import PopLedger
 from support.send_ledger import Polls, SendLedger, Stored, check_ledgers, read_all
 from support.waiting import until
 
@@ -50,6 +53,7 @@ SEND_PAUSE_S = 0.005
 QUIET_SENDS = 1000
 """Sends of all producers between two faults."""
 SETTLE_S = 300.0
+POP_MEMBERS = 2
 
 
 @dataclass
@@ -60,12 +64,14 @@ class SoakResult:
     without_guarantee: int = 0
     failed: int = 0
     polled: int = 0
+    popped: int = 0
     failovers_s: dict[str, list[float]] = field(default_factory=dict)
 
     def text(self) -> str:
         lines = [
             f"{self.acknowledged} messages acknowledged, none lost; {self.without_guarantee} stored without the "
-            f"guarantee, {self.failed} refused or without an answer; {self.polled} polled in order"
+            f"guarantee, {self.failed} refused or without an answer; {self.polled} polled in order, "
+            f"{self.popped} received by POP"
         ]
         everything = [each for times in self.failovers_s.values() for each in times]
         for fault, times in {**self.failovers_s, "all": everything}.items():
@@ -87,6 +93,7 @@ class ElectedSoak:
         self._stored_s = 0.0
         """When the last send that was stored had begun."""
         self._polls = Polls()
+        self._pops = [PopLedger("pop", seed=seed), PopLedger("pop-in-order", orderly=True, seed=seed)]
         self._is_quiet = False
         self._shows_progress = shows_progress
         self.result = SoakResult()
@@ -98,6 +105,7 @@ class ElectedSoak:
         async with Producer("soak", self._group.namesrv, retry_times=0) as producer, asyncio.TaskGroup() as clients:
             senders = [clients.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
             reader = clients.create_task(self._polls.run(self._group.namesrv, SEND_PAUSE_S))
+            pops = [clients.create_task(ledger.run(self._group.namesrv, POP_MEMBERS)) for ledger in self._pops]
             for number in range(promotions):
                 await self._quiet()
                 if number % ETCD_EACH == ETCD_EACH - 1:
@@ -113,7 +121,9 @@ class ElectedSoak:
             await asyncio.wait(senders)
             stored = await read_all(self._group.namesrv)
             await until(lambda: self._polls.have_all(stored), SETTLE_S)
-            reader.cancel()
+            await until(lambda: all(ledger.have_all(stored) for ledger in self._pops), SETTLE_S)
+            for task in (reader, *pops):
+                task.cancel()
         await self._check(await read_all(self._group.namesrv))
         return self.result
 
@@ -178,12 +188,15 @@ class ElectedSoak:
     async def _check(self, stored: Stored) -> None:
         check_ledgers(self._ledgers, stored)
         self._polls.check(stored)
+        for ledger in self._pops:
+            ledger.check(stored)
         result, group = self.result, self._group
         result.acknowledged = sum(len(ledger.acknowledged) for ledger in self._ledgers)
         others = [what for ledger in self._ledgers for _, what in ledger.others]
         result.without_guarantee = sum(what.isupper() for what in others)
         result.failed = len(others) - result.without_guarantee
         result.polled = self._polls.count
+        result.popped = sum(ledger.received for ledger in self._pops)
         await group.stop()
 
 
