@@ -201,6 +201,30 @@ async def test_replication_resumes_after_restarts_of_either_side(tmp_path: Path)
         await caught_up(running, master, slave)
 
 
+async def test_a_slave_that_reads_slowly_gets_every_byte(tmp_path: Path) -> None:
+    async with lone_master(tmp_path) as (running, master):
+        slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        await slave.write(encode_report(0))
+        await send(running, 1)
+        decoder, log = TransferDecoder(), bytearray()
+
+        async def receive() -> None:
+            end = await end_of(running, master)
+            while len(log) < end:
+                for _, piece in decoder.receive_data(await slave.read(1 << 16)):
+                    log.extend(piece)
+
+        await receive()
+        await send(running, 120, 100_000)  # more than the buffers of the sockets hold
+        await receive()
+        await send(running, 1)
+        await receive()
+        slave.close()
+        (store,) = running.stores
+        files = sorted((store / "commitlog").iterdir())
+        assert b"".join(file.read_bytes() for file in files).startswith(log)
+
+
 @pytest.mark.slow
 async def test_a_slave_whose_offset_was_deleted_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path) as running:

@@ -57,6 +57,27 @@ async def test_written_bytes_arrive(head: bytes, body: bytes) -> None:
         stream.close()
 
 
+async def test_what_the_kernel_does_not_take_at_once_is_sent_by_the_next_write() -> None:
+    is_full = asyncio.Event()
+    sent = bytearray()
+
+    async def serve(stream: Stream) -> None:
+        is_sent = True
+        while is_sent:
+            is_sent = stream.write_now(b"head", memoryview(LARGE)[: 1 << 16])
+            sent.extend(b"head" + LARGE[: 1 << 16])
+        assert not stream.write_now(b"more")
+        is_full.set()
+        await stream.write(b"last")
+        assert stream.write_now(b"!")
+
+    async with running_stream_server(serve) as address:
+        stream = await connect(address)
+        await is_full.wait()
+        assert await read_all(stream) == sent + b"morelast!"
+        stream.close()
+
+
 async def test_a_closed_peer_fails_a_write_and_ends_a_read() -> None:
     outcome: asyncio.Queue[str] = asyncio.Queue()
 

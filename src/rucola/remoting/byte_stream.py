@@ -39,6 +39,8 @@ class Stream:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
+        self._unsent = b""
+        """The rest of what `write_now` could not send."""
         try:
             self.peer = address_of(sock.getpeername())
         except OSError:  # the peer has closed already; the next read reports it
@@ -59,7 +61,7 @@ class Stream:
     async def read_all(self, max_size: int, on_data: Callable[[bytes], None], timeout_s: float) -> None:
         """Call `on_data` with up to `max_size` bytes as they arrive, until the peer closes; TimeoutError after silence.
 
-        That needs no task, future or change of the selector for each of them.
+        That needs no task, future or change of the selector for each of them. By TLS, `on_data` may get more.
         """
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
@@ -68,7 +70,7 @@ class Stream:
         def readable() -> None:
             nonlocal heard
             try:
-                data = self._socket.recv(max_size)
+                data = self._read_now(max_size)
                 heard = loop.time()
                 if data:
                     on_data(data)
@@ -81,6 +83,7 @@ class Stream:
             loop.remove_reader(self._socket)
 
         loop.add_reader(self._socket, readable)
+        readable()  # what is decrypted already
         try:
             while not ended.done() and (left := heard + timeout_s - loop.time()) > 0:
                 await asyncio.wait([ended], timeout=left)
@@ -93,8 +96,28 @@ class Stream:
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
+    def _read_now(self, max_size: int) -> bytes:
+        """Return what has arrived, nothing if the peer has closed. BlockingIOError if nothing has."""
+        return self._socket.recv(max_size)
+
+    def write_now(self, head: bytes, body: memoryview | bytes = b"") -> bool:
+        """Send both without waiting, while no `write` is running; return whether all is sent.
+
+        The next `write` sends a copy of the rest first, or raises the error of the socket.
+        """
+        head, self._unsent = self._unsent + head, b""
+        try:
+            sent = self._socket.sendmsg((head, body))
+        except OSError:
+            sent = 0
+        if sent == len(head) + len(body):
+            return True
+        self._unsent = (head + body)[sent:]
+        return False
+
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         """Send both, usually by one system call. The buffers must stay unchanged until this returns."""
+        head, self._unsent = self._unsent + head, b""
         try:
             try:
                 sent = self._socket.sendmsg((head, body))
@@ -158,13 +181,37 @@ class TlsStream(Stream):
         except OSError as error:
             raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
 
-    async def read_all(self, max_size: int, on_data: Callable[[bytes], None], timeout_s: float) -> None:
-        while True:
-            async with asyncio.timeout(timeout_s):
-                data = await self.read(max_size)
-            if not data:
-                return
-            on_data(data)
+    def _read_now(self, max_size: int) -> bytes:
+        decrypted: list[bytes] = []  # all of it: no event follows for the rest
+        try:
+            while True:
+                try:
+                    if not (data := self._tls.read(max_size)):  # the peer closes
+                        break
+                    decrypted.append(data)
+                except ssl.SSLWantReadError:
+                    if decrypted or not (data := self._socket.recv(TLS_READ_SIZE)):
+                        break
+                    self._incoming.write(data)
+        except ssl.SSLZeroReturnError:  # the peer closes
+            pass
+        self._send_pending_now()
+        return b"".join(decrypted)
+
+    def write_now(self, head: bytes, body: memoryview | bytes = b"") -> bool:
+        with suppress(OSError):  # which the next `write` raises again
+            self._encrypt(head)
+            self._encrypt(body)
+        return self._send_pending_now()
+
+    def _send_pending_now(self) -> bool:
+        if not self._sending.locked():
+            data = self._unsent + self._outgoing.read()
+            try:
+                self._unsent = data[self._socket.send(data) :]
+            except OSError:
+                self._unsent = data
+        return not self._unsent and not self._outgoing.pending
 
     async def write(self, head: bytes, body: memoryview | bytes = b"") -> None:
         try:
@@ -196,8 +243,9 @@ class TlsStream(Stream):
 
     async def _send_pending(self) -> None:
         async with self._sending:
-            while self._outgoing.pending:
-                await asyncio.get_running_loop().sock_sendall(self._socket, self._outgoing.read())
+            while self._unsent or self._outgoing.pending:
+                data, self._unsent = self._unsent + self._outgoing.read(), b""
+                await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
 
 async def open_stream(address: str, tls: FollowedContext | None = None) -> Stream:

@@ -11,9 +11,9 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
 3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
    0 it starts with the oldest file of the log, or with the newest (haTransferFrom). While the slave lags by
    haSlaveFallbehindMax, haCatchUpRate limits the bytes per second; a SYNC_MASTER does not wait for that slave.
-4. At the end of its log the master waits until a dispatch or a waiting sender wakes the connection. After
-   haSendHeartbeatInterval without data it sends an empty transfer, sooner if the visible end has changed
-   (`visible_end`), which is in the headers for slaves that support epochs.
+4. At the end of its log the master waits. What is put then is sent at the end of that iteration of the event loop,
+   as far as the kernel takes it. After haSendHeartbeatInterval it sends an empty transfer, sooner if the visible end
+   has changed (`visible_end`), which is in the headers for slaves that support epochs.
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
    haHousekeepingInterval is disconnected.
 
@@ -56,6 +56,7 @@ from rucola.protocol.replication import (
     encode_report,
 )
 from rucola.protocol.replication_epochs import Greeting
+from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.byte_stream import Stream, StreamServer, run_until_first_ends
 from rucola.remoting.tls import ServerTls
 from rucola.store.config import BrokerRole, PutMessageStatus
@@ -74,12 +75,18 @@ TELL_INTERVAL_S = 0.1
 
 class _HAConnection:
     def __init__(self, stream: Stream) -> None:
+        self.stream = stream
         self.peer = stream.peer
         """The slave's "ip:port"."""
         self.reported = -1
         """The slave has every byte before this physical offset; -1 until its first report."""
+        self.position = 0
+        """Everything of the log before it is sent."""
+        self.is_caught_up = False
+        """Whether `_send` waits at the end of the log, so that others may send."""
         self.wake = asyncio.Event()
-        """Set when there may be something to send."""
+        """Set to let `_send` go on."""
+        self.heartbeat: asyncio.TimerHandle | None = None
         self.dropped = asyncio.Event()
         """Set to close it."""
         self.progress: TransferProgress | None = None
@@ -127,6 +134,14 @@ class HAService(Replication):
         """Slaves that must confirm a message before it is acknowledged; None if one is enough, as in 4.9.8."""
         self._expected: frozenset[int] = frozenset()
         """Members of the in-sync set of the start that have not connected to this master yet."""
+        self._loop = asyncio.get_running_loop()
+        self._batching = write_batching_of(self._loop)
+        self._is_sending = False
+        """Whether `_send_new` will be called."""
+        # A transfer that took longer than a second could be taken for silence.
+        self._batch = min(
+            config.ha_transfer_batch_size, config.ha_catch_up_rate or MAX_TRANSFER_SIZE, MAX_TRANSFER_SIZE
+        )
         self._reported = asyncio.Event()
         self._connections: set[_HAConnection] = set()
         self._waiting: DelayedOperations[_Sender] = DelayedOperations(self._try_complete)
@@ -221,9 +236,30 @@ class HAService(Replication):
                 logger.info("replication lag of slave %s: %d bytes%s", connection.peer, end - connection.reported, far)
 
     def on_put(self) -> None:
-        """Wake all connections, for dispatched records or a waiting sender."""
+        """Send new records at the end of this iteration of the event loop."""
+        if not self._is_sending:
+            self._is_sending = True
+            self._batching.call_at_iteration_end(self._send_new)
+
+    def _send_new(self) -> None:
+        self._is_sending = False
         for connection in self._connections:
-            connection.wake.set()
+            if connection.is_caught_up and not self._send_now(connection):
+                connection.is_caught_up = False
+                self._loop.call_soon_threadsafe(connection.wake.set)  # the loop may be about to wait
+
+    def _send_now(self, connection: _HAConnection) -> bool:
+        """Send up to the end of the log without waiting; return False if `_send` has to go on."""
+        if self._config.ha_catch_up_rate and self._is_behind(connection):
+            return False
+        held = self._store.hold_bytes(connection.position, self._batch)
+        if held is None:
+            return True
+        with held:
+            header = self._header(connection, connection.position, len(held))
+            is_sent = connection.stream.write_now(header, held.view)
+            connection.position += len(held)
+        return is_sent and connection.position == self._store.max_physical_offset
 
     def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
         """Call `done` with PUT_OK once a slave has everything below `physical_offset`, or with the failure."""
@@ -238,7 +274,7 @@ class HAService(Replication):
             timeout_s = self._config.slave_timeout / 1000
             sender = _Sender(physical_offset, is_behind, done)
             self._waiting.add(sender, min(timeout_s, EXPECTED_S) if is_behind else timeout_s)
-            self.on_put()  # without this, replication would wait for the next dispatch, up to 5 ms
+            self.on_put()  # without this, it would wait for the next dispatch, up to 5 ms
 
     def _try_complete(self, sender: _Sender, is_last: bool) -> bool:
         if self._replicated_end >= sender.physical_offset:
@@ -341,47 +377,61 @@ class HAService(Replication):
             connection.wake.set()
             self._expected -= {connection.member_id}
         connection.reported = physical_offset
+        self._tell_soon(connection)
         self.last_confirmed = max(self.last_confirmed, physical_offset)
         self._reported.set()
         self._on_progress()
 
     async def _send(self, connection: _HAConnection, stream: Stream) -> None:
-        position = await self._begin(connection)
-        loop = asyncio.get_running_loop()
-        connection.progress = TransferProgress(position, loop.time())
+        connection.position = await self._begin(connection)
+        loop = self._loop
+        connection.progress = TransferProgress(connection.position, loop.time())
         rate = self._config.ha_catch_up_rate
         pace = Pace(rate, loop.time)
-        batch = min(self._config.ha_transfer_batch_size, MAX_TRANSFER_SIZE)
-        if rate:  # a transfer that took longer than a second could be taken for silence
-            batch = min(batch, rate)
         while True:
-            connection.wake.clear()  # before the read: a put after it sets the event again
-            held = self._store.hold_bytes(position, batch)
+            held = self._store.hold_bytes(connection.position, self._batch)
             if held is not None:
                 with held:  # the mapped file may be closed only after the kernel has taken the bytes
                     size = len(held)
-                    await stream.write(self._header(connection, position, size), held.view)
-                    position += size
-                end = self._store.max_physical_offset
-                is_behind = end - connection.reported >= self._config.ha_slave_fallbehind_max
-                if rate and is_behind:
+                    await stream.write(self._header(connection, connection.position, size), held.view)
+                    connection.position += size
+                if rate and self._is_behind(connection):
                     await asyncio.sleep(pace.delay_s(size))
-                elif position < end:  # yield: a write that the kernel accepts at once does not suspend
+                elif connection.position < self._store.max_physical_offset:
+                    # Yield: a write that the kernel accepts at once does not suspend.
                     await asyncio.sleep(0)
-            elif position < self._store.min_physical_offset:
+            elif connection.position < self._store.min_physical_offset:
                 raise StoreError(
-                    f"it needs the log from {position}, which now begins at {self._store.min_physical_offset}: "
-                    "stop the slave, remove its store directory, and start it again"
+                    f"it needs the log from {connection.position}, which now begins at "
+                    f"{self._store.min_physical_offset}: stop the slave, remove its store directory, and start it again"
                 )
             else:
-                wait_s = self._config.ha_send_heartbeat_interval / 1000
-                if connection.told_end < position:
-                    wait_s = min(wait_s, TELL_INTERVAL_S)
-                heartbeat = loop.call_later(wait_s, connection.wake.set)
-                await connection.wake.wait()
-                heartbeat.cancel()
-                if loop.time() >= heartbeat.when():
-                    await stream.write(self._header(connection, position, 0))
+                connection.wake.clear()
+                connection.is_caught_up = True
+                self._set_heartbeat(connection, self._config.ha_send_heartbeat_interval / 1000)
+                self._tell_soon(connection)
+                try:
+                    await connection.wake.wait()
+                finally:
+                    connection.is_caught_up = False
+                    self._set_heartbeat(connection, None)
+                # The rest of what was sent without waiting, if there is one, goes before it.
+                await stream.write(self._header(connection, connection.position, 0))
+
+    def _is_behind(self, connection: _HAConnection) -> bool:
+        return self._store.max_physical_offset - connection.reported >= self._config.ha_slave_fallbehind_max
+
+    def _set_heartbeat(self, connection: _HAConnection, wait_s: float | None) -> None:
+        if connection.heartbeat is not None:
+            connection.heartbeat.cancel()
+        connection.heartbeat = None if wait_s is None else self._loop.call_later(wait_s, connection.wake.set)
+
+    def _tell_soon(self, connection: _HAConnection) -> None:
+        """Let a slave that has everything know the visible end."""
+        if connection.told_end >= connection.position or connection.heartbeat is None:
+            return
+        if connection.heartbeat.when() - self._loop.time() > TELL_INTERVAL_S:
+            self._set_heartbeat(connection, TELL_INTERVAL_S)
 
     def _header(self, connection: _HAConnection, physical_offset: int, size: int) -> bytes:
         if not connection.knows_epochs:
