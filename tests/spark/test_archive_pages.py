@@ -46,6 +46,7 @@ def test_the_programs_of_the_pages_run(
 
 
 @pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:Iceberg scan planning")
 def test_the_programs_of_the_readers_run(spark: SparkSession, rocketmq: RocketMQ, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     for number in range(5):
@@ -58,6 +59,7 @@ def test_the_programs_of_the_readers_run(spark: SparkSession, rocketmq: RocketMQ
     assert names["archived"].count() == names["orders"].count() == 5
     assert names["now"].count() == 6
     assert names["paid"] == [(5,)]
+    assert names["bodies"]["body"].to_pylist() == names["frame"]["body"].to_list() == [b"%d" % n for n in range(5)]
 
 
 @pytest.mark.spark
