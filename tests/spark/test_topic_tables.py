@@ -26,6 +26,7 @@ from rucola.spark.bodies.decoded import column
 from rucola.spark.bodies.json_bodies import JsonBodies
 from rucola.spark.bodies.json_schemas import struct_type
 from rucola.spark.lake import local_io, tables, topic_tables
+from rucola.spark.lake.compaction import MIN_FILES
 from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.snapshot import ArchiveProgress
 from rucola.spark.lake.tables import LakeInUse, Tables, open_tables, partition_of
@@ -34,6 +35,7 @@ from rucola.spark.lake.writer import locked, open_lake
 from rucola.spark.source.columns import SCHEMA
 from support.killing import Deadly, Killed
 from support.schema_registry import SchemaRegistry
+from support.small_store import SmallStore
 
 pytestmark = pytest.mark.slow
 
@@ -351,14 +353,43 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
     assert data_files(tmp_path) == named_files(tmp_path)
 
 
-def test_a_table_is_written_again_with_another_schema(tmp_path: Path) -> None:
+def test_a_table_is_written_again_with_another_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive(tmp_path, [b'{"id":1,"name":"x"}', b'{"id":2}'])
+    Archive(tmp_path).derive({"Orders": schema(id=STRING)})
+    assert values(tmp_path) == [None, None]
+    with monkeypatch.context() as patched:
+        patched.setattr(Tables, "commit", Deadly(Tables.commit, 1, after=False))
+        with pytest.raises(Killed):
+            Archive(tmp_path).derive({"Orders": schema(id=INTEGER)}, again=True)
+    assert rows(tmp_path) == []
     Archive(tmp_path).derive({"Orders": schema(id=INTEGER)})
+    assert values(tmp_path) == [{"id": 1}, {"id": 2}]
     [result] = Archive(tmp_path).derive({"Orders": schema(id=INTEGER, name=STRING)}, again=True, keep_replaced_ms=0)
     assert (result.rows, result.errors) == (2, 0)
     assert values(tmp_path) == [{"id": 1, "name": "x"}, {"id": 2, "name": None}]
     assert data_files(tmp_path) == named_files(tmp_path)
     assert Archive(tmp_path).derive({"Orders": schema(id=INTEGER)}) == []
+
+
+def test_small_files_are_merged_across_schemas(tmp_path: Path) -> None:
+    """A day has few files; a null list stays null, which pyiceberg's own reader makes an empty one."""
+    bodies = [b'{"id":0,"who":"a"}', b'{"id":1,"tags":["x"]}', b"no"]
+    bodies += [json.dumps({"id": number, "name": "n"}).encode() for number in range(3, MIN_FILES + 2)]
+    for number, body in enumerate(bodies):
+        archive(tmp_path, [body], number, storeTimestamp=NOON_US + (number == 2) * DAY_US)
+        decoder = schema(id=INTEGER, name={**STRING, "aliases": ["who"]}, tags={"type": "array", "items": STRING})
+        first = schema(id=INTEGER, who=STRING)
+        Archive(tmp_path).derive({"Orders": decoder if number else first}, keep_replaced_ms=0)
+    assert len(data_files(tmp_path)) == 3
+    assert data_files(tmp_path) == named_files(tmp_path)
+    found = [row for path in data_files(tmp_path) for row in pq.read_table(path, partitioning=None).to_pylist()]
+    found.sort(key=lambda row: row["commitLogOffset"])
+    assert [row["value"] for row in found] == [
+        {"id": 0, "name": "a", "tags": None}, {"id": 1, "name": None, "tags": ["x"]}, None,
+        *({"id": number, "name": "n", "tags": None} for number in range(3, MIN_FILES + 2)),
+    ]  # fmt: skip
+    assert [row["keys"] for row in found] == [None] * len(bodies)
+    assert [row["properties"] for row in found] == [[("UNIQ_KEY", f"U{number}")] for number in range(len(bodies))]
 
 
 def test_values_are_columns_of_the_parquet_files(tmp_path: Path) -> None:
@@ -396,3 +427,28 @@ def test_a_schema_is_inferred_confirmed_and_used(tmp_path: Path) -> None:
         [*decode[1:], "--decode", "Orders=json"],
     ):
         assert run.invoke(main, ["pipeline", *wrong]).exit_code != 0
+
+
+def test_an_archive_goes_on_whatever_becomes_of_its_tables(tmp_path: Path, small_store: SmallStore) -> None:
+    lake = tmp_path / "lake"
+    run = CliRunner()
+    command = ["pipeline", "archive", "--store", str(small_store.path), "--out", str(lake), "--json"]
+    small_store.put("Orders", body=b'{"id":1}')
+    result = run.invoke(main, [*command, "--decode", f"Orders=json:{tmp_path}/none"])
+    assert result.exit_code == 1
+    assert run.invoke(main, [*command, "--decode", "Orders=json", "--decode", "Orders=json"]).exit_code == 2
+    assert not lake.exists()
+    with SchemaRegistry() as registry:
+        registry.add(0x22696422, "", status=500)
+        small_store.put("Orders", body=b'\0"id":1}')
+        result = run.invoke(main, [*command, "--decode", f"Orders=json:{registry.url}", "--table-per-topic"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["rows"] == 2
+    small_store.put("Other")
+    result = run.invoke(main, [*command, "--decode", "Orders=json", "--table-per-topic"])
+    assert result.exit_code == 0, result.output
+    archived, derived = result.stdout.split("\n}\n", 1)
+    assert json.loads(archived + "}")["rows"] == 1
+    assert [(each["topic"], each["rows"]) for each in json.loads(derived)["topics"]] == [("Orders", 2), ("Other", 1)]
+    assert [(row["value"], row["body"]) for row in rows(lake)] == [({"id": 1}, None), (None, b'\0"id":1}')]
+    assert [row["body"] for row in rows(lake, "Other")] == [b"body"]

@@ -28,7 +28,7 @@ def decode(lake: Path, decodings: Sequence[str], every_topic: bool, again: bool,
     """Write tables of single topics from the messages of a lake, as `archive --decode` does.
 
     A body that does not decode is in the table as it is, with the reason in `_decode_error`. After a correction of the
-    schema, --again replaces the rows of the tables by all messages of the lake, in one commit.
+    schema, --again empties the tables, and writes them from all messages of the lake.
 
     \b
     Examples:

@@ -58,7 +58,8 @@ Value: TypeAlias = int | str | None
 KEPT_SNAPSHOTS: Final = 20
 """Snapshots that expiry leaves; it begins with half as many more. A commit writes all of them, which is its cost."""
 
-_PROGRESS: Final = "rucola.progress."
+PROGRESS: Final = "rucola.progress."
+"""Begin of the properties with the progress of a store or live broker."""
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _MESSAGES_TABLE: Final = "rucola.messages"
 _KEYS_TABLE: Final = "rucola.keys"
@@ -252,9 +253,9 @@ class Tables:
     def progress(self, table: Table | None = None) -> dict[str, ArchiveProgress]:
         """Return the archive progress of each store and live broker, by name, or that of a topic's table."""
         return {
-            key.removeprefix(_PROGRESS): msgspec.json.decode(value, type=ArchiveProgress)
+            key.removeprefix(PROGRESS): msgspec.json.decode(value, type=ArchiveProgress)
             for key, value in (table or self.messages).properties.items()
-            if key.startswith(_PROGRESS)
+            if key.startswith(PROGRESS)
         }
 
     def row_files_after(self, number: int, topic: str) -> list[RowFile]:
@@ -355,7 +356,7 @@ class Tables:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
         files = [_data_file(table, path, partition) for path, partition in added]
-        properties = {_PROGRESS + name: msgspec.json.encode(each).decode() for name, each in (progress or {}).items()}
+        properties = {PROGRESS + name: msgspec.json.encode(each).decode() for name, each in (progress or {}).items()}
         properties |= others or {}
         before = {key: table.properties.get(key) for key in properties}
         while True:

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rucola.errors import RemotingError, StoreError
+from rucola.errors import RemotingError, StoreCorrupt, StoreError
 from rucola.files import local_path, make_directory, sync_directory
 from rucola.spark.bodies.decoded import (
     TIMESTAMP,
@@ -47,10 +47,11 @@ from rucola.spark.bodies.decoded import (
     number_of,
     reason,
 )
+from rucola.spark.lake.compaction import MIN_FILES, SMALL_SIZE
 from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, partition_directory, topic_and_day
 from rucola.spark.lake.parquet_files import by_partition, read_file
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists
-from rucola.spark.lake.tables import Tables, Value, open_tables, partition_of
+from rucola.spark.lake.tables import PROGRESS, Tables, Value, open_tables, partition_of
 from rucola.spark.lake.writer import KEEP_REPLACED_MS, locked, sync_file
 from rucola.spark.source.array_conversions import Array, bools, ints, mask
 
@@ -90,7 +91,7 @@ def derive(
 ) -> list[DerivedTopic]:
     """Add new messages of a lake to the tables of the topics with a decoder, or of every topic.
 
-    With `again`, messages of these tables are replaced by all that the lake has. Raises StoreError if there is no lake,
+    With `again`, these tables are emptied first, and get all messages that the lake has. Raises StoreError if there is no lake,
     LakeInUse if another run is writing, RemotingError after the other topics if a schema registry does not answer.
     """
     path = local_path(root).resolve()
@@ -132,7 +133,9 @@ class _Derivation:
         through = 0
         if existing is not None and self._decoder is None and _column(existing, _ERROR) is not None:
             return None  # which continues when the run has its decoder again
-        if existing is not None and not self._again:
+        if existing is not None and self._again:
+            _empty(self._tables, existing)
+        if existing is not None:
             known, through = self._tables.progress(existing), int(existing.properties.get(_THROUGH, 0))
         files = self._tables.row_files_after(through, self._topic)
         if current is None or not files:
@@ -153,12 +156,33 @@ class _Derivation:
             name: replace(each, queues={self._topic: each.queues.get(self._topic, {})})
             for name, each in self._tables.progress().items()
         }
-        replaced = self._tables.paths(table) if self._again else []
         through = current.sequence_number or 0
-        self._tables.commit(table, _published(table, staged), replaced, progress, {_THROUGH: str(through)})
+        self._tables.commit(table, _published(table, staged), (), progress, {_THROUGH: str(through)})
+        self._merge(table, staging)
         shutil.rmtree(staging)
         self._tables.expire_table(table, keep_replaced_ms)
         return DerivedTopic(self._topic, rows, self._errors, self._reason)
+
+    def _merge(self, table: Table, staging: Path) -> None:
+        """Merge small files of a day, if there are several, into files that are not small."""
+        by_day: dict[Value, list[tuple[str, int]]] = {}
+        for path, file in zip(self._tables.paths(table), self._tables.files(table), strict=True):
+            if file.file_size_in_bytes < SMALL_SIZE:
+                by_day.setdefault(file.partition[0], []).append((path, file.file_size_in_bytes))
+        merged: list[Path] = []
+        replaced: list[str] = []
+        for files in by_day.values():
+            if len(files) < MIN_FILES:
+                continue
+            groups: dict[int, list[str]] = {}
+            for (path, _), end in zip(files, np.cumsum([size for _, size in files]).tolist(), strict=True):
+                groups.setdefault(end // SMALL_SIZE, []).append(path)
+            for group in groups.values():
+                rows = _read(table, [self._tables.root / path for path in group])
+                merged += _write(table, rows, staging, len(merged))
+                replaced += group
+        if replaced:
+            self._tables.commit(table, _published(table, merged), replaced)
 
     def _new_messages(self, files: Sequence[RowFile], known: Mapping[str, ArchiveProgress]) -> Iterator[pa.RecordBatch]:
         for file in files:
@@ -185,6 +209,25 @@ class _Derivation:
         self._errors += len(decoded.errors)
         self._reason = self._reason or next(iter(decoded.errors.values()), None)
         return _conformed_rows(table, messages, values, decoded.errors)
+
+
+def _empty(tables: Tables, table: Table) -> None:
+    """Take all rows and the type of the values from a table, and its progress, at once."""
+    keys = [key for key in table.properties if key == _THROUGH or key.startswith(PROGRESS)]
+    files = tables.files(table)
+    try:
+        with table.transaction() as transaction:
+            if _column(table, _VALUE) is not None:
+                with transaction.update_schema() as update:
+                    update.delete_column(_VALUE)
+            if keys:
+                transaction.remove_properties(*keys)
+            if files:
+                with transaction.update_snapshot().overwrite() as producer:
+                    for file in files:
+                        producer.delete_data_file(file)
+    except Exception as error:
+        raise StoreError(f"{table.location()}: the table cannot be emptied: {first_line(error)}") from error
 
 
 def _is_new(batch: pa.RecordBatch, known: Mapping[str, ArchiveProgress], topic: str) -> Array:
@@ -229,6 +272,22 @@ def _write(table: Table, rows: pa.RecordBatch, staging: Path, number: int) -> li
         pq.write_table(written, path, row_group_size=size, compression="zstd", write_page_index=True)
         paths.append(path)
     return paths
+
+
+def _read(table: Table, paths: Iterable[Path]) -> pa.RecordBatch:
+    """Return the rows of files with the columns that the table has now, in the order of the log."""
+    kind = table.schema().as_struct()
+    # Not by pyiceberg, for which a null list is an empty one.
+    parts = []
+    for path in paths:
+        try:
+            read = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            why = f"the file cannot be read: {first_line(error)}"
+            raise StoreCorrupt(path, 0, f"{why}; `rucola pipeline decode --again` writes the table anew") from error
+        parts += [_conformed(array, kind, {}) for array in read.to_struct_array().chunks]
+    rows = pa.RecordBatch.from_struct_array(pa.concat_arrays(parts))
+    return rows.take(pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")]))
 
 
 def _published(table: Table, staged: Iterable[Path]) -> list[tuple[Path, list[Value]]]:
@@ -300,7 +359,10 @@ def _column(table: Table, name: str) -> NestedField | None:
 
 
 def _matching(field: pa.Field, columns: StructType, names: Mapping[str, list[str]]) -> NestedField | None:
-    """Return the column of a field: by its number, its name, its former names, or former names of the column."""
+    """Return the column of a field: by its id, its number, its name or former names, or former names of the column."""
+    identity = (field.metadata or {}).get(b"PARQUET:field_id")
+    if identity is not None:
+        return next((each for each in columns.fields if each.field_id == int(identity)), None)
     number = number_of(field)
     had = {each.field_id: names.get(str(each.field_id), []) for each in columns.fields}
     if number is not None:
