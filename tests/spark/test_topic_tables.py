@@ -29,10 +29,11 @@ from rucola.spark.lake import local_io, tables, topic_tables
 from rucola.spark.lake.compaction import MIN_FILES
 from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.snapshot import ArchiveProgress
-from rucola.spark.lake.tables import LakeInUse, Tables, open_tables, partition_of
+from rucola.spark.lake.tables import LakeInUse, Tables, TopicTableError, open_tables, partition_of
 from rucola.spark.lake.topic_tables import Incompatible, adapt_schema
 from rucola.spark.lake.writer import locked, open_lake
 from rucola.spark.source.columns import SCHEMA
+from support.errors import raises
 from support.killing import Deadly, Killed
 from support.schema_registry import SchemaRegistry
 from support.small_store import SmallStore
@@ -220,6 +221,20 @@ def topic_decoder(text: str) -> dict[str, Decoder]:
     from rucola.spark.bodies import parse_decoding
 
     return dict([parse_decoding(text)])
+
+
+def test_a_table_that_cannot_be_continued_delays_no_other(tmp_path: Path) -> None:
+    class Broken(JsonBodies):
+        def decode(self, bodies: pa.BinaryArray, known: pa.StructType | None) -> Any:
+            raise ValueError("broken")
+
+    archive(tmp_path, objects([0]))
+    archive(tmp_path, objects([1]), 1, topic="Zebra")
+    with raises(TopicTableError, subject="Orders"):
+        Archive(tmp_path).derive({"Orders": Broken(), "Zebra": JsonBodies()})
+    assert values(tmp_path, "Zebra") == [{"id": 1}]
+    Archive(tmp_path).derive({"Orders": JsonBodies()})
+    assert values(tmp_path) == [{"id": 0}]
 
 
 def test_the_number_of_a_field_identifies_its_column(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from rucola.spark.lake.reader import read_lake
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake
 from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
 from rucola.spark.lake.status import ArchivedTopic, TableStatus, table_status
-from rucola.spark.lake.tables import LakeInUse, read_snapshot
+from rucola.spark.lake.tables import LakeInUse, TopicTableError, read_snapshot
 from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
 from rucola.spark.source.array_conversions import Array
 
@@ -59,6 +59,7 @@ __all__ = [
     "SearchResult",
     "StagedMessages",
     "TableStatus",
+    "TopicTableError",
     "has_key",
     "messages_of",
 ]

@@ -173,7 +173,7 @@ def _run_rounds(
 
     Only the first round raises temporary errors, so that a wrong command fails at once.
     """
-    from rucola.spark.archive import LakeInUse
+    from rucola.spark.archive import LakeInUse, TopicTableError
 
     missing = _MissingBrokers()
     outages = Outages(_log)
@@ -187,7 +187,7 @@ def _run_rounds(
                     missing.report(result)
                     if result.rows or as_json:
                         _print_result(result, as_json, by_topic=False)
-            except (RemotingError, LakeInUse) as error:
+            except (RemotingError, LakeInUse, TopicTableError) as error:
                 outages.failed(subject, error)
             else:
                 outages.succeeded(subject)

@@ -86,6 +86,10 @@ class LakeInUse(StoreError):
     """Another run holds the lock of the lake, or has changed what this one is based on."""
 
 
+class TopicTableError(StoreError):
+    """A table of a topic that cannot be continued; the archive of its messages is complete."""
+
+
 def catalog_path(root: Path) -> Path:
     """Return the path of a lake's catalog."""
     return root / METADATA_DIRECTORY / "catalog.db"

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rucola.errors import RemotingError, StoreCorrupt, StoreError
+from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreError
 from rucola.files import local_path, make_directory, sync_directory
 from rucola.spark.bodies.decoded import (
     TIMESTAMP,
@@ -51,7 +51,7 @@ from rucola.spark.lake.compaction import MIN_FILES, SMALL_SIZE
 from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, partition_directory, topic_and_day
 from rucola.spark.lake.parquet_files import by_partition, read_file
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists
-from rucola.spark.lake.tables import PROGRESS, Tables, Value, open_tables, partition_of
+from rucola.spark.lake.tables import PROGRESS, LakeInUse, Tables, TopicTableError, Value, open_tables, partition_of
 from rucola.spark.lake.writer import KEEP_REPLACED_MS, locked, sync_file
 from rucola.spark.source.array_conversions import Array, bools, ints, mask
 
@@ -91,13 +91,14 @@ def derive(
 ) -> list[DerivedTopic]:
     """Add new messages of a lake to the tables of the topics with a decoder, or of every topic.
 
-    With `again`, these tables are emptied first, and get all messages that the lake has. Raises StoreError if there is no lake,
-    LakeInUse if another run is writing, RemotingError after the other topics if a schema registry does not answer.
+    With `again`, these tables are emptied first, and get all messages that the lake has. Raises StoreError if there is
+    no lake, LakeInUse if another run is writing; after all other topics RemotingError if a schema registry does not
+    answer, or TopicTableError if the table of a topic cannot be continued.
     """
     path = local_path(root).resolve()
     check_exists(path)
     results: list[DerivedTopic] = []
-    failure: RemotingError | None = None
+    failure: MQError | None = None
     with locked(path), open_tables(path) as tables:
         if tables is None:
             return results
@@ -105,8 +106,13 @@ def derive(
         for topic in topics:
             try:
                 derived = _Derivation(tables, topic, decoders.get(topic), again).run(keep_replaced_ms)
-            except RemotingError as error:
+            except (RemotingError, LakeInUse) as error:
                 failure = failure or error
+            except MemoryError:
+                raise
+            except Exception as error:
+                text = f"messages of {topic} are archived, but its table cannot be continued: {first_line(error)}"
+                failure = failure or TopicTableError(text, topic)
             else:
                 results += [] if derived is None else [derived]
     if failure is not None:
