@@ -18,7 +18,8 @@ from rucola.http2 import frames
 from rucola.http2.client import MAX_RESPONSE_SIZE, ClientCall, GrpcChannel, NotProcessed
 from rucola.http2.connection import STREAM_WINDOW
 from rucola.http2.frames import HEAD, PREFACE, WORD, ErrorCode, frame, header_block, settings_frame
-from rucola.http2.grpc import MAX_CALL_BUFFER, Failed, Status
+from rucola.http2.grpc import MAX_CALL_BUFFER, Call, Failed, Status, unary
+from rucola.http2.server import GrpcServer
 from support.certificates import Certificates
 from support.errors import raises
 
@@ -187,6 +188,24 @@ async def test_more_calls_than_a_connection_takes() -> None:
         assert await ask(channel, "/T/Echo", b"more") == b"more"
         service.go.set()
         assert [await call.read() for call in calls] == [b"0", b"1", b"2"]
+
+
+async def test_many_cancelled_calls_leave_others_alone() -> None:
+    """The server ends a connection with too many resets."""
+    held: list[Call] = []
+    server = GrpcServer(HOST, 0, {"/T/Wait": unary(lambda call, data: held.append(call))})
+    await server.start()
+    channel = GrpcChannel(HOST, server.port)
+    call = await begin(channel, "/T/Wait")
+    for _ in range(1500):
+        (await begin(channel, "/T/Wait")).cancel()
+        await asyncio.sleep(0)
+    while not held:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    held[0].reply(b"still")
+    assert await rest(call) == [b"still"]
+    await channel.close()
+    await server.stop()
 
 
 async def test_a_server_that_stops_finishes_calls() -> None:

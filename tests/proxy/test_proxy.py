@@ -19,10 +19,13 @@ from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.client.connection_options import ConnectionOptions
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.http2 import server
+from rucola.http2.grpc import unary
+from rucola.http2.server import GrpcServer
 from rucola.message.record import decode_many
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
 from rucola.protocol.grpc import health_pb2
 from rucola.protocol.grpc.definition_pb2 import (
     AddressScheme,
@@ -50,6 +53,7 @@ from rucola.protocol.grpc.service_pb2 import (
 from rucola.protocol.pop import PollingInfoRequestHeader
 from rucola.proxy.config import ProxyConfig
 from rucola.proxy.server import Proxy
+from rucola.remoting.connection import Connection
 from support.access import ADMIN, guarded_cluster
 from support.certificates import Certificates
 from support.cluster import HOST, Cluster, cluster
@@ -220,6 +224,25 @@ async def test_large_messages_pass(tmp_path: Path) -> None:
         assert (
             await found.client.send(message(body=b"x" * ((4 << 20) + 1)))
         ).status.code == Code.MESSAGE_BODY_TOO_LARGE
+
+
+async def test_a_busy_broker_is_asked_again(tmp_path: Path) -> None:
+    """It refuses calls while responses wait on the connection, which all clients of the proxy share."""
+    loop = asyncio.get_running_loop()
+    busy = GrpcServer(HOST, 0, {f"{SERVICE}/RecallMessage": unary(lambda call, data: call.reply(data))})
+    await busy.start()
+
+    def config(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.response(ResponseCode.SUCCESS, body=f"grpcServerPort={busy.port}\n".encode())
+
+    async with cluster(tmp_path) as running:
+        await running.scripted_broker("broker-a", "T", {RequestCode.GET_BROKER_CONFIG: config})
+        async with proxy_of(running) as proxy, grpc_peer(proxy.address) as client:
+            (connection,) = busy.connections
+            connection.http2.is_refusing = True
+            loop.call_later(0.02, setattr, connection.http2, "is_refusing", False)
+            await client.ask("RecallMessage")
+    await busy.stop()
 
 
 async def test_a_broker_that_is_gone_takes_nothing_and_loses_nothing(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ _BUCKET: Final = 10_000
 _REFILL_PER_S: Final = 1_000
 _RESET: Final = 10
 _IDLE_FRAME: Final = 1
+_MAX_RESETS: Final = 500
+"""Resets of a client's connection, after which it gets no requests for a while; in _RESET_S one is forgotten."""
+_RESET_S: Final = 0.02
 
 _CONNECTION_FIELDS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
@@ -233,6 +236,8 @@ class Http2Connection:
         self._input = b""
         self.max_streams = MAX_STREAMS
         """Streams at once: what the peer allows a client."""
+        self._rested_s = clock()
+        """When no reset of this client counts any more."""
         self.is_left = False
         """Whether a server takes no further requests on this connection."""
         self._output: list[bytes] = []
@@ -298,7 +303,8 @@ class Http2Connection:
     def has_room(self) -> bool:
         """Whether a client may send another request."""
         is_usable = not self.is_closed and not self.is_left and self._last_id < frames.MAX_STREAM_ID - 1
-        return is_usable and len(self.streams) < self.max_streams
+        is_calm = self._rested_s - self.clock() < _MAX_RESETS * _RESET_S
+        return is_usable and is_calm and len(self.streams) < self.max_streams
 
     def finish_stream(self, stream: Stream, block: bytes) -> None:
         """Send the end of a stream; a client's goes on until the response has ended."""
@@ -322,6 +328,7 @@ class Http2Connection:
         self.buffered -= stream.buffered
         if code is not None:
             self.write(frame(frames.RST_STREAM, 0, stream.id, WORD.pack(code)))
+            self._rested_s = max(self._rested_s, self.clock()) + _RESET_S
 
     def ping(self) -> None:
         """Ask the peer for a sign of life; `unanswered_pings` counts them."""

@@ -54,6 +54,8 @@ from rucola.proxy.brokers import Brokers, Fields
 from rucola.proxy.transaction_ids import with_broker, without_broker
 
 _OF_CONNECTION: Final = (b"content-type", b"te")
+PAUSES_S: Final = (0.05, 0.5)
+"""Before a call is made again that a broker has refused, since responses wait on the connection."""
 ALL_TIMEOUT_S: Final = 2.0
 """Time for the responses of several brokers; clients wait for 3 seconds."""
 
@@ -239,20 +241,20 @@ class Forwarder:
 
     async def _relay(self, call: Call, name: str, data: bytes) -> None:
         """Forward a call, and all messages of its response."""
-        own = await self._begin(call, name, data)
+        own, message = await self._begin(call, name, data)
         try:
-            while (message := await own.read()) is not None:
+            while message is not None:
                 call.send(message)
                 await call.drain()
+                message = await own.read()
             call.finish()
         finally:
             own.cancel()
 
     async def _ask(self, call: Call, name: str, data: bytes) -> bytes:
         """Return the only message of a response. Raises Failed."""
-        own = await self._begin(call, name, data)
+        own, answer = await self._begin(call, name, data)
         try:
-            answer = await own.read()
             if answer is None or await own.read() is not None:
                 raise Failed(Status.INTERNAL, f"broker {name} has not sent one message")
             return answer
@@ -266,13 +268,24 @@ class Forwarder:
         except TimeoutError:
             raise Failed(Status.UNAVAILABLE, f"broker {name} has not answered in {ALL_TIMEOUT_S} s") from None
 
-    async def _begin(self, call: Call, name: str, data: bytes) -> ClientCall:
+    async def _begin(self, call: Call, name: str, data: bytes) -> tuple[ClientCall, bytes | None]:
+        """Return a broker's call and the first message of its response. A call that it refuses is made again."""
         broker = await self._brokers.find(name)
-        left_s = None if call.deadline_s is None else call.deadline_s - asyncio.get_running_loop().time()
-        own = await broker.call(call.path, fields_of(call), left_s)
-        own.send(data)
-        own.finish()
-        return own
+        for pause_s in (*PAUSES_S, None):
+            left_s = None if call.deadline_s is None else call.deadline_s - asyncio.get_running_loop().time()
+            own = await broker.call(call.path, fields_of(call), left_s)
+            own.send(data)
+            own.finish()
+            try:
+                return own, await own.read()
+            except NotProcessed:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+            except BaseException:
+                own.cancel()
+                raise
+        raise AssertionError
 
     async def _reader(self, topic: str) -> str:
         names = (await self._brokers.of_topic(topic)).all or self._brokers.connected
