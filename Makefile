@@ -48,7 +48,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 TESTS :=
 AREAS := test-core test-broker test-client test-faults test-ha test-reliable test-spark test-cli test-e2e
 test-core: ## formats, store, remoting, name server, rules of the code: 1.5 minutes
-test-core: TESTS := tests/fuzz tests/http2 tests/message tests/namesrv tests/protocol tests/proxy tests/remoting tests/speed \
+test-core: TESTS := tests/conformance tests/fuzz tests/http2 tests/message tests/namesrv tests/protocol tests/proxy tests/remoting tests/speed \
 	tests/store tests/test_accelerator.py tests/test_fastjson.py tests/test_files.py tests/test_house.py tests/test_outages.py \
 	tests/test_settings.py
 test-broker: ## broker and access control: 1.5 minutes

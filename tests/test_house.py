@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "testing": {"message", "domain", "acl", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
     "cluster": {"protocol"},
+    "conformance": {"protocol", "http2"},
     "cli": {
         "acl",
         "cluster",
@@ -69,6 +70,8 @@ MAY_IMPORT = {
         "broker",
         "namesrv",
         "proxy",
+        "conformance",
+        "http2",
         "remoting",
         "store",
         "spark",

@@ -31,6 +31,7 @@ COMMANDS = {
     "namesrv": ("rucola.cli.servers:namesrv", "Run a name server (mqnamesrv)."),
     "broker": ("rucola.cli.servers:broker", "Run a broker (mqbroker)."),
     "proxy": ("rucola.cli.proxy:proxy", "Serve clients of RocketMQ 5 before several brokers."),
+    "conformance": ("rucola.cli.conformance:conformance", "Check a server as clients of RocketMQ 5 use it."),
     "cluster": ("rucola.cli.cluster:cluster", "Run brokers and name servers on this machine."),
     "produce": ("rucola.cli.messages:produce", "Send lines of standard input as messages."),
     "consume": ("rucola.cli.messages:consume", "Print the messages of a topic as they arrive."),
