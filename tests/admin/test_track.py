@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from rucola.admin import AdminClient, MessageExt, MessageQueue, MessageTrack, TrackType, dlq_topic, retry_topic
 from rucola.broker.broker import Broker
-from rucola.client import Message, Producer, PullConsumer
+from rucola.cli.main import main
+from rucola.client import Message, Producer, PullConsumer, SimpleConsumer
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
@@ -112,6 +116,41 @@ async def test_a_dead_letter_is_tracked_after_its_redrive(tmp_path: Path) -> Non
         await scene.commit("T", 2)
         await scene.requeue(scene.message, -1)
         assert (await scene.track()).track_type is TrackType.IN_DLQ
+
+
+async def test_a_message_received_by_pop_is_tracked_until_its_acknowledgement(tmp_path: Path) -> None:
+    async with cluster_with_message(tmp_path) as scene, SimpleConsumer("g", scene.running.namesrv) as consumer:
+        await scene.commit("T", 0)
+        async with Producer("p", scene.running.namesrv) as producer:
+            later = await scene.admin.messages.get((await producer.send(Message("T", b"y"))).offset_msg_id)
+        (held,) = await consumer.receive("T", 1)
+        track = await scene.track()
+        assert (track.track_type, track.is_passed) == (TrackType.IN_FLIGHT, False)
+        (other,) = await scene.admin.messages.track(later)
+        assert other.track_type is TrackType.NOT_CONSUME_YET
+        await consumer.ack(await consumer.receive("T"))
+        (other,) = await scene.admin.messages.track(later)
+        assert (other.track_type, other.is_passed) == (TrackType.CONSUMED, False)
+        assert await progress(scene.running.namesrv) == [("T", 0, 1, 2, True)]
+        await consumer.change_invisible(held, 0)
+        (again,) = await consumer.receive("T")
+        track = await scene.track()
+        assert (track.track_type, track.retry_count, track.is_passed) == (TrackType.IN_FLIGHT, 1, True)
+        await consumer.change_invisible(again, 1000)
+        assert (await scene.track()).retry_count == 1
+        await consumer.ack(again)
+        track = await scene.track()
+        assert (track.track_type, track.retry_count) == (TrackType.CONSUMED, 1)
+        assert {row[:4] for row in await progress(scene.running.namesrv)} == {("T", 0, 0, 0), ("%RETRY%g_T", 0, 0, 0)}
+
+
+async def progress(namesrv: str) -> list[tuple[str, int, int, int, bool]]:
+    """What consumerProgress shows of group g: topic, ready, in flight, backlog, whether the oldest is known."""
+    done = await asyncio.to_thread(
+        lambda: CliRunner().invoke(main, ["admin", "consumerProgress", "-n", namesrv, "-g", "g", "--json"])
+    )
+    rows = json.loads(done.stdout)["queues"]
+    return [(row["topic"], row["ready"], row["inFlight"], row["diff"], row["oldestMs"] > 0) for row in rows]
 
 
 async def test_tracking_without_an_index_reports_it(tmp_path: Path) -> None:

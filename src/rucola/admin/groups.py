@@ -12,7 +12,7 @@ from rucola.admin.requests import AdminRequests, addresses_of, gather_fail_fast,
 from rucola.admin.topics import TopicAdmin
 from rucola.domain.client import ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
 from rucola.domain.group import MessageRequestMode, SubscriptionGroupConfig, SubscriptionGroupWrapper
-from rucola.domain.pop import PopStatus
+from rucola.domain.pop import PopQueueStatus, PopStatus
 from rucola.domain.queue import MessageQueue
 from rucola.domain.route import BrokerData
 from rucola.domain.statistics import ConsumeStats, QueueTimeSpan
@@ -96,11 +96,30 @@ class GroupAdmin:
 
     # POP.
 
-    async def pop_status(self, address: str, group: str, topic: str | None = None) -> PopStatus:
-        """Return what a group holds by POP on one broker."""
-        header = PopStatusRequestHeader(consumer_group=group, topic=topic)
+    async def pop_status(
+        self, address: str, group: str, topic: str | None = None, offset: int | None = None
+    ) -> PopStatus:
+        """Return what a group holds by POP on one broker, with its first messages or the one at a queue offset."""
+        header = PopStatusRequestHeader(consumer_group=group, topic=topic, offset=offset)
         response = await self._requests.invoke(address, RequestCode.GET_POP_STATUS, header)
         return decode_body(PopStatus, response.body)
+
+    async def pop_queues(
+        self, group: str, topic: str | None = None, offset: int | None = None
+    ) -> dict[MessageQueue, PopQueueStatus]:
+        """Return what a group holds by POP on all of its brokers; empty at brokers of Apache."""
+        addresses = addresses_of(await self._brokers_of(group))
+        queues: dict[MessageQueue, PopQueueStatus] = {}
+        for address in addresses:
+            try:
+                status = await self.pop_status(address, group, topic, offset)
+            except BrokerError as error:
+                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise
+                continue
+            for one in status.queues:
+                queues[MessageQueue(one.topic, status.broker_name, one.queue_id)] = one
+        return queues
 
     async def release_pop(
         self, address: str, group: str, topic: str, queue_id: int | None = None, offset: int | None = None

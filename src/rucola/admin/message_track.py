@@ -3,19 +3,22 @@
 Brokers keep no record of consumption per message. The track is inferred from
 
     consumer offset          whether it is beyond the message, and the store time up to which the queue is consumed
+    POP                      what the group holds, so that consumption out of the order of offsets is known
     members                  their subscriptions, whether they pull or push, and the message model
     copies of the message    found by its unique key. Each time a member requeues a message, the broker stores a copy
                              in SCHEDULE_TOPIC_XXXX, from there in `%RETRY%group`, and after the last attempt in
                              `%DLQ%group`; each has the number of attempts before it in reconsumeTimes
 
 A message waits for a retry if its copy with the highest reconsumeTimes is in SCHEDULE_TOPIC_XXXX only, or in
-`%RETRY%group` at or beyond the consumer offset. If an index does not respond, the remark says that copies are unknown.
+`%RETRY%group` at or beyond the consumer offset; by POP in `%RETRY%group_topic`, and not acknowledged. If an index does
+not respond, the remark says that copies are unknown.
 
 Corresponds to `DefaultMQAdminExtImpl.messageTrackDetail` of Apache RocketMQ 4.9.8, which uses offsets and members only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,10 +28,11 @@ from rucola.admin.queries import MessageIndexes
 from rucola.admin.requests import gather_fail_fast
 from rucola.admin.topics import TopicAdmin
 from rucola.domain.client import ConsumerConnection
+from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import OffsetWrapper
 from rucola.errors import BrokerError, MQError, TopicNotFound
 from rucola.message import MessageExt, properties
-from rucola.message.topics import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from rucola.message.topics import SCHEDULE_TOPIC, dlq_topic, pop_retry_topic, retry_topic
 
 REDRIVEN_FROM = "REDRIVEN_FROM"
 
@@ -50,6 +54,8 @@ class TrackType(Enum):
     """The message was requeued and will be delivered again."""
     IN_DLQ = "IN_DLQ"
     """The message is in the group's dead letter queue."""
+    IN_FLIGHT = "IN_FLIGHT"
+    """A member holds the message by POP."""
 
 
 @dataclass(slots=True)
@@ -58,7 +64,7 @@ class MessageTrack:
 
     consumer_group: str
     track_type: TrackType
-    # The reason for type UNKNOWN, or a note that the group has no members.
+    # The reason for type UNKNOWN, or a note: that the group has no members, or who holds the message.
     error: str = ""
     # Whether the consumer offset is beyond the message; None if no broker of the route holds it.
     is_passed: bool | None = None
@@ -89,8 +95,11 @@ class MessageTracker:
             if offsets is not None:
                 track.is_passed = offsets.consumer_offset > message.queue_offset
                 track.consumed_until_ms = offsets.last_timestamp
-            connection = await self._groups.find_consumer_connection(group)
-            if connection is None:
+            popped = await self._pop_type(message, track, offsets)
+            connection = None if popped else await self._groups.find_consumer_connection(group)
+            if popped is not None:
+                track.track_type = popped
+            elif connection is None:
                 track.track_type, track.error = TrackType.NOT_ONLINE, f"group {group} has no clients now"
             else:
                 track.track_type = _track_type(message, connection, track.is_passed)
@@ -101,12 +110,33 @@ class MessageTracker:
 
     async def _queue_offsets(self, message: MessageExt, group: str) -> OffsetWrapper | None:
         """Return the group's offsets on the message's queue, or None."""
+        table = (await self._groups.consume_stats(group, message.topic)).offset_table
+        queue = await self._queue_of(message, table)
+        return None if queue is None else table[queue]
+
+    async def _queue_of(self, message: MessageExt, queues: Iterable[MessageQueue]) -> MessageQueue | None:
         # Queue ids are unique per broker only: compare the broker's address with the store host as well.
-        for queue, offsets in (await self._groups.consume_stats(group, message.topic)).offset_table.items():
-            is_queue = queue.queue_id == message.queue_id
+        for queue in queues:
+            is_queue = (queue.topic, queue.queue_id) == (message.topic, message.queue_id)
             if is_queue and await self._cluster.master_address(queue.broker_name) == message.store_host:
-                return offsets
+                return queue
         return None
+
+    async def _pop_type(
+        self, message: MessageExt, track: MessageTrack, offsets: OffsetWrapper | None
+    ) -> TrackType | None:
+        """Return the state of a message in a group that consumes its queue by POP, else None."""
+        popped = await self._groups.pop_queues(track.consumer_group, message.topic, message.queue_offset)
+        queue = await self._queue_of(message, popped)
+        if queue is None:
+            return None
+        status = popped[queue]
+        held = next((one for one in status.messages if one.queue_offset == message.queue_offset), None)
+        if held is not None and held.attempt:
+            track.error = f"{held.client} holds it"
+            return TrackType.IN_FLIGHT
+        is_read = offsets is not None and message.queue_offset < offsets.broker_offset - status.ready
+        return TrackType.CONSUMED if is_read and held is None else TrackType.NOT_CONSUME_YET
 
     async def _add_copies(self, message: MessageExt, track: MessageTrack) -> None:
         """Complete a track from the copies of the message.
@@ -118,7 +148,8 @@ class MessageTracker:
         """
         group = track.consumer_group
         retry, dead = retry_topic(group), dlq_topic(group)
-        retried = {copy.reconsume_times: copy for copy in await self._copies(message, retry)}
+        copies = await self._copies(message, retry) + await self._copies(message, pop_retry_topic(group, message.topic))
+        retried = {copy.reconsume_times: copy for copy in copies}
         delayed = {
             copy.reconsume_times: copy
             for copy in await self._copies(message, SCHEDULE_TOPIC)
@@ -134,7 +165,10 @@ class MessageTracker:
         elif requeued:
             latest = retried.get(track.retry_count)
             offsets = await self._queue_offsets(latest, group) if latest is not None else None
-            if latest is None or offsets is None or offsets.consumer_offset <= latest.queue_offset:
+            popped = await self._pop_type(latest, track, offsets) if latest is not None else None
+            if popped in (TrackType.IN_FLIGHT, TrackType.CONSUMED):
+                track.track_type = popped
+            elif latest is None or offsets is None or offsets.consumer_offset <= latest.queue_offset:
                 track.track_type = TrackType.IN_RETRY
 
     async def _copies(self, message: MessageExt, topic: str) -> list[MessageExt]:

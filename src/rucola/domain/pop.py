@@ -29,7 +29,7 @@ class PopQueueStatus(msgspec.Struct, rename="camel", kw_only=True):
     oldest_ms: int = 0
     # Why nobody receives the next messages, in words; empty if somebody can.
     blocked: str = ""
-    # The first ones in flight.
+    # The first ones in flight, or the one that was asked for, if it is in flight or waiting.
     messages: list[PopMessage] = []
 
 

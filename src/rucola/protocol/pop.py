@@ -244,6 +244,8 @@ class PopStatusRequestHeader(Header, kw_only=True):
 
     consumer_group: str
     topic: str | None = None
+    # Show this message of each queue, if it is outstanding, instead of the first ones.
+    offset: int | None = None
 
 
 class ReleasePopRequestHeader(Header, kw_only=True):

@@ -23,6 +23,7 @@ from rucola.admin.commands.command import (
 )
 from rucola.domain.client import ClientConnection, ConsumerConnection
 from rucola.domain.group import MessageRequestMode, SubscriptionGroupConfig
+from rucola.domain.pop import PopQueueStatus
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import OffsetWrapper
 from rucola.errors import ConfigError
@@ -45,7 +46,9 @@ _PROGRESS = (
     Column("#Topic", "topic"), Column("#Broker Name", "brokerName"), whole("#QID", "queueId"),
     Column("#Broker Offset", "brokerOffset"), Column("#Consumer Offset", "consumerOffset"),
     whole("#Client IP", "clientId", lambda client_id: (client_id or "N/A").partition("@")[0]),
-    Column("#Diff", "diff"), optional("#LastTime", "lastTimestamp", _last_time), Column("#Delay(ms)", "delayMs"),
+    Column("#Diff", "diff"), Column("#Ready", "ready"), Column("#In Flight", "inFlight"),
+    optional("#Oldest", "oldestMs", _last_time), optional("#LastTime", "lastTimestamp", _last_time),
+    Column("#Delay(ms)", "delayMs"),
 )  # fmt: skip
 
 
@@ -61,6 +64,9 @@ async def consumer_progress(
 ) -> Result:
     """Show the consumer offsets and the backlog (Diff) of consumer groups.
 
+    Of a group that consumes by POP also the messages that it has not received (Ready) and not acknowledged (In Flight),
+    and since when the oldest of these is held.
+
     \b
     Examples:
       rucola admin consumerProgress
@@ -74,14 +80,16 @@ async def consumer_progress(
     owners, notes = await _owners(client, group) if clients else ({}, [])
     topics = sorted({queue.topic for queue in stats.offset_table}) if delays else []
     delays_ms = await client.groups.consume_delays(group, topics)
+    popped = await client.groups.pop_queues(group, topic)
     rows = [
         msgspec.to_builtins(queue) | msgspec.to_builtins(at) | {"diff": _diff(at)}
+        | (_popped(popped.get(queue), at) if popped else {})
         | ({"clientId": owners.get(queue)} if clients else {})
         | ({"delayMs": delays_ms.get(queue, 0)} if delays else {})
         for queue, at in stats.offset_table.items()
     ]  # fmt: skip
     total = sum(map(_diff, stats.offset_table.values()))
-    is_shown = {"clientId": clients, "delayMs": delays}
+    is_shown = {"clientId": clients, "delayMs": delays} | dict.fromkeys(("ready", "inFlight", "oldestMs"), bool(popped))
     table = Table([one for one in _PROGRESS if is_shown.get(one.key, True)], rows)
     if not rows:
         notes.append(f"group {group} has committed no offset")
@@ -90,6 +98,12 @@ async def consumer_progress(
         [table, "", f"Consume TPS: {stats.consume_tps:.2f}", f"Diff Total: {total}"],
         notes,
     )
+
+
+def _popped(status: PopQueueStatus | None, at: OffsetWrapper) -> Row:
+    if status is None:  # nothing was received of this queue
+        return {"ready": _diff(at), "inFlight": 0, "oldestMs": 0}
+    return {"ready": status.ready, "inFlight": status.in_flight + status.waiting, "oldestMs": status.oldest_ms}
 
 
 async def _owners(client: AdminClient, group: str) -> tuple[dict[MessageQueue, str], list[str]]:

@@ -242,7 +242,7 @@ class PopAdapter:
 
     async def status(self, request: Request[PopStatusRequestHeader]) -> Answer:
         group, topic = request.content.consumer_group, request.content.topic
-        queues = await self._service.status(group, topic)
+        queues = await self._service.status(group, topic, request.content.offset)
         receives = self._hold.count_of(group, topic)
         return request.success(body=PopStatus(broker_name=self._broker_name, receives=receives, queues=queues))
 

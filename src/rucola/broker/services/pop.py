@@ -238,16 +238,21 @@ class PopService:
     # For operators.
 
     @sliced
-    def status(self, group: str, topic: str | None) -> Generator[None, None, list[PopQueueStatus]]:
-        """Return what a group holds of a topic, or of all topics, with MAX_SHOWN messages of each queue."""
+    def status(
+        self, group: str, topic: str | None, shown: int | None = None
+    ) -> Generator[None, None, list[PopQueueStatus]]:
+        """Return what a group holds of a topic, or of all topics, with MAX_SHOWN messages of each queue.
+
+        With `shown`, it is the message with this queue offset, if it is outstanding.
+        """
         found = []
         for queue in self._pop.of(group=group, topic=topic):
             if (state := self._pop.states.get(queue)) is not None:
-                found.append(self._status_of(queue, state))
+                found.append(self._status_of(queue, state, shown))
             yield
         return sorted(found, key=lambda one: (one.topic, one.queue_id))
 
-    def _status_of(self, queue: PopQueue, state: PopState) -> PopQueueStatus:
+    def _status_of(self, queue: PopQueue, state: PopState, shown: int | None) -> PopQueueStatus:
         now_ms = self._state.clock()
         held = {offset: one for offset, one in state.outstanding.items() if one.attempt}
         end = self._store.max_offset(queue.topic, queue.queue_id, visible=True)
@@ -261,6 +266,7 @@ class PopService:
         elif waiting and not state.can_be_read(now_ms, end):
             first = next(offset for offset, one in held.items() if one.message_group is not None)
             blocked = f"in order behind {first}, which {held[first].client} holds"
+        listed = held if shown is None else {shown: state.outstanding[shown]} if shown in state.outstanding else {}
         messages = [
             PopMessage(
                 queue_offset=offset,
@@ -270,7 +276,7 @@ class PopService:
                 visible_ms=one.visible_ms,
                 message_group=one.message_group,
             )
-            for offset, one in itertools.islice(held.items(), MAX_SHOWN)
+            for offset, one in itertools.islice(listed.items(), MAX_SHOWN)
         ]
         return PopQueueStatus(
             topic=queue.topic,
