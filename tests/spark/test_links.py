@@ -11,6 +11,7 @@ import pytest
 
 from rucola.errors import StoreError
 from rucola.spark.archive import Archive
+from rucola.spark.bodies.json_bodies import JsonBodies
 from rucola.spark.jobs import archive, search
 from rucola.spark.jobs.replay_ledger import AckReader, open_ledger
 from rucola.spark.jobs.selection import Selection
@@ -36,6 +37,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "open": opened,
     "archive": lambda lake: archive.run(SESSION, lake.parent / "store", lake),
     "compact": lambda lake: Archive(lake).compact(min_files=1),
+    "derive": lambda lake: Archive(lake).derive({"T": JsonBodies()}),
 }
 ENTRIES = [
     "_rucola", "_rucola/catalog.db", "_rucola/keys", "_rucola/keys/metadata", "_rucola/keys/FILE", "metadata",

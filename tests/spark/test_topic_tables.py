@@ -327,6 +327,26 @@ def test_of_two_runs_one_derives(tmp_path: Path) -> None:
     assert values(tmp_path) == [{"id": 0}, {"id": 1}]
 
 
+def test_a_run_notices_that_another_has_continued_the_table(tmp_path: Path) -> None:
+    """Also if it looks at the table anew, because both change the schema."""
+    archive(tmp_path, objects([0]))
+    Archive(tmp_path).derive({"Orders": JsonBodies()})
+    archive(tmp_path, [b'{"id":1,"new":1}'], 1)
+    other = opened(tmp_path)
+    table = other.topic("Orders")
+    assert table is not None
+
+    class Between(JsonBodies):
+        def decode(self, bodies: pa.BinaryArray, known: pa.StructType | None) -> Any:
+            adapt_schema(table, pa.struct([("other", pa.string())]))
+            other.commit(table, [], progress={"a": ArchiveProgress(2)})
+            return super().decode(bodies, known)
+
+    with pytest.raises(LakeInUse):
+        Archive(tmp_path).derive({"Orders": Between()})
+    assert values(tmp_path) == [{"id": 0, "other": None, "new": None}]
+
+
 def data_files(root: Path) -> set[str]:
     return {str(path) for path in (root / "topics").rglob("*.parquet")}
 

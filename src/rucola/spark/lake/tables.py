@@ -250,7 +250,10 @@ class Tables:
             self._catalog.create_namespace_if_not_exists("topics")
             directory, _ = partition_directory(topic, None).split("/")
             self._create(name, schema, self.root / TOPICS_DIRECTORY / directory)
-        return self._catalog.load_table(name)
+        table = self._catalog.load_table(name)
+        if self.root not in Path(table.location()).parents:
+            raise _moved(self.root, Path(table.location()))
+        return table
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

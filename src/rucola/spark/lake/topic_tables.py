@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreError
-from rucola.files import local_path, make_directory, sync_directory
+from rucola.files import check_ownership, local_path, make_directory, sync_directory
 from rucola.spark.bodies.decoded import (
     TIMESTAMP,
     Decoded,
@@ -50,7 +50,7 @@ from rucola.spark.bodies.decoded import (
 from rucola.spark.lake.compaction import MIN_FILES, SMALL_SIZE
 from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, partition_directory, topic_and_day
 from rucola.spark.lake.parquet_files import by_partition, read_file
-from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists
+from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists, check_links
 from rucola.spark.lake.tables import PROGRESS, LakeInUse, Tables, TopicTableError, Value, open_tables, partition_of
 from rucola.spark.lake.writer import KEEP_REPLACED_MS, locked, sync_file
 from rucola.spark.source.array_conversions import Array, bools, ints, mask
@@ -97,6 +97,8 @@ def derive(
     """
     path = local_path(root).resolve()
     check_exists(path)
+    check_ownership(path)
+    check_links(path)
     results: list[DerivedTopic] = []
     failure: MQError | None = None
     with locked(path), open_tables(path) as tables:
@@ -162,8 +164,11 @@ class _Derivation:
             name: replace(each, queues={self._topic: each.queues.get(self._topic, {})})
             for name, each in self._tables.progress().items()
         }
-        through = current.sequence_number or 0
-        self._tables.commit(table, _published(table, staged), (), progress, {_THROUGH: str(through)})
+        # A change of the schema may have found the table that another run has continued.
+        if (self._tables.progress(table), int(table.properties.get(_THROUGH, 0))) != (known, through):
+            raise LakeInUse(f"another run has continued {table.location()}; run this one again")
+        number = current.sequence_number or 0
+        self._tables.commit(table, _published(table, staged), (), progress, {_THROUGH: str(number)})
         self._merge(table, staging)
         shutil.rmtree(staging)
         self._tables.expire_table(table, keep_replaced_ms)
