@@ -67,7 +67,7 @@ _ROLLED: Final = 16
 """States that are written again in one iteration of the event loop."""
 _MAX_OUTDATED: Final = 1024
 
-_Due = tuple[int, PopQueue, int, Sequence[int]]
+_Due = tuple[int, PopQueue, int, tuple[int, ...]]
 """(visible_ms, queue, pop time, queue offsets)."""
 
 
@@ -127,7 +127,7 @@ class PopConsumerService(Delivery[None]):
                 if held.attempt:
                     deliveries.setdefault((held.visible_ms, held.pop_time_ms), []).append(offset)
             for (visible_ms, pop_time_ms), offsets in deliveries.items():
-                self._schedule((visible_ms, queue, pop_time_ms, offsets))
+                self._schedule((visible_ms, queue, pop_time_ms, tuple(offsets)))
 
     def _replay(self) -> int:
         """Rebuild the states from the log; return the physical offset of its last record, -1 without one."""
@@ -356,7 +356,7 @@ class PopConsumerService(Delivery[None]):
             visible_ms, queue, pop_time_ms, offsets = heapq.heappop(self._due)
             current = self._current(queue, pop_time_ms, offsets)
             if len(current) > left:
-                heapq.heappush(self._due, (visible_ms, queue, pop_time_ms, current[left:]))
+                heapq.heappush(self._due, (visible_ms, queue, pop_time_ms, tuple(current[left:])))
             for offset in current[:left]:
                 size += self._revive_message(queue, offset, now_ms, moved)
             left -= max(1, len(current))
