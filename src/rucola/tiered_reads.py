@@ -85,7 +85,7 @@ class Chunk(Struct, frozen=True, tag=True, array_like=True):
     """Where records begin and the last one ends: native 64-bit integers, one more than there are records."""
     codes: bytes = b""
     """Their tags codes, native 64-bit integers."""
-    records: bytes = b""
+    records: memoryview = memoryview(b"")
 
 
 class Place(Struct, frozen=True, array_like=True):
@@ -116,7 +116,8 @@ _results: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Resul
 
 def send(stream: socket.socket, content: Request | Result) -> None:
     data = _encode(content)
-    stream.sendall(_SIZE.pack(len(data)) + data)
+    stream.sendall(_SIZE.pack(len(data)))
+    stream.sendall(data)
 
 
 def receive_request(stream: socket.socket) -> Request:

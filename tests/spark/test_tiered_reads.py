@@ -348,5 +348,6 @@ async def test_a_reader_that_hangs_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             await reader.ask(FindFirst("T", 0))
         assert await reader.ask(FindFirst("T", 0)) == first
+        assert reader.failures == 2
     finally:
         await reader.close()

@@ -34,6 +34,7 @@ COUNTERS = {
     "rocketmq_connections_closed",
     "rocketmq_access_denied",
     "rocketmq_audit_dropped",
+    "rocketmq_tiered_read_failures",
 }
 
 

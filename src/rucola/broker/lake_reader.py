@@ -57,10 +57,6 @@ class LakeReader:
     def __contains__(self, request: Request) -> bool:
         return request in self._waiting
 
-    @property
-    def is_failing(self) -> bool:
-        return self._outages.any_failing
-
     def ask(self, request: Request) -> asyncio.Future[Result]:
         """Return the result of a request, which may be waited for already: StoreError if there is none."""
         found = self._waiting.get(request)
@@ -117,7 +113,10 @@ class LakeReader:
             raise OSError("the process that was stopped still waits for its storage")
         self._stream, peer = socket.socketpair()
         with peer:
-            self._process = subprocess.Popen(self._command, stdin=peer.fileno(), stdout=subprocess.DEVNULL)  # noqa: S603 - our own
+            # In a session of its own: an interrupt is the broker's.
+            self._process = subprocess.Popen(  # noqa: S603 - our own
+                self._command, stdin=peer.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+            )
 
     def _end_process(self) -> None:
         if self._stream is not None:

@@ -123,6 +123,7 @@ class BrokerCollector:
         self._config = state.config
         self._own = state.config.broker_cluster_name, state.config.broker_name
         self._store = state.store
+        self._tiered = state.tiered
         self._puts = state.puts
         self._limits = state.limits
         self._topics = state.topics
@@ -177,11 +178,14 @@ class BrokerCollector:
             ("unsent_bytes", "bytes that congested connections have not sent", budget.bytes_out),
             ("partial_frame_bytes", "bytes of frames that are not complete", budget.bytes_in),
             ("held_pulls", "pulls that wait for a message", len(self._hold)),
+            ("tiered_cache_bytes", "messages of the lake that are kept for the next pulls", self._tiered.cached_size),
             ("acl_broken_files", "files that keep their last good accounts", access.broken_files),
         ):
             yield gauge(name, text, _OWN, {own: figure})
         yield counter("access_denied", "requests that access control denied", _OWN, {own: access.denied})
         yield counter("audit_dropped", "lines that the audit log lost", _OWN, {own: access.dropped})
+        failures = {own: self._tiered.failures}
+        yield counter("tiered_read_failures", "requests that the lake did not answer", _OWN, failures)
         # Also reasons without a switch: a rate needs the 0 before the first one.
         switches = {str(reason): roles.switches.get(reason, 0) for reason in SwitchReason}
         for name, text, label, counts in (

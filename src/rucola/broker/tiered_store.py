@@ -96,6 +96,11 @@ class TieredStore:
         self._gaps: dict[tuple[str, int], _Gap] = {}
         self.cached_size = 0
 
+    @property
+    def failures(self) -> int:
+        """The number of requests that the lake did not answer."""
+        return 0 if self.reader is None else self.reader.failures
+
     async def close(self) -> None:
         if self.reader is not None:
             await self.reader.close()
@@ -278,14 +283,14 @@ def _select(
     if wanted == ALL_MESSAGES:
         fitting = int(np.searchsorted(positions, positions[first] + max_bytes, "right")) - 1
         last = min(last, first + max_count, max(fitting, first + 1))
-        records = chunk.records[positions[first] : positions[last]]
+        records = bytes(chunk.records[positions[first] : positions[last]])
         return GetMessageStatus.FOUND, chunk.begin + last, records, last - first
     found: list[bytes] = []
     total = 0
     for number in range(first, last):
         if wanted.codes is not None and chunk.codes[number] not in wanted.codes:
             continue
-        record = chunk.records[positions[number] : positions[number + 1]]
+        record = bytes(chunk.records[positions[number] : positions[number + 1]])
         if wanted.matches is not None and not wanted.matches(_properties_of(record)):
             continue
         if found and (len(found) >= max_count or total + len(record) > max_bytes):

@@ -114,7 +114,8 @@ def _position(opened: pq.ParquetFile, group: int) -> int:
 def read_group(opened: pq.ParquetFile, group: int, topic: str, names: Sequence[str]) -> pa.RecordBatch:
     """Return one row group of a file, with the topic, which a file of an earlier version lacks."""
     schema = columns.schema_of(names)
-    stored = [name for name in schema.names if name != "topic" and name in opened.schema_arrow.names]
+    known = opened.schema_arrow.names
+    stored = [name for name in schema.names if name != "topic" and name in known]
     table = opened.read_row_group(group, stored or ["queueId"])
     # A file of an earlier version lacks columns that are null for nearly all messages.
     arrays = {field.name: pa.nulls(len(table), field.type) for field in schema if field.name not in stored}

@@ -37,7 +37,7 @@ from rucola.spark.lake.lookup import candidate_offsets
 from rucola.spark.lake.parquet_files import read_group
 from rucola.spark.lake.snapshot import METADATA_DIRECTORY, RowFile, Snapshot
 from rucola.spark.lake.tables import read_snapshot
-from rucola.spark.source.array_conversions import Array, arrow, ints, strings
+from rucola.spark.source.array_conversions import Array, arrow, ints
 from rucola.spark.source.schema import LAST_TIME_MS
 from rucola.tiered_reads import (
     Chunk,
@@ -213,9 +213,8 @@ class QueueReader:
         count = max(1, int(np.searchsorted(sizes, CHUNK_SIZE, "right")))
         chosen = rows.rows[index : index + count]
         positions = np.concatenate([np.zeros(1, np.int64), sizes[:count]])
-        whole = pa.ListArray.from_arrays(arrow(np.array([0, count], np.int32)), records.take(arrow(chosen)))
-        joined = pc.binary_join(whole, strings([b""], pa.binary())[0])
-        return Chunk(request.queue_offset, positions.tobytes(), codes[chosen].tobytes(), joined[0].as_py())
+        joined = records.take(arrow(chosen)).buffers()[2]  # one after the other
+        return Chunk(request.queue_offset, positions.tobytes(), codes[chosen].tobytes(), memoryview(joined))
 
     def _with_key(self, request: FindKey) -> Records:
         candidates = candidate_offsets(self._root, self._snapshot, [request.key])
@@ -377,6 +376,8 @@ class QueueReader:
 def main() -> None:
     """Answer requests until the broker closes the connection."""
     pa.set_cpu_count(1)
+    if "jemalloc" in pa.supported_memory_backends():  # half of the CPU time: it keeps pages for the next row group
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
     os.nice(_NICE)
     reader = QueueReader(Path(sys.argv[1]), sys.argv[2])
     with suppress(MQError, OSError):  # the first request then meets it
