@@ -98,9 +98,9 @@ class _Conversion:
         if name == "enum":
             return pa.string(), _same
         logical = None if isinstance(schema, str) else schema.get("logicalType")
-        if logical == "decimal" and name in ("bytes", "fixed") and schema.get("precision", 39) <= 38:
+        if logical == "decimal" and name in ("bytes", "fixed") and schema["precision"] <= 38:
             return pa.decimal128(schema["precision"], schema.get("scale", 0)), _same
-        if logical == "uuid" and name == "string":
+        if (logical, name) in (("uuid", "string"), ("decimal", "bytes"), ("decimal", "fixed")):
             return pa.string(), str
         if name == "fixed":
             return pa.binary(), _same
@@ -132,6 +132,8 @@ class _Conversion:
 
     def _collection(self, name: str, schema: Any, open_names: tuple[str, ...]) -> tuple[pa.DataType | None, _Convert]:
         inner, convert = self.of(schema["items" if name == "array" else "values"], open_names)
+        if inner is None and name == "array":  # of which a few bytes could hold any number
+            raise ConfigError("the Avro schema has an array of items without a value", subject="schema")
         if inner is None:
             return None, _same
         if name == "array":

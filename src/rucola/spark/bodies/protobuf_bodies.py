@@ -161,7 +161,7 @@ def _message_of(message: Descriptor, open_names: tuple[str, ...]) -> tuple[pa.Da
         kind, convert = _single(message.fields_by_name["value"], open_names)
         return kind, lambda value: convert(value.value)
     if name in open_names or message.file.name in _WELL_KNOWN or len(open_names) > _MAX_DEPTH:
-        return pa.string(), MessageToJson
+        return pa.string(), lambda value: MessageToJson(value, indent=None)
     inner = (*open_names, name)
     fields, conversions = [], {}
     for each in message.fields:

@@ -262,11 +262,14 @@ def _is_new(batch: pa.RecordBatch, known: Mapping[str, ArchiveProgress], topic: 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield batches together, each of about `_MAX_BUFFERED` bytes."""
     parts: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
-        parts += [batch] if len(batch) else []
-        if sum(part.nbytes for part in parts) >= _MAX_BUFFERED:
+        if len(batch):
+            parts.append(batch)
+            size += batch.nbytes
+        if size >= _MAX_BUFFERED:
             yield pa.concat_batches(parts)
-            parts = []
+            parts, size = [], 0
     if parts:
         yield pa.concat_batches(parts)
 
