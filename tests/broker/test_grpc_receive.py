@@ -45,6 +45,7 @@ from support.access import guarded_cluster
 from support.broker_peer import broker_peer
 from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
 from support.peer import Peer
+from support.pop import pop
 from support.waiting import until
 
 GROUP, TOPIC = Resource(name="g"), Resource(name="T")
@@ -171,6 +172,18 @@ async def test_a_receive_waits_for_a_message(consumer: Consumer) -> None:
     await consumer.send(message(body=b"late"))
     code, found = await waiting
     assert (code, bodies(found)) == (Code.OK, [b"late"])
+
+
+async def test_a_connection_holds_a_bounded_number_of_receives(tmp_path: Path) -> None:
+    async with both(tmp_path, max_held_pulls_per_connection=1) as (peer, consumer):
+        waiting = [asyncio.ensure_future(consumer.receive(wait_ms=20_000)) for _ in range(2)]
+        done, held = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result() for one in done] == [(Code.TOO_MANY_REQUESTS, [])]
+        assert (await pop(peer, poll_time=1)).code == ResponseCode.POLLING_TIMEOUT, "another connection"
+        await consumer.send(message())
+        code, found = await held.pop()
+        assert (code, len(found)) == (Code.OK, 1)
+        assert await consumer.receive(wait_ms=1) == (Code.MESSAGE_NOT_FOUND, []), "none is held any more"
 
 
 async def test_filters(consumer: Consumer) -> None:

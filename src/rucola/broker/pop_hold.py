@@ -14,6 +14,7 @@ compared with the broker's.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -50,6 +51,7 @@ class HeldPop:
     retry: Retry
     is_skipped: bool = False
     """Whether the last try was left out, for a congested connection."""
+    peer: str = ""
     has_left: bool = False
     """Whether the member has left its group, so that nobody waits for the answer."""
 
@@ -76,6 +78,8 @@ class PopHold:
         self._max_per_connection = max_per_connection
         self._max_count = max_count
         self._of_channel: dict[ClientChannel, _Pops] = {}
+        self._of_peer: Counter[str] = Counter()
+        """Receives of a connection, which has one channel, or one for each call of gRPC."""
         self._woken: dict[_Key, None] = {}
         self._loop = loop or asyncio.get_running_loop()
         self._operations: DelayedOperations[HeldPop] = DelayedOperations(self._try_complete, SLICE_S, self._loop)
@@ -85,12 +89,13 @@ class PopHold:
 
     def hold(self, pop: HeldPop, wait_ms: int, nothing: NothingPopped) -> None:
         """Keep a receive until messages arrive or its time is up. Raises Refused if too many are held."""
-        of_channel = self._of_channel.get(pop.channel, {})
-        if len(of_channel) >= self._max_per_connection:
-            raise Refused(refusals.POP_HELD, count=len(of_channel), key="maxHeldPullsPerConnection")
+        pop.peer = pop.channel.peer
+        if (count := self._of_peer[pop.peer]) >= self._max_per_connection:
+            raise Refused(refusals.POP_HELD, count=count, key="maxHeldPullsPerConnection")
         if len(self) >= self._max_count:
             raise Refused(refusals.POP_HELD, count=len(self), key="maxHeldPulls")
-        self._of_channel.setdefault(pop.channel, of_channel)[pop] = None
+        self._of_peer[pop.peer] += 1
+        self._of_channel.setdefault(pop.channel, {})[pop] = None
         for topic in _topics_of(pop.key):
             self.held.setdefault(topic, {}).setdefault(pop.key, {})[pop] = None
         self._operations.add(pop, min(wait_ms, _MAX_WAIT_MS) / 1000)
@@ -168,6 +173,9 @@ class PopHold:
         if nothing is not None:
             self._go_on(pop, nothing)
             return False
+        self._of_peer[pop.peer] -= 1
+        if not self._of_peer[pop.peer]:
+            del self._of_peer[pop.peer]
         pops = self._of_channel[channel]
         del pops[pop]
         if not pops:
