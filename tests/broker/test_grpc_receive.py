@@ -82,8 +82,8 @@ class Consumer(GrpcPeer):
         entries = [AckMessageEntry(message_id="m", receipt_handle=handle) for handle in handles]
         return await self.ask("AckMessage", AckMessageRequest(group=GROUP, topic=TOPIC, entries=entries))
 
-    async def change(self, handle: str, duration_ms: int) -> Any:
-        request = ChangeInvisibleDurationRequest(group=GROUP, topic=TOPIC, receipt_handle=handle)
+    async def change(self, handle: str, duration_ms: int, *, suspend: bool = False) -> Any:
+        request = ChangeInvisibleDurationRequest(group=GROUP, topic=TOPIC, receipt_handle=handle, suspend=suspend)
         request.invisible_duration.FromMilliseconds(duration_ms)
         return await self.ask("ChangeInvisibleDuration", request)
 
@@ -154,7 +154,11 @@ async def test_a_change_makes_a_new_handle(consumer: Consumer) -> None:
     assert changed.status.code == Code.OK
     stale = await consumer.ack(handle_of(found))
     assert stale.status.code == Code.INVALID_RECEIPT_HANDLE
-    at_once = await consumer.change(changed.receipt_handle, 0)
+    suspended = await consumer.change(changed.receipt_handle, 0, suspend=True)
+    assert suspended.status.code == Code.OK
+    _, (found,) = await consumer.receive(wait_ms=10_000)
+    assert found.system_properties.delivery_attempt == 1
+    at_once = await consumer.change(handle_of(found), 0)
     assert at_once.status.code == Code.OK
     _, (again,) = await consumer.receive(wait_ms=10_000)
     assert again.system_properties.delivery_attempt == 2

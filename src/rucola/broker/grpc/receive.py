@@ -299,7 +299,9 @@ class ReceiveAdapter:
         invisible_ms = content.invisible_duration.ToMilliseconds()
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
             raise IllegalCall(Code.ILLEGAL_INVISIBLE_TIME, f"the invisible duration is {invisible_ms} ms")
-        changed, end = self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), invisible_ms)
+        changed, end = self._service.change_invisible(
+            group, real_topic, queue_id, _delivery(extra), invisible_ms, is_suspended=content.suspend
+        )
         self._forget(request.client_id, content.receipt_handle)
         missing = await self._durable(end)
         handle = extra._replace(pop_time=changed.pop_time_ms, invisible_time=changed.invisible_ms)
