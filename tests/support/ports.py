@@ -1,11 +1,13 @@
 """Free ports of this machine, which stay free while a server that had one is down.
 
 The kernel gives ports of its ephemeral range to outgoing connections and to listeners on port 0, also the port of a
-server that a test has just killed and is about to start again. The ports of this module lie below that range.
+server that a test has just killed and is about to start again. The ports of this module lie below that range. Parallel
+workers of pytest have different ones: a port that a test is about to use looks free to others.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from contextlib import ExitStack, suppress
@@ -13,6 +15,7 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 _LOWEST = 10_000
+_WORKERS = 8
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -24,7 +27,7 @@ def free_ports(count: int, *others: int) -> list[int]:
     found: list[int] = []
     with ExitStack() as held:
         while len(found) < count:
-            port = random.SystemRandom().randrange(_LOWEST, _end())
+            port = random.SystemRandom().choice(_ports())
             with suppress(OSError), ExitStack() as pair:
                 for each in (port, port - 2, *(port + distance for distance in others)):
                     pair.enter_context(socket.socket()).bind((HOST, each))
@@ -38,6 +41,9 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def _end() -> int:
-    """Return the begin of the ephemeral range: what Linux says, or its default."""
-    return int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
+def _ports() -> range:
+    """The ports of this worker."""
+    # What Linux says, or its default.
+    end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return range(_LOWEST + worker % _WORKERS, end, _WORKERS)
