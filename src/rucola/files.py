@@ -66,6 +66,12 @@ def local_path(path: str | PathLike[str]) -> Path:
     )
 
 
+def is_remote(path: str | PathLike[str]) -> bool:
+    """Return whether this is a URL of something that is not on this machine."""
+    url = _URL.fullmatch(fspath(path))
+    return url is not None and url[1].lower() != "file"
+
+
 def open_file(
     path: Path | str, flags: int = os.O_RDONLY, mode: int = FILE_MODE, *, directory: int | None = None
 ) -> int:

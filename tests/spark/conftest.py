@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from rucola.spark.session import AnySession, LazySession, local_session
+from support.object_store import TableBucket, object_store
 from support.small_store import SmallStore
 
 
@@ -24,6 +27,19 @@ def jobs(request: pytest.FixtureRequest) -> AnySession:
         session: SparkSession = request.getfixturevalue("spark")
         return session
     return LazySession("tests", use_spark=False)
+
+
+@pytest.fixture(scope="session")
+def table_buckets() -> Iterator[Iterator[TableBucket]]:
+    """Buckets of one server, each for one test."""
+    with tempfile.TemporaryDirectory(prefix="rucola-objects-") as directory, object_store(Path(directory)) as buckets:
+        yield buckets
+
+
+@pytest.fixture
+def table_bucket(table_buckets: Iterator[TableBucket]) -> TableBucket:
+    """A bucket and a catalog of this test's own."""
+    return next(table_buckets)
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from rucola.errors import StoreError
 from rucola.message.topics import is_system_topic
 from rucola.spark.archive import Archive, ArchiveWriter
 from rucola.spark.jobs import archive
-from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
 from rucola.spark.lake import read_lake
 from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.writer import open_lake
+from rucola.spark.partition_tasks import partition_tasks, read_partitions
 from rucola.spark.source.batch_reader import plan
 from rucola.spark.source.batch_reader import read as read_partition
 from rucola.spark.source.options import parse_read_options
@@ -109,7 +109,8 @@ def test_files_of_a_failed_attempt_are_not_published(
     read = parse_read_options(options)
     with open_lake(tmp_path / "lake") as lake:
         batches = [batch for each in plan(read) for batch in read_partition(each, read, tuple(COLUMNS))]
-        write_rows(batches, lake.staged_rows / "00000-failed", lake.staged_entries / "00000-failed")
+        lake.begin()
+        write_rows(batches, lake.storage, f"{lake.run}-00000-{0:032x}", lake.staging)
         writer, tasks = ArchiveWriter(lake), partition_tasks(spark, plan(read))
         staged = writer.append_in_spark(
             tasks, partial(read_partitions, partial(read_partition, options=read, names=tuple(COLUMNS)))
@@ -117,6 +118,11 @@ def test_files_of_a_failed_attempt_are_not_published(
         writer.commit({})
     assert sum(queue.rows for queue in staged.queues) == len(places)
     assert archived(spark, tmp_path / "lake") == places
+    # The next run deletes them.
+    with open_lake(tmp_path / "lake") as lake:
+        live = lake.snapshot()
+    names = {str(path.relative_to(tmp_path / "lake")) for path in (tmp_path / "lake").rglob("*.parquet")}
+    assert names == {file.path for file in (*live.rows, *live.keys)}
 
 
 @pytest.mark.spark

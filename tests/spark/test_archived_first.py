@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from rucola.message.record import decode
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
@@ -14,11 +17,14 @@ from rucola.store.retention import DiskUsage
 from support.stores import config, inner
 
 
-def test_retention_reads_the_progress_that_the_lake_publishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_retention_reads_the_progress_that_the_lake_publishes(tmp_path: Path, is_elsewhere: bool) -> None:
+    """In the lake, or in a directory beside the broker if a catalog has the lake."""
+    told = tmp_path / "told" if is_elsewhere else tmp_path / "lake"
+    catalog = f"sqlite:///{tmp_path / 'catalog.db'}" if is_elsewhere else None
+    lake = Archive(tmp_path / "lake", catalog, progress_directory=told if is_elsewhere else None)
     settings = config(
-        tmp_path / "store",
-        delete_only_archived=True,
-        archive_progress_path=tmp_path / "lake" / "_rucola" / "progress.json",
+        tmp_path / "store", delete_only_archived=True, archive_progress_path=told / "_rucola" / "progress.json"
     )
     session = LazySession("tests", use_spark=False)
     with MessageStore(settings) as store:
@@ -34,10 +40,13 @@ def test_retention_reads_the_progress_that_the_lake_publishes(tmp_path: Path) ->
 
         assert begin_after_a_round() == 0
         store.checkpoint()
-        archive.run(session, settings.store_path_root_dir, tmp_path / "lake", broker_name="files")
+        archive.run(session, settings.store_path_root_dir, lake, broker_name="files")
         assert begin_after_a_round() == 0  # archived under another name
         for archived, begin in ((end, 0), (4096, 4096), (store.max_physical_offset, 8192)):
             progress = ArchiveProgress(archived, last.physical_offset, msg_id, {"T": {"0": 3}})
-            with Archive(tmp_path / "lake").open() as lake:
-                lake.commit({str(settings.store_path_root_dir): progress})
+            with lake.open() as writer:
+                writer.commit({str(settings.store_path_root_dir): progress})
             assert begin_after_a_round() == begin
+    # Its files are compared where they can be seen.
+    listed = msgspec.json.decode((told / "_rucola" / "files.json").read_bytes())
+    assert listed.get("location") == (str(lake) if is_elsewhere else None)

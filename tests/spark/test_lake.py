@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,44 +24,25 @@ from pyiceberg.catalog.sql import SqlCatalog
 from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import sql
-from rucola.spark.lake import local_io, tables, writer
+from rucola.spark.lake import catalogs, local_io, storage, tables, writer
 from rucola.spark.lake.data_files import MESSAGES
-from rucola.spark.lake.parquet_files import write_row_file, write_rows
-from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.parquet_files import write_rows
+from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress
+from rucola.spark.lake.staging import stage_in_process
+from rucola.spark.lake.storage import Directory
 from rucola.spark.lake.tables import KEPT_SNAPSHOTS, LakeInUse, Tables, open_tables, partition_of, read_snapshot
-from rucola.spark.lake.writer import LakeWriter, open_lake
-from rucola.spark.source.columns import SCHEMA
+from rucola.spark.lake.writer import LakeWriter, StagedFiles, open_lake
 from support.errors import raises
 from support.killing import Deadly, Killed
 from support.lake_entries import lake_entries
+from support.lake_messages import added, messages
 
 pytestmark = pytest.mark.slow
 
-MIDNIGHT_US = 1_700_006_400_000_000  # 2023-11-15 00:00 UTC
 
-
-def messages(offsets: Iterable[int]) -> pa.RecordBatch:
-    """One message for each physical offset, in two topics."""
-    numbers = dict.fromkeys(
-        ("flag", "sysFlag", "reconsumeTimes", "preparedTransactionOffset", "queueId", "storeSize"), 0
-    )
-    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), MIDNIGHT_US)
-    hosts = dict.fromkeys(("bornHost", "storeHost"), "127.0.0.1:10911")
-    rows = [
-        {
-            **dict.fromkeys(SCHEMA.names), **numbers, **times, **hosts,
-            "topic": f"T{offset % 2}", "body": b"body", "brokerName": "a", "queueOffset": offset,
-            "properties": [("UNIQ_KEY", f"U{offset}")], "msgId": f"U{offset}", "commitLogOffset": offset,
-        }
-        for offset in offsets
-    ]  # fmt: skip
-    return pa.RecordBatch.from_pylist(rows, SCHEMA)
-
-
-def stage(lake: LakeWriter, offsets: Iterable[int]) -> dict[str, int]:
-    """Put messages and their keys into staging, and return how many there are of both."""
-    batch = messages(offsets)
-    return {"rows": len(batch), "entries": write_rows([batch], lake.staged_rows, lake.staged_keys)}
+def stage(lake: LakeWriter, offsets: Iterable[int]) -> StagedFiles:
+    """Write messages and their keys, to be committed."""
+    return stage_in_process(lake, [messages(offsets)]).files
 
 
 def seen(root: Path) -> tuple[list[int], int]:
@@ -87,7 +69,7 @@ AFTER = [1, 2, 3, 4], 5
 
 def first_commit(root: Path) -> None:
     with open_lake(root) as lake:
-        lake.publish({"a": ArchiveProgress(2)}, **stage(lake, [0, 1]))
+        lake.publish(stage(lake, [0, 1]), {"a": ArchiveProgress(2)})
 
 
 def second_commit(root: Path) -> None:
@@ -95,7 +77,7 @@ def second_commit(root: Path) -> None:
     with open_lake(root) as lake:
         staged, old = stage(lake, [1, 2, 3, 4]), lake.snapshot()
         replaced = [file.path for file in old.rows], [file.path for file in old.keys]
-        lake.publish({"a": ArchiveProgress(5)}, *replaced, **staged, keep_replaced_ms=0)
+        lake.publish(staged, {"a": ArchiveProgress(5)}, *replaced, keep_replaced_ms=0)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -103,11 +85,11 @@ def second_commit(root: Path) -> None:
     ("owner", "name"),
     [
         (writer, "replace_file"),
-        (writer, "sync_directory"),
-        (writer, "sync_file"),
+        (storage, "sync_directory"),
+        (storage, "sync_file"),
         (local_io, "sync_all"),
         (SqlCatalog, "commit_table"),
-        (Path, "replace"),
+        (Directory, "delete_directory"),
         (Path, "unlink"),
     ],
 )
@@ -131,7 +113,7 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(
         assert (rows, left.progress["a"].physical_offset) in (BEFORE, AFTER)
         assert published(root) <= left.progress["a"].physical_offset
         with open_lake(root):
-            assert not (root / "_rucola" / "staging").exists()
+            assert not [*(root / STAGING_DIRECTORY).glob("*")]
             assert published(root) == left.progress["a"].physical_offset
         second_commit(root) if rows == BEFORE[0] else Archive(root).compact(keep_replaced_ms=0)
         assert seen(root) == AFTER
@@ -149,9 +131,9 @@ def test_a_run_counts_only_if_its_files_hold_what_was_written(tmp_path: Path, ro
     """As if a task had written elsewhere: nothing is published, and the next run begins where the last one ended."""
     first_commit(tmp_path)
     with open_lake(tmp_path) as lake:
-        stage(lake, [2, 3, 4])
+        staged = replace(stage(lake, [2, 3, 4]), row_count=rows, entry_count=entries)
         with pytest.raises(DirectoryNotShared):
-            lake.publish({"a": ArchiveProgress(5)}, rows=rows, entries=entries)
+            lake.publish(staged, {"a": ArchiveProgress(5)})
     with open_lake(tmp_path):
         assert seen(tmp_path) == BEFORE
         assert published(tmp_path) == 2
@@ -168,13 +150,6 @@ def opened(root: Path) -> Tables:
     return found
 
 
-def added(root: Path, name: str, offsets: Iterable[int]) -> list[tuple[Path, list[Any]]]:
-    """Write messages of one topic, and return their file with its partition."""
-    path = root / "data" / f"{name}.parquet"
-    write_row_file(pa.Table.from_batches([messages(offsets)]), path)
-    return [(path, partition_of(f"T{next(iter(offsets)) % 2}", "2023-11-15"))]
-
-
 def rows_in(table: Any) -> list[int]:
     """The messages as pyiceberg reads them."""
     return sorted(table.scan(selected_fields=("commitLogOffset",)).to_arrow()["commitLogOffset"].to_pylist())
@@ -184,10 +159,10 @@ def test_of_two_commits_of_the_same_messages_one_counts(tmp_path: Path) -> None:
     """Both have read the same progress. Commits of other stores do not concern them."""
     first_commit(tmp_path)
     one, other, third, last = (opened(tmp_path) for _ in range(4))
-    one.commit(one.messages, added(tmp_path, "one", [2, 4]), progress={"a": ArchiveProgress(5)})
+    one.commit(one.messages, added(one, "one", [2, 4]), progress={"a": ArchiveProgress(5)})
     with pytest.raises(LakeInUse):
-        other.commit(other.messages, added(tmp_path, "other", [2, 4, 6]), progress={"a": ArchiveProgress(7)})
-    third.commit(third.messages, added(tmp_path, "third", [11]), progress={"b": ArchiveProgress(12)})
+        other.commit(other.messages, added(other, "other", [2, 4, 6]), progress={"a": ArchiveProgress(7)})
+    third.commit(third.messages, added(third, "third", [11]), progress={"b": ArchiveProgress(12)})
     assert rows_in(opened(tmp_path).messages) == [0, 1, 2, 4, 11]
     progress = {name: each.physical_offset for name, each in read_snapshot(tmp_path).progress.items()}
     assert progress == {"a": 5, "b": 12}
@@ -210,7 +185,7 @@ def test_a_lake_can_be_read_while_it_is_made(tmp_path: Path, monkeypatch: pytest
         return look
 
     steps: list[tuple[Any, str]] = [(SqlCatalog, "create_table"), (SqlCatalog, "commit_table"), (local_io, "sync_all")]
-    for owner, name in (*steps, (tables, "sync_directory"), (writer, "make_directory")):
+    for owner, name in (*steps, (catalogs, "sync_directory"), (storage, "make_directory")):
         monkeypatch.setattr(owner, name, looking(getattr(owner, name)))
     first_commit(tmp_path)
     assert {*found} == {0, 2}
@@ -228,7 +203,7 @@ def test_many_writers_lose_no_commit(tmp_path: Path) -> None:
             together.wait()
             for step in range(3):
                 offset = 100 * number + 2 * step
-                files = added(tmp_path, f"{number}-{step}", [offset])
+                files = added(own, f"{number}-{step}", [offset])
                 own.commit(own.messages, files, progress={f"store {number}": ArchiveProgress(offset)})
         except Exception as error:
             failures.append(error)
@@ -258,7 +233,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_for(
     own = opened(tmp_path)
 
     def commit() -> None:
-        own.commit(own.messages, added(tmp_path, "new", [2, 4]), progress={"a": ArchiveProgress(5)})
+        own.commit(own.messages, added(own, "new", [2, 4]), progress={"a": ArchiveProgress(5)})
 
     if lands:
         commit()
@@ -278,7 +253,7 @@ def compact_elsewhere(root: Path) -> None:
     with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
         for file in old:
             update.delete_data_file(file)
-        update.append_data_file(tables._data_file(table, path, partition_of("T0", "2023-11-15")))
+        update.append_data_file(opened(root).data_file(table, f"data/{path.name}", partition_of("T0", "2023-11-15")))
     current = table.current_snapshot()
     assert current is not None
     others = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id != current.snapshot_id]
@@ -289,7 +264,7 @@ def compact_elsewhere(root: Path) -> None:
 def test_progress_survives_compaction_and_expiry_by_another_engine(tmp_path: Path) -> None:
     first_commit(tmp_path)
     with open_lake(tmp_path) as lake:
-        lake.publish({"a": ArchiveProgress(6)}, **stage(lake, [2, 3, 4, 5]))
+        lake.publish(stage(lake, [2, 3, 4, 5]), {"a": ArchiveProgress(6)})
     compact_elsewhere(tmp_path)
     assert seen(tmp_path) == ([0, 1, 2, 3, 4, 5], 6)
     with open_lake(tmp_path) as lake:
@@ -297,14 +272,14 @@ def test_progress_survives_compaction_and_expiry_by_another_engine(tmp_path: Pat
         # In between, too: the commit is repeated on the table as it has become.
         staged = stage(lake, [6, 7])
         compact_elsewhere(tmp_path)
-        lake.publish({"a": ArchiveProgress(8)}, **staged)
+        lake.publish(staged, {"a": ArchiveProgress(8)})
     assert seen(tmp_path) == ([*range(8)], 8)
     # A compaction of files that another one has replaced is given up.
     with open_lake(tmp_path) as lake:
         old = [file.path for file in lake.snapshot().rows if file.topic == "T0"]
         compact_elsewhere(tmp_path)
         with pytest.raises(LakeInUse):
-            lake.publish(replaces=old, **stage(lake, [0, 2, 4, 6]))
+            lake.publish(stage(lake, [0, 2, 4, 6]), replaces=old)
     assert Archive(tmp_path).compact(min_files=2).rows > 0
     assert seen(tmp_path) == ([*range(8)], 8)
 
@@ -314,7 +289,7 @@ def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tables, "_METADATA_GRACE_MS", 0)
     for number in range(2 * KEPT_SNAPSHOTS + 5):
         with open_lake(tmp_path) as lake:
-            lake.publish({"a": ArchiveProgress(number + 1)}, **stage(lake, [number]))
+            lake.publish(stage(lake, [number]), {"a": ArchiveProgress(number + 1)})
     own = opened(tmp_path)
     assert all(len(table.metadata.snapshots) <= 1.5 * KEPT_SNAPSHOTS for table in (own.keys, own.messages))
     assert len([*(tmp_path / "metadata").iterdir()]) <= 5 * KEPT_SNAPSHOTS
@@ -331,9 +306,9 @@ def older_lake(root: Path) -> None:
     row_files, key_files = [], []
     for number, batch in enumerate((first, second), 1):
         staged = root / f"staged-{number}"
-        write_rows([batch], staged / "rows", staged / "keys")
-        for count, path in enumerate(sorted((staged / "rows").rglob("*.parquet"))):
-            target = f"{path.parent.relative_to(staged / 'rows')}/{number:010d}-{count:05d}.parquet"
+        write_rows([batch], Directory(staged), "part", "keys")
+        for count, path in enumerate(sorted((staged / "data").rglob("*.parquet"))):
+            target = f"{path.parent.relative_to(staged / 'data')}/{number:010d}-{count:05d}.parquet"
             (root / target).parent.mkdir(parents=True, exist_ok=True)
             table = pq.read_table(path, partitioning=None).drop_columns(["topic", "bodyError"])
             pq.write_table(pa.table(table.columns, names=table.schema.names), root / target)
@@ -360,7 +335,7 @@ def test_a_lake_of_an_earlier_version_is_adopted_as_it_is(tmp_path: Path) -> Non
     Archive(tmp_path).compact(min_files=9)
     with open_lake(tmp_path) as lake:
         assert lake.progress()["a"] == ArchiveProgress(4, 3, "U3", {"T0": {"0": 3}})
-        lake.publish({"a": ArchiveProgress(6)}, **stage(lake, [4, 5]))
+        lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)})
     assert {name: (tmp_path / name).read_bytes() for name in content} == content
     assert not [*(tmp_path / "_rucola").glob("[ps][en]*.json*")]
     assert seen(tmp_path) == ([*range(6)], 6)
@@ -537,7 +512,7 @@ def test_a_lake_is_created_only_in_an_empty_local_directory(tmp_path: Path, monk
     with pytest.raises(ConfigError), open_lake("s3a://bucket/lake"):
         pass
     first_commit(tmp_path / "lake")
-    monkeypatch.setattr(tables, "_NETWORK_FILE_SYSTEMS", {tables._file_system(tmp_path)})
+    monkeypatch.setattr(catalogs, "_NETWORK_FILE_SYSTEMS", {catalogs._file_system(tmp_path)})
     for name in ("new", "lake"):
         with raises(ConfigError, subject=str(tmp_path / name)), open_lake(tmp_path / name):
             pass

@@ -40,7 +40,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "derive": lambda lake: Archive(lake).derive({"T": JsonBodies()}),
 }
 ENTRIES = [
-    "_rucola", "_rucola/catalog.db", "_rucola/keys", "_rucola/keys/metadata", "_rucola/keys/FILE", "metadata",
+    "_rucola", "_rucola/catalog.db", "_rucola/keys", "_rucola/keys/metadata", "_rucola/keys/data",
+    "_rucola/keys/data/FILE", "metadata",
     "metadata/version-hint.text", "_rucola/files.json", "_rucola/progress.json", "_rucola/lock",
     "_rucola/snapshot.json", "data", "data/topic=T", "data/topic=T/ANY", "data/topic=T/ANY/ANY",
 ]  # fmt: skip
@@ -90,7 +91,9 @@ def test_a_table_that_names_files_outside_the_lake_is_refused(lake: Path) -> Non
     with open_tables(lake) as tables:
         assert tables is not None
         shutil.copy(lake / read_snapshot(lake).rows[0].path, precious)
-        tables.commit(tables.messages, [(precious, partition_of("T", "2023-11-14"))])
+        file = tables.data_file(tables.messages, read_snapshot(lake).rows[0].path, partition_of("T", "2023-11-14"))
+        file[1] = str(precious)  # its path
+        tables.commit(tables.messages, [file])
     for job in (*WRITERS.values(), *READERS.values()):
         with pytest.raises(StoreError):
             job(lake)

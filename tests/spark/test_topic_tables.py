@@ -25,10 +25,10 @@ from rucola.spark.bodies import Decoder
 from rucola.spark.bodies.decoded import column
 from rucola.spark.bodies.json_bodies import JsonBodies
 from rucola.spark.bodies.json_schemas import struct_type
-from rucola.spark.lake import local_io, tables, topic_tables
+from rucola.spark.lake import local_io, storage, tables, topic_tables
 from rucola.spark.lake.compaction import MIN_FILES
-from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.snapshot import ArchiveProgress
+from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.tables import LakeInUse, Tables, TopicTableError, open_tables, partition_of
 from rucola.spark.lake.topic_tables import Incompatible, adapt_schema
 from rucola.spark.lake.writer import locked, open_lake
@@ -61,8 +61,8 @@ def archive(root: Path, bodies: Sequence[bytes], begin: int = 0, *, topic: str =
     if changes.get("brokerName") == "live":
         progress = ArchiveProgress(0, queues={topic: {"0": begin + len(bodies)}}, is_live=True)
     with open_lake(root) as lake:
-        entries = write_rows([pa.RecordBatch.from_pylist(rows, SCHEMA)], lake.staged_rows, lake.staged_keys)
-        lake.publish({changes.get("brokerName", "a"): progress}, rows=len(rows), entries=entries)
+        staged = stage_in_process(lake, [pa.RecordBatch.from_pylist(rows, SCHEMA)])
+        lake.publish(staged.files, {changes.get("brokerName", "a"): progress})
 
 
 def objects(numbers: Iterable[int]) -> list[bytes]:
@@ -359,7 +359,7 @@ def named_files(root: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (topic_tables, "sync_directory"),
+        (storage, "sync_directory"),
         (local_io, "sync_all"),
         (SqlCatalog, "commit_table"),
         (Path, "replace"),

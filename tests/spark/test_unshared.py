@@ -1,7 +1,8 @@
 """Jobs on a worker that does not have the driver's directories: they are right, or refuse with one sentence.
 
-`python test_unshared.py MASTER FOLDER NAMESRV` runs the jobs, once with directories that the worker shares, and once
-with some that it does not, and prints what each did as JSON: its result, or its error.
+`python test_unshared.py MASTER FOLDER NAMESRV URL` runs the jobs, once with directories that the worker shares, once
+with some that it does not, and once with a lake in an object store, and prints what each did as JSON: its result, or
+its error.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from rucola.store.tools.rebuild import rebuild as rebuild_here
 from support.broker_thread import broker_thread
 from support.database_fixtures import initialized
 from support.databases import OutboxDatabase
+from support.object_store import TableBucket
 from support.reconciled import put_stub
 from support.small_store import SmallStore
 from support.spark_cluster import spark_cluster
@@ -48,15 +50,24 @@ RIGHT: dict[str, Any] = {
     "audit": 2 * COUNT,
     "data source": COUNT,
     "search": COUNT,
+    "archive to an object store": COUNT,
+    "compact an object store": COUNT,
+    "search an object store": COUNT,
+    "audit an object store": COUNT,
+    "replay an object store": [COUNT, COUNT],
+    "reconcile an object store": 1,
 }
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
-    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase]
+    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase], table_bucket: TableBucket
 ) -> None:
-    """The worker sees another directory at the path of `private`, with another store of the same size."""
+    """The worker sees another directory at the path of `private`, with another store of the same size.
+
+    A lake in an object store needs no directory that both see.
+    """
     shared, private, other = (tmp_path / name for name in ("shared", "private", "other"))
     for directory in (shared, private, other):
         directory.mkdir()
@@ -76,9 +87,13 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
         spark_cluster(tmp_path / "cluster", {private: other}) as master,
     ):
         done = subprocess.run(
-            [sys.executable, __file__, master, str(tmp_path), namesrv],
+            [sys.executable, __file__, master, str(tmp_path), namesrv, f"{table_bucket.url}/a/lake"],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={
+                **os.environ,
+                **table_bucket.environment("objects"),
+                "PYTHONPATH": str(Path(__file__).parents[1]),
+            },
             text=True,
             check=True,
         )
@@ -108,7 +123,7 @@ def filled_store(path: Path, at_ms: int) -> Path:
 Job = tuple[str, Callable[[], Any]]
 
 
-def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
+def jobs(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterator[Job]:
     """Each job with the name of what is shared. `private` directories are the driver's; the worker has others there."""
     shared, private = folder / "shared", folder / "private"
     store, lake = shared / "store", shared / "lake"
@@ -138,8 +153,24 @@ def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
     yield "replay a private lake", lambda: replayed(session, private / "lake", namesrv, shared / "ledger-3")
     yield "reconcile a private export", lambda: missing(session, private / "export", logs, shared / "reconciled-2")
 
+    objects = Archive(url, "objects")
+    yield "archive to an object store", lambda: archive.run_live(session, namesrv, objects).rows
+    yield "compact an object store", lambda: compacted(objects)
+    yield "search an object store", lambda: found(session, objects, "Copy")
+    yield "audit an object store", lambda: audit.run(session, [objects]).messages
+    yield "replay an object store", lambda: replayed(session, objects, namesrv, shared / "ledger-4")
+    yield (
+        "reconcile an object store",
+        lambda: missing(session, database, LogSources({"broker-a": store}, [objects]), shared / "reconciled-3"),
+    )
 
-def replayed(session: SparkSession, source: Path, namesrv: str, ledger: Path) -> tuple[int, int]:
+
+def compacted(lake: Archive) -> int:
+    lake.compact(min_files=1)
+    return sum(len(batch) for batch in lake.scan().batches(["queueOffset"]))
+
+
+def replayed(session: SparkSession, source: Path | Archive, namesrv: str, ledger: Path) -> tuple[int, int]:
     result = replay.run(session, source, ReplayOptions(namesrv, ledger, "Copy"))
     return result.sent, result.acknowledged
 
@@ -164,16 +195,16 @@ def read(session: SparkSession, store: Path) -> int:
         return session.read.format("rocketmq").option("storePath", str(store)).load().count()
 
 
-def found(session: SparkSession, lake: Path) -> int:
-    return len(search.run(session, lake, Selection(topics=("T",))).messages)
+def found(session: SparkSession, lake: Path | Archive, topic: str = "T") -> int:
+    return len(search.run(session, lake, Selection(topics=(topic,))).messages)
 
 
-def main(master: str, folder: str, namesrv: str) -> None:
+def main(master: str, folder: str, namesrv: str, url: str) -> None:
     frugal = {"spark.task.maxFailures": "1", "spark.sql.shuffle.partitions": "1"}
     frugal["spark.executor.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     session = local_session("tests", master=master, configuration=frugal, is_short=True)
     told = {}
-    for name, job in jobs(session, Path(folder), namesrv):
+    for name, job in jobs(session, Path(folder), namesrv, url):
         try:
             told[name] = {"result": job()}
         except MQError as error:

@@ -16,7 +16,9 @@ from pathlib import Path
 HOST = "127.0.0.1"
 _LOWEST = 10_000
 _WORKERS = 8
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+EPHEMERAL = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
+"""The begin of the ephemeral range: what Linux says, or its default."""
 
 
 def free_ports(count: int, *others: int) -> list[int]:
@@ -43,7 +45,5 @@ def free_port() -> int:
 
 def _ports() -> range:
     """The ports of this worker."""
-    # What Linux says, or its default.
-    end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return range(_LOWEST + worker % _WORKERS, end, _WORKERS)
+    return range(_LOWEST + worker % _WORKERS, EPHEMERAL, _WORKERS)

@@ -7,6 +7,8 @@
         writer.append(batches)
         writer.commit({"broker-a": progress})                      # messages and progress in one commit
 
+Jobs accept the path of an archive in its place; one in a catalog is given as `Archive(location, catalog)`.
+
 An archive is a lake (`rucola.spark.lake`). No other module imports the lake's modules, so that one module has to
 change for another table format. Importing it starts no Java runtime.
 """
@@ -22,16 +24,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from rucola.files import local_path
+from rucola.errors import ConfigError
+from rucola.files import is_remote, local_path
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.spark.lake import lookup, parquet_files
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
 from rucola.spark.lake.parquet_files import FilePiece
 from rucola.spark.lake.reader import read_lake
-from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_files, is_lake
+from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, Snapshot, check_files, is_lake
 from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
 from rucola.spark.lake.status import ArchivedTopic, TableStatus, table_status
+from rucola.spark.lake.storage import Storage
 from rucola.spark.lake.tables import LakeInUse, TopicTableError, read_snapshot
 from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
 from rucola.spark.source.array_conversions import Array
@@ -72,30 +76,53 @@ _MAX_PUSHED_OFFSETS: Final = 1000
 
 
 class Archive:
-    """The archived messages in one directory, which need not exist until messages are appended.
+    """The archived messages in one directory or object store, which need not exist until messages are appended.
+
+    `catalog` is a name in pyiceberg's configuration or a URI; without it, the archive is in a directory of this machine
+    that has the embedded catalog. An object store, by its URL, needs a catalog. Appending writes copies of the progress
+    below `progress_directory` for brokers with deleteOnlyArchived; by default, the embedded catalog's are in the
+    archive, and there are no others.
 
     Reading raises StoreError if there is no archive, StoreCorrupt if a file is missing, unreadable or truncated.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = local_path(path).absolute()
+    def __init__(
+        self, path: str | Path | Archive, catalog: str | None = None, *, progress_directory: str | Path | None = None
+    ) -> None:
+        if isinstance(path, Archive):
+            vars(self).update(vars(path))
+            return
+        if catalog is None and progress_directory is not None:
+            raise ConfigError("an archive without a catalog has the copies of its progress in its own directory")
+        is_url = catalog is not None and is_remote(path)
+        self.path: str | Path = str(path).rstrip("/") if is_url else local_path(path).absolute()
+        """The directory, or the URL of an object store."""
+        self.catalog = catalog
+        self.progress_directory = None if progress_directory is None else local_path(progress_directory).absolute()
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     @property
     def exists(self) -> bool:
-        """Whether the directory is an archive."""
-        return is_lake(self.path)
+        """Whether the directory is an archive; with a catalog, which is asked when something is read, always."""
+        return self.catalog is not None or is_lake(Path(self.path))
+
+    def _snapshot(self) -> Snapshot:
+        return read_snapshot(self.path, self.catalog)
 
     def progress(self) -> Mapping[str, ArchiveProgress]:
         """Return the archive progress of each store and live broker, by name."""
-        return read_snapshot(self.path).progress
+        return self._snapshot().progress
 
     def status(self) -> TableStatus:
         """Return what the archive holds, by topic, without opening a file of messages."""
-        return table_status(self.path)
+        return table_status(self.path, self.catalog)
 
     def verify(self) -> None:
         """Raise StoreCorrupt for a file of messages that is missing or truncated."""
-        check_files(self.path, read_snapshot(self.path).rows)
+        snapshot = self._snapshot()
+        check_files(snapshot.storage, snapshot.rows)
 
     def scan(
         self,
@@ -110,11 +137,11 @@ class Archive:
         The result has all messages that meet the conditions, and may have others of the same files, except of other
         topics. `topics` are names or a condition, `days` UTC dates, inclusive. InvalidMessage for a wrong id.
         """
-        snapshot = read_snapshot(self.path)
+        snapshot = self._snapshot()
         files = [file for file in snapshot.rows if _is_topic(file.topic, topics) and days[0] <= file.date <= days[1]]
         offsets: list[int] | None = None
         if keys is not None:
-            where = lookup.candidate_offsets(self.path, snapshot, keys)
+            where = lookup.candidate_offsets(snapshot, keys)
             files = lookup.files_with_offsets(files, where)
             offsets = sorted({offset for file in files for offset in where[file.topic, file.date].tolist()})
         if offset_msg_id is not None:
@@ -122,7 +149,7 @@ class Archive:
             _, physical_offset = parse_offset_msg_id(offset_msg_id)
             files = [file for file in files if file.least <= physical_offset <= file.most]
             offsets = [physical_offset]
-        return ArchiveScan(self.path, tuple(files), offsets, snapshot.progress)
+        return ArchiveScan(snapshot.storage, tuple(files), offsets, snapshot.progress)
 
     def by_key(
         self,
@@ -138,11 +165,12 @@ class Archive:
 
         With `unique`, True compares unique keys only, False keys only.
         """
-        return lookup.by_key(self.path, keys, most=most, unique=unique, topics=topics, days=days, matches=matches)
+        snapshot = self._snapshot()
+        return lookup.by_key(snapshot, keys, most=most, unique=unique, topics=topics, days=days, matches=matches)
 
     def by_offset_msg_id(self, offset_msg_id: str) -> ArchivedMessage | None:
         """Return the message with this offsetMsgId, or None, without Spark. InvalidMessage for a wrong id."""
-        return lookup.by_offset_msg_id(self.path, offset_msg_id)
+        return lookup.by_offset_msg_id(self._snapshot(), offset_msg_id)
 
     @contextmanager
     def open(self) -> Iterator[ArchiveWriter]:
@@ -151,33 +179,35 @@ class Archive:
         ConfigError if the directory cannot be an archive, LakeInUse if another run is writing, StoreError if other
         users can change it or it contains links, StoreCorrupt if any of its files is missing or truncated.
         """
-        with open_lake(self.path) as lake:
+        with open_lake(self.path, self.catalog, progress_directory=self.progress_directory) as lake:
             yield ArchiveWriter(lake)
 
     def compact(self, **options: Any) -> CompactionResult:
         """Merge small files (see `rucola.spark.lake.compaction.run`)."""
         from rucola.spark.lake import compaction
 
-        return compaction.run(self.path, **options)
+        return compaction.run(self.path, self.catalog, progress_directory=self.progress_directory, **options)
 
     def derive(self, decoders: Mapping[str, Decoder], **options: Any) -> list[DerivedTopic]:
         """Add new messages to the tables of single topics (see `rucola.spark.lake.topic_tables.derive`)."""
         from rucola.spark.lake import topic_tables
 
+        if self.catalog is not None:
+            raise ConfigError("tables of single topics need a lake with the embedded catalog", subject=self.catalog)
         return topic_tables.derive(self.path, decoders, **options)
 
     def reindex(self) -> int:
         """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""
         from rucola.spark.lake import compaction
 
-        return compaction.reindex(self.path)
+        return compaction.reindex(self.path, self.catalog)
 
 
 @dataclass(frozen=True)
 class ArchiveScan:
     """Messages of one commit of an archive, made by `Archive.scan`; later commits do not change them."""
 
-    path: Path
+    _storage: Storage
     _files: tuple[RowFile, ...]
     _offsets: Sequence[int] | None
     progress: Mapping[str, ArchiveProgress]
@@ -186,11 +216,11 @@ class ArchiveScan:
     @cached_property
     def size(self) -> int:
         """The estimated bytes of the messages' records."""
-        return parquet_files.estimate_size(self.path, self._files)
+        return parquet_files.estimate_size(self._storage, self._files)
 
     def rows(self, session: SparkSession) -> DataFrame:
         """Return a DataFrame with the columns of the data source, and `date`."""
-        rows = read_lake(session, self.path, self._files)
+        rows = read_lake(session, self._storage, self._files)
         if self._offsets is None or len(self._offsets) > _MAX_PUSHED_OFFSETS:
             return rows
         return rows.where(rows["commitLogOffset"].isin(*self._offsets))
@@ -202,29 +232,29 @@ class ArchiveScan:
 
     def batches(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """Yield the columns `names`, without Spark."""
-        return parquet_files.read_rows(self.path, self._files, names)
+        return parquet_files.read_rows(self._storage, self._files, names)
 
     def dataset(self) -> Dataset:
         """Return an Arrow dataset with the columns of the data source, for engines that read these."""
         from rucola.spark.lake.arrow_dataset import dataset_of
 
-        return dataset_of(self.path, self._files)
+        return dataset_of(self._storage, self._files)
 
     def parts(self, least: int) -> list[ArchivePart]:
         """Divide the messages into parts of nearly equal size, at least `least` if there is enough to read."""
         parts = parquet_files.parts(self._files, least)
-        return [ArchivePart(self.path, part, self._offsets) for part in parts]
+        return [ArchivePart(self._storage, part, self._offsets) for part in parts]
 
     def newest(self, names: Sequence[str], matches: Callable[[pa.RecordBatch], Array], most: int) -> SearchResult:
         """Return the newest messages whose rows match, without Spark; `matches` gets the columns `names`."""
-        return lookup.newest(self.path, self._files, names, matches, most)
+        return lookup.newest(self._storage, self._files, names, matches, most)
 
 
 @dataclass(frozen=True)
 class ArchivePart:
     """Messages that one task reads, made by `ArchiveScan.parts`."""
 
-    path: Path
+    _storage: Storage
     _pieces: tuple[FilePiece, ...]
     _offsets: Sequence[int] | None
 
@@ -232,14 +262,14 @@ class ArchivePart:
         """Yield the columns `names`, one batch per row group."""
         wanted = tuple(names)
         for piece in self._pieces:
-            yield from parquet_files.read_piece(self.path, piece, wanted, self._offsets)
+            yield from parquet_files.read_piece(self._storage, piece, wanted, self._offsets)
 
 
 class ArchiveWriter:
     """An archive that is open for one commit, made by `Archive.open`."""
 
     def __init__(self, lake: LakeWriter) -> None:
-        self.path = lake.root
+        self.path = lake.location
         self._lake = lake
         self._staged = StagedMessages()
 
@@ -259,7 +289,7 @@ class ArchiveWriter:
 
     def commit(self, progress: Mapping[str, ArchiveProgress]) -> AddedFiles:
         """Publish the appended messages, their keys and the progress at once."""
-        return self._lake.publish(progress, rows=self._staged.rows, entries=self._staged.entries)
+        return self._lake.publish(self._staged.files, progress)
 
 
 def _is_topic(topic: str, wanted: Collection[str] | Callable[[str], bool] | None) -> bool:

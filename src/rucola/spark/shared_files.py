@@ -59,7 +59,7 @@ def _digest(path: Path, position: int, size: int) -> bytes:
         return hashlib.sha256(file.read(size)).digest()
 
 
-def not_shared(directory: Path, where: str = "a worker") -> DirectoryNotShared:
+def not_shared(directory: Path | str, where: str = "a worker") -> DirectoryNotShared:
     """Return the error for a directory that a worker does not share with the driver."""
     return DirectoryNotShared(
         f"{directory} on {where} is not the driver's: mount one file system at this path on the driver "

@@ -1,7 +1,7 @@
 """Archive progress for deleteOnlyArchived: the physical offset up to which this store's log is archived.
 
 An archive keeps one file, which it replaces atomically after each run. archiveProgressPath names it; the Spark
-archive's is `<lake>/_rucola/progress.json`:
+archive's is `<lake>/_rucola/progress.json`, or that of `archive --progress` for a lake that a catalog has:
 
     {"<archiveName>": {"physical_offset":      every record before this physical offset is archived,
                        "last_physical_offset": the last archived record's, null if there is none,
@@ -11,14 +11,16 @@ archiveName is by default the path of the store directory, as for the archive jo
 exceed the log's end and the last archived record, if the log still has it, has that msgId. Otherwise, and without a
 readable file, nothing counts as archived.
 
-The Spark archive also has `<lake>/_rucola/files.json`, the list of its files of messages:
+The Spark archive also has `files.json` beside it, the list of its files of messages:
 
     {"rows": [{"path": relative to the lake, "size": bytes, "topic", "rows": number of messages,
-               "least", "most": physical offsets}, ...]}
+               "least", "most": physical offsets}, ...],
+     "location": the lake's if it is elsewhere, where the archive job has compared the files with the list, and does so
+                 again at its next run}
 
 Deletion cannot be undone, so an entry of the Spark archive is used only if every file with messages of this part of the
-log exists in its size. Before a log file is deleted, its messages are counted by topic: the files of the lake that
-reach into this part of the log must have as many (`missing_messages`).
+log exists in its size, unless it is elsewhere. Before a log file is deleted, its messages are counted by topic: the
+files of the lake that reach into this part of the log must have as many (`missing_messages`).
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class _RowFile(msgspec.Struct):
 
 class _Files(msgspec.Struct):
     rows: list[_RowFile]
+    location: str | None = None
 
 
 def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
@@ -126,7 +129,7 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
         return None
     try:
         files = msgspec.json.decode(read_inside(own.parent, own / "files.json"), type=_Files)
-        for file in files.rows:
+        for file in files.rows if files.location is None else ():
             if file.least < end and file.most >= begin:
                 found = size_inside(own.parent, own.parent / file.path)
                 if found != file.size:

@@ -16,6 +16,7 @@ import msgspec
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient
 from rucola.admin.commands import Argument, Command, Flag, InvalidArguments, Result, Target
+from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import ADDRESS, TIME, PathType, TimeType, namesrv_option
 from rucola.cli.output import print_json, print_table, printable, to_json, wide_option
 from rucola.cli.suggestions import SuggestingGroup
@@ -31,7 +32,7 @@ FORMATS = {
     "file": PathType(exists=True, dir_okay=False),
     "new file": PathType(dir_okay=False),
     "directory": PathType(file_okay=False),
-    "lake": PathType(exists=True, file_okay=False),
+    "lake": LakeType(),
 }
 
 
@@ -116,7 +117,7 @@ def _options(argument: Argument) -> list[Callable[[Any], Any]]:
         more["callback"] = lambda _ctx, _param, value: secret(value, option.prompt)
     if option.envvar:
         more |= {"envvar": option.envvar, "show_envvar": True}
-    return [
+    return [catalog_option] * (option.format == "lake") + [
         click.option(
             *option.flags.split(), argument.name, required=argument.is_required, show_default=bool(argument.default),
             help=text, **more,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
@@ -29,6 +30,7 @@ from rucola.name_server_addresses import NAMESRV_VARIABLES
 from rucola.outages import Outages
 
 if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
     from rucola.spark.jobs.archive import ArchiveResult
     from rucola.spark.session import LazySession
 
@@ -36,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 lake_option = click.option(
     "--lake",
-    type=PathType(exists=True, file_okay=False),
+    type=LakeType(),
     required=True,
-    help="Directory of the lake, as given to `archive --out`.",
+    help="Directory of the lake, or the URL of an object store, as given to `archive --out`.",
 )
 
 
@@ -57,7 +59,19 @@ lake_option = click.option(
     help="Name of a store in the lake, one for each --store in the same order; by default its path.",
 )
 @namesrv_option("name_server", "Archive the live brokers of a name server.", other_source="stores")
-@click.option("--out", type=PathType(file_okay=False), required=True, help="Directory of the lake to write.")
+@click.option(
+    "--out",
+    type=LakeType(exists=False),
+    required=True,
+    help="Directory of the lake to write; with --catalog, the URL of an object store, too.",
+)
+@catalog_option
+@click.option(
+    "--progress",
+    "progress_directory",
+    type=PathType(file_okay=False),
+    help="With --catalog: directory for copies of the progress, which brokers with deleteOnlyArchived read.",
+)
 @click.option("--system-topics", is_flag=True, help="Archive system topics, too.")
 @skip_corrupt_option
 @click.option("--allow-loss", is_flag=True, help="Continue if messages were deleted before they were archived.")
@@ -78,7 +92,8 @@ def archive(
     stores: Sequence[Path],
     names: Sequence[str],
     name_server: str | None,
-    out: Path,
+    out: Path | Archive,
+    progress_directory: Path | None,
     system_topics: bool,
     skip_corrupt: bool,
     allow_loss: bool,
@@ -93,7 +108,7 @@ def archive(
 ) -> None:
     """Archive new messages of stores or live brokers in a lake.
 
-    A lake is a directory of Parquet files by topic and date, with an index of all keys. Stores and brokers may be in
+    A lake is an Iceberg table by topic and date, with an index of all keys. Stores and brokers may be in
     use. Each run adds the messages stored since the last one: none is archived twice or skipped, even if a run is
     killed. Afterwards, small files of the lake are merged (see `compact`). With --every the command prints only runs
     that archived messages, waits for unreachable brokers and for other runs, and on SIGINT or SIGTERM ends after the
@@ -110,6 +125,7 @@ def archive(
       rucola pipeline archive -n localhost:9876 --out lake --decode Orders=json:orders.json
       rucola pipeline archive -n localhost:9876 --out lake --decode Orders=avro:http://registry:8081
       rucola pipeline archive -n localhost:9876 --out lake --decode Orders=protobuf:orders.desc#shop.Order
+      rucola pipeline archive --store data --out s3://bucket/lake --catalog prod
     """
     if bool(stores) == (name_server is not None):
         raise click.UsageError(f"give either --store or --namesrvAddr, or set {NAMESRV_VARIABLES[0]}")
@@ -120,8 +136,15 @@ def archive(
     if names and (len(names) != len(stores) or len(set(names)) != len(names)):
         raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; name each store once")
     with require_spark():
+        from rucola.spark.archive import Archive
         from rucola.spark.jobs.archive import check_store
         from rucola.spark.session import LazySession
+    if progress_directory is not None:
+        if not isinstance(out, Archive):
+            raise click.UsageError("--progress applies to --catalog; a lake without one has these copies in _rucola")
+        out = Archive(out.path, out.catalog, progress_directory=progress_directory)
+    if isinstance(out, Archive) and (decodings or every_topic):
+        raise click.UsageError("tables of single topics need a lake without --catalog")
     for store in stores:
         check_store(store)
     decoders = parse_decodings(decodings)
@@ -144,21 +167,21 @@ def archive(
     _run_rounds(archive_once, f"the archive in {out}", interval_s, as_json)
 
 
-def _archive_live(session: LazySession, name_server: str, out: Path, **options: Any) -> ArchiveResult:
+def _archive_live(session: LazySession, name_server: str, out: Path | Archive, **options: Any) -> ArchiveResult:
     from rucola.spark.jobs.archive import run_live
 
     with show_tasks(session, f"archive {name_server}"):
         return run_live(session, name_server, out, **options)
 
 
-def _archive_store(session: LazySession, store: Path, out: Path, **options: Any) -> ArchiveResult:
+def _archive_store(session: LazySession, store: Path, out: Path | Archive, **options: Any) -> ArchiveResult:
     from rucola.spark.jobs.archive import run
 
     with show_tasks(session, f"archive {store}"):
         return run(session, store, out, **options)
 
 
-def _compact_after(lake: Path) -> None:
+def _compact_after(lake: Path | Archive) -> None:
     """Compact the lake after an archive run; a run that has locked it in the meantime will compact it."""
     from rucola.spark.archive import Archive, LakeInUse
 
@@ -231,6 +254,7 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 
 @click.command()
 @lake_option
+@catalog_option
 @click.option(
     "--at-least",
     "min_files",
@@ -242,7 +266,7 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 @click.option("--reindex", is_flag=True, help="First write the key index anew from the messages.")
 @json_option
 @wide_option
-def compact(lake: Path, min_files: int, reindex: bool, as_json: bool) -> None:
+def compact(lake: Path | Archive, min_files: int, reindex: bool, as_json: bool) -> None:
     """Merge a lake's small files, by topic and day, and the small files of its key index.
 
     Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import PathType
 from rucola.cli.output import optional, print_json, print_table, wide_option
 from rucola.cli.pipeline.command import (
@@ -20,17 +21,21 @@ from rucola.cli.pipeline.command import (
 )
 from rucola.cli.pipeline.selection_options import selection_options
 
+if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
+
 
 @click.command()
 @click.option(
     "-f",
     "--from",
     "sources",
-    type=PathType(exists=True, file_okay=False),
+    type=LakeType(),
     required=True,
     multiple=True,
     help="Store directory or lake to read. Can be repeated.",
 )
+@catalog_option
 @selection_options
 @click.option(
     "--out",
@@ -45,7 +50,7 @@ from rucola.cli.pipeline.selection_options import selection_options
 @json_option
 @wide_option
 def audit(
-    sources: Sequence[Path],
+    sources: Sequence[Path | Archive],
     conditions: dict[str, Any],
     out: Path | None,
     top: int,

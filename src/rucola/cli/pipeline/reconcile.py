@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import DurationRange, PathType, namesrv_option
 from rucola.cli.output import duration_text, print_json, print_table, progress_bar
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, skip_corrupt_option
@@ -16,6 +17,7 @@ from rucola.cli.reliable.command import check_file
 from rucola.reliable.schema import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
     from rucola.spark.jobs.reconcile import HandedOver, ReconcileResult
 
 
@@ -45,10 +47,11 @@ if TYPE_CHECKING:
     "-f",
     "--from",
     "sources",
-    type=PathType(exists=True, file_okay=False),
+    type=LakeType(),
     multiple=True,
     help="Store directory or lake with messages. Can be repeated.",
 )
+@catalog_option
 @click.option("--brokerName", "names", multiple=True, help="Name of the broker of each store directory, in order.")
 @namesrv_option("name_server", "Name servers of live brokers.", other_source="sources")
 @click.option("-t", "--topic", "topics", multiple=True, help="Only this topic. Can be repeated.")
@@ -74,7 +77,7 @@ if TYPE_CHECKING:
 @json_option
 def reconcile(
     database: str | None, prefix: str, schema: str | None, tables: Path | None, consumers: Sequence[str],
-    sources: Sequence[Path], names: Sequence[str], name_server: str | None, topics: Sequence[str],
+    sources: Sequence[Path | Archive], names: Sequence[str], name_server: str | None, topics: Sequence[str],
     max_sends: int | None, keyed_resend: str | None, horizon: float, out: Path | None, resend: bool, yes: bool,
     skip_corrupt: bool, master: str | None, as_json: bool,
 ) -> None:  # fmt: skip

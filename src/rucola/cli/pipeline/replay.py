@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import optional, print_json, print_table, progress_bar, whole, wide_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, skip_corrupt_option, spark_option
@@ -14,6 +15,7 @@ from rucola.cli.pipeline.selection_options import selection_options
 from rucola.name_server_addresses import NAMESRV_VARIABLES
 
 if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
     from rucola.spark.jobs.replay import ReplayResult
 
 
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
     "-f",
     "--from",
     "source",
-    type=PathType(exists=True, file_okay=False),
+    type=LakeType(),
     required=True,
     help="Store directory or lake to read.",
 )
+@catalog_option
 @selection_options
 @click.option("--to", "target", help="Topic to send to; by default each message goes to its own topic.")
 @namesrv_option("name_server", "Name servers of the brokers to send to.")
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def replay(
     ctx: click.Context,
-    source: Path,
+    source: Path | Archive,
     conditions: dict[str, Any],
     target: str | None,
     name_server: str | None,

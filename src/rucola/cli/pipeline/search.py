@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rucola.admin.message_view import message_json
+from rucola.cli.lake_options import catalog_option
 from rucola.cli.output import optional, print_json, print_table, time_text, whole, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, master_option, require_spark, show_tasks, spark_option
 from rucola.cli.pipeline.selection_options import selection_options
 
+if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
+
 
 @click.command()
 @lake_option
+@catalog_option
 @selection_options
 @click.option("-i", "--msgId", "offset_msg_id", help="Only the message with this offsetMsgId.")
 @click.option(
@@ -32,7 +37,7 @@ from rucola.cli.pipeline.selection_options import selection_options
 @json_option
 @wide_option
 def search(
-    lake: Path,
+    lake: Path | Archive,
     conditions: dict[str, Any],
     offset_msg_id: str | None,
     limit: int,

@@ -11,6 +11,7 @@ import click
 from rucola.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
     from rucola.spark.bodies import Decoder
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ def parse_decodings(decodings: Sequence[str]) -> dict[str, Decoder]:
     return dict(parsed)
 
 
-def derive_and_print(lake: Path, decoders: dict[str, Decoder], as_json: bool, **options: Any) -> None:
+def derive_and_print(lake: Path | Archive, decoders: dict[str, Decoder], as_json: bool, **options: Any) -> None:
     """Add new messages of a lake to tables of topics, and print what was added."""
     from rucola.spark.archive import Archive
 

@@ -10,7 +10,8 @@ import click
 
 from rucola.cli.admin.archive_query import HELP
 from rucola.cli.extras import require_spark
-from rucola.cli.option_types import PathType, namesrv_option
+from rucola.cli.lake_options import LakeType, catalog_option
+from rucola.cli.option_types import namesrv_option
 from rucola.cli.output import duration_text, print_json, printable, time_text, to_json
 from rucola.cli.reliable.command import Where, database_options, json_option
 from rucola.errors import MQError
@@ -27,7 +28,8 @@ LABEL_WIDTH = 11
 @click.argument("message_id")
 @namesrv_option("namesrv_addr", "Name servers; with this option, brokers are queried, too.")
 @click.option("-t", "--topic", help="Topic at the brokers, for a message whose stub was purged.")
-@click.option("--archive", "lake", type=PathType(exists=True, file_okay=False), help=HELP)
+@click.option("--archive", "lake", type=LakeType(), help=HELP)
+@catalog_option
 @json_option
 @database_options
 def show(

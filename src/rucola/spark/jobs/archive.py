@@ -25,7 +25,7 @@ from rucola.errors import StoreError
 from rucola.files import local_path
 from rucola.spark.archive import Archive, ArchivedQueue, ArchiveProgress, ArchiveWriter, StagedMessages
 from rucola.spark.error_translation import translate_spark_errors
-from rucola.spark.jobs.selected_messages import partition_tasks, read_partitions
+from rucola.spark.partition_tasks import partition_tasks, read_partitions
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader
 from rucola.spark.source.lake_source import is_archived_store
@@ -122,7 +122,7 @@ def check_store(store: str | Path) -> None:
 def run(
     spark: AnySession,
     store: str | Path,
-    lake: str | Path,
+    lake: str | Path | Archive,
     *,
     broker_name: str | None = None,
     include_system_topics: bool = False,
@@ -168,7 +168,7 @@ def run(
 def run_live(
     spark: AnySession,
     name_server: str,
-    lake: str | Path,
+    lake: str | Path | Archive,
     *,
     include_system_topics: bool = False,
     fail_on_data_loss: bool = True,

@@ -41,9 +41,10 @@ from rucola.files import local_path, make_directory
 from rucola.message import properties
 from rucola.message.delay import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC, is_system_topic
+from rucola.spark.archive import Archive
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs import report, store_offsets
-from rucola.spark.jobs.selected_messages import Batches, SelectedMessages
+from rucola.spark.jobs.selected_messages import Batches, SelectedMessages, source_of
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.jobs.time_axis import TimeAxis
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
@@ -297,7 +298,7 @@ class AuditResult:
 @translate_spark_errors()
 def run(
     spark: AnySession,
-    sources: Sequence[str | Path],
+    sources: Sequence[str | Path | Archive],
     out: str | Path | None = None,
     *,
     selection: Selection | None = None,
@@ -314,13 +315,13 @@ def run(
         raise ConfigError("an audit needs a source: name a store directory or a lake")
     chosen, options = selection or Selection(), {"corruptRecords": corrupt_records}
     delays = parse_delay_levels(delay_levels or DEFAULT_DELAY_LEVELS)
-    directories, target = [local_path(source).absolute() for source in sources], out and local_path(out)
-    found = [SelectedMessages(directory, chosen, options) for directory in directories]
+    target = out and local_path(out)
+    found = [SelectedMessages(source_of(source), chosen, options) for source in sources]
     inputs = {
         "facts": _Input(_FACTS, _COLUMNS, partial(facts, delays_ms=delays), found),
-        "traces": _Input(_TRACES, ("body",), consumed, [e for d in directories if (e := _traces(d, options))]),
+        "traces": _Input(_TRACES, ("body",), consumed, [e for each in found if (e := _traces(each.source, options))]),
     }
-    commits = [row for directory in directories for row in _committed_offsets(directory, chosen)]
+    commits = [row for each in found for row in _committed_offsets(each.source, chosen)]
     is_large = runs_in_spark(spark, lambda: sum(each.size() for each in found))
     with _spark_queries(resolve_session(spark), inputs, commits) if is_large else _queries(inputs, commits) as query:
         tables = {"topics": query("topics")}
@@ -428,16 +429,16 @@ def _step_ms(topics: pa.Table) -> int:
     return TimeAxis(int(first.min()), int(last.max())).step_ms
 
 
-def _traces(source: Path, options: Mapping[str, str]) -> SelectedMessages | None:
-    if is_store(source):
+def _traces(source: Path | Archive, options: Mapping[str, str]) -> SelectedMessages | None:
+    if isinstance(source, Path) and is_store(source):
         with StoreReader(source) as store:
             if all(topic != TRACE_TOPIC for topic, _ in store.queues()):
                 return None
     return SelectedMessages(source, Selection(topics=(TRACE_TOPIC,)), options)
 
 
-def _committed_offsets(source: Path, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
-    if not is_store(source):
+def _committed_offsets(source: Path | Archive, selection: Selection) -> Iterator[tuple[str, str, str, int, int]]:
+    if not isinstance(source, Path) or not is_store(source):
         return
     for group, topic, queue_id, committed in store_offsets.read(source):
         if not is_system_topic(topic) and (selection.topics is None or topic in selection.topics):

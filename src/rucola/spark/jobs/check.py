@@ -135,7 +135,7 @@ def run(lake: str | Path, log: Log, topics: Collection[str] = ()) -> CheckResult
     Only messages archived by the current commit are checked. Raises as a read of lake and log does: RemotingError for
     a missing broker, StoreError if there is no lake, if the log was deleted meanwhile, or belongs to another lake.
     """
-    path = Archive(lake).path
+    path = Path(Archive(lake).path)
     found = archived_log(path, log, topics, fail_on_missing_broker=True)
     progress = found.lake.archived_offsets(found.options)
     common: dict[BrokerQueue, Range] = {}

@@ -99,7 +99,7 @@ def run(lake: str | Path, log: Log | None = None) -> LakeStatus:
     topics = {each.topic: TopicStatus(*vars(each).values()) for each in table.topics}
     missing: tuple[str, ...] = ()
     if log is not None:
-        found = archived_log(archive.path, log, fail_on_missing_broker=False)
+        found = archived_log(Path(archive.path), log, fail_on_missing_broker=False)
         missing = tuple(found.bounds.describe_missing())
         topics = _with_lags(topics, found)
     return LakeStatus(

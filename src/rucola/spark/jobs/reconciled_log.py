@@ -17,12 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.errors import ConfigError
-from rucola.files import local_path
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.reliable.group_offsets import committed_offsets
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import store_offsets
-from rucola.spark.jobs.selected_messages import check_source, map_partitions
+from rucola.spark.jobs.selected_messages import check_source, map_partitions, source_of
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.source import batch_reader
 from rucola.spark.source.options import ReadOptions, parse_read_options
@@ -76,7 +75,7 @@ class LogSources:
     """
 
     stores: Mapping[str, Path] = field(default_factory=dict)
-    lakes: Sequence[Path] = ()
+    lakes: Sequence[Path | Archive] = ()
     name_server: str | None = None
     topics: tuple[str, ...] | None = None
     corrupt_records: str = "fail"
@@ -145,7 +144,7 @@ async def _masters(options: ReadOptions) -> set[str]:
 
 
 def log_sources(
-    directories: Sequence[str | Path],
+    directories: Sequence[str | Path | Archive],
     broker_names: Sequence[str] = (),
     name_server: str | None = None,
     *,
@@ -153,9 +152,9 @@ def log_sources(
     corrupt_records: str = "fail",
 ) -> LogSources:
     """Sort directories into stores and lakes. Raises ConfigError unless `broker_names` has one name for each store."""
-    paths = [local_path(each).absolute() for each in directories]
+    paths = [source_of(each) for each in directories]
     lakes = [path for path in paths if Archive(path).exists]
-    stores = [path for path in paths if path not in lakes]
+    stores = [path for path in paths if isinstance(path, Path) and path not in lakes]
     if len(broker_names) != len(stores) or len(set(broker_names)) != len(broker_names):
         raise ConfigError(
             f"there are {len(stores)} store directories and {len(set(broker_names))} broker names: give --brokerName "

@@ -31,13 +31,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.client import Producer
 from rucola.errors import ConfigError
-from rucola.files import local_path
+from rucola.spark.archive import Archive
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs import replay_sender
 from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
 from rucola.spark.jobs.replay_sender import ResendTask
-from rucola.spark.jobs.selected_messages import Batches, SelectedMessages
+from rucola.spark.jobs.selected_messages import Batches, SelectedMessages, source_of
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.shared_files import not_shared, share
@@ -256,7 +256,7 @@ class ReplayOptions:
 
 def run(
     spark: AnySession,
-    source: str | Path,
+    source: str | Path | Archive,
     options: ReplayOptions | None = None,
     *,
     selection: Selection | None = None,
@@ -270,7 +270,7 @@ def run(
     """
     options = options or ReplayOptions()
     corrupt = {"corruptRecords": options.corrupt_records}
-    messages = SelectedMessages(local_path(source).absolute(), selection or Selection(), corrupt)
+    messages = SelectedMessages(source_of(source), selection or Selection(), corrupt)
     if options.ledger is None:
         return ReplayResult(str(source), options.topic, _count_queues(spark, messages), {}, is_dry=True)
     target, topic = options.sink(), options.topic

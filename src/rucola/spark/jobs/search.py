@@ -28,7 +28,9 @@ def search(rows: DataFrame, selection: Selection, offset_msg_id: str | None = No
     return chosen if offset_msg_id is None else chosen.where(F.col("offsetMsgId") == offset_msg_id.upper())
 
 
-def find(spark: AnySession, lake: str | Path, selection: Selection, offset_msg_id: str | None = None) -> DataFrame:
+def find(
+    spark: AnySession, lake: str | Path | Archive, selection: Selection, offset_msg_id: str | None = None
+) -> DataFrame:
     """Return the matching messages of a lake as a DataFrame over the pruned files."""
     # Before the session starts: a wrong lake or id is reported without Spark.
     scan = Archive(lake).scan(selection.topics, selection.days, keys=selection.keys, offset_msg_id=offset_msg_id)
@@ -38,7 +40,7 @@ def find(spark: AnySession, lake: str | Path, selection: Selection, offset_msg_i
 @translate_spark_errors()
 def run(
     spark: AnySession,
-    lake: str | Path,
+    lake: str | Path | Archive,
     selection: Selection,
     offset_msg_id: str | None = None,
     *,
@@ -54,7 +56,7 @@ def run(
     if not runs_in_spark(spark, lambda: 0 if is_by_id else archive.scan(selection.topics, selection.days).size):
         return _run_in_process(archive, selection, offset_msg_id, limit)
     with translate_spark_errors():
-        rows = find(spark, archive.path, selection, offset_msg_id)
+        rows = find(spark, archive, selection, offset_msg_id)
         newest = rows.orderBy(F.desc("storeTimestamp"), F.desc("commitLogOffset"))
         # One row more than asked for shows whether the result is cut.
         messages = messages_of(newest.limit(limit + 1).toArrow())

@@ -5,13 +5,12 @@ Jobs do not read a store through the registered data source, for which Spark wou
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +21,7 @@ from rucola.files import local_path
 from rucola.message.record import MIN_RECORD_SIZE
 from rucola.spark.archive import Archive, ArchiveScan
 from rucola.spark.jobs.selection import Selection
+from rucola.spark.partition_tasks import partition_tasks, read_partitions
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import batch_reader
 from rucola.spark.source.log_splits import LogSplit
@@ -31,18 +31,22 @@ from rucola.spark.source.schema import COLUMNS, ddl
 from rucola.spark.source.store_source import StoreSource
 from rucola.store.directory_reader import StoreReader
 
-_PARTITION: Final = "number int, partition binary"
-
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 ReadPartition: TypeAlias = Callable[[InputPartition], Batches]
 
 
-def check_source(source: str | Path, selection: Selection) -> None:
+def source_of(source: str | Path | Archive) -> Path | Archive:
+    """Return a source with an absolute path."""
+    return source if isinstance(source, Archive) else local_path(source).absolute()
+
+
+def check_source(source: str | Path | Archive, selection: Selection) -> None:
     """Raise StoreError unless this is an intact store or lake, ConfigError if a store lacks a selected topic."""
-    directory, archive = local_path(source).absolute(), Archive(source)
+    archive = Archive(source)
     if archive.exists:
         archive.verify()
         return
+    directory = Path(archive.path)
     if not is_store(directory):
         raise StoreError(
             f"{directory} is neither a store directory nor a lake: it holds no commitlog/ and no _rucola/",
@@ -60,7 +64,7 @@ class SelectedMessages:
     `dataclasses.replace` returns an instance that looks at the source again.
     """
 
-    source: Path
+    source: Path | Archive
     selection: Selection = field(default_factory=Selection)
     options: Mapping[str, str] = field(default_factory=dict)
     queue_filter: QueueFilter = field(default_factory=QueueFilter)
@@ -146,20 +150,6 @@ def map_partitions(
 ) -> DataFrame:
     """Return what `read` makes of these partitions as a DataFrame with one task per partition."""
     return partition_tasks(session, partitions).mapInArrow(partial(read_partitions, read), columns)
-
-
-def partition_tasks(session: SparkSession, partitions: Sequence[InputPartition]) -> DataFrame:
-    """Return a DataFrame with one pickled partition per task, for `read_partitions` in `mapInArrow`."""
-    # repartitionById puts row n into partition n exactly; a hash partitioning could leave tasks without work.
-    rows = [(number, pickle.dumps(partition)) for number, partition in enumerate(partitions)]
-    return session.createDataFrame(rows, _PARTITION).repartitionById(max(len(rows), 1), "number")
-
-
-def read_partitions(read: ReadPartition, tasks: Batches) -> Batches:
-    """Yield what `read` makes of a task's partitions."""
-    for batch in tasks:
-        for pickled in batch["partition"].to_pylist():
-            yield from read(pickle.loads(pickled))  # noqa: S301 - the driver's
 
 
 def _size_of(partition: InputPartition) -> int:

@@ -8,6 +8,7 @@ The files become files of the tables as they are. A commit that was pending is d
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +16,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from rucola.files import read_inside
-from rucola.spark.lake.snapshot import METADATA_DIRECTORY, NO_DAY, ArchiveProgress, check_file, lake_damage
+from rucola.spark.lake.snapshot import METADATA_DIRECTORY, NO_DAY, ArchiveProgress, check_files, lake_damage
 from rucola.spark.lake.tables import Tables, Value, partition_of
 
 
@@ -50,13 +51,13 @@ def adopt(root: Path, tables: Tables) -> None:
         return
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise lake_damage(path, 0, f"the file cannot be read: {error}") from error
-    for file in (*snapshot.rows, *snapshot.keys):
-        check_file(root, root / file.path, file.size)
+    check_files(root, (*snapshot.rows, *snapshot.keys))
     if tables.keys.current_snapshot() is None:
-        tables.commit(tables.keys, [(root / file.path, []) for file in snapshot.keys])
+        tables.commit(tables.keys, [tables.data_file(tables.keys, file.path, []) for file in snapshot.keys])
     if tables.messages.current_snapshot() is None:
-        rows = [(root / file.path, _partition(root, file)) for file in snapshot.rows]
+        rows = [tables.data_file(tables.messages, file.path, _partition(root, file)) for file in snapshot.rows]
         tables.commit(tables.messages, rows, progress=snapshot.progress)
+    shutil.rmtree(own / "staging", ignore_errors=True)
     for name in ("pending.json", "snapshot.json.bak", "snapshot.json"):
         (own / name).unlink(missing_ok=True)
 

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyarrow.fs import LocalFileSystem
 
 from rucola.spark.lake.snapshot import RowFile, check_files
+from rucola.spark.lake.storage import Storage
 from rucola.spark.source.columns import SCHEMA
 
 
-def dataset_of(root: Path, files: Sequence[RowFile]) -> ds.Dataset:
+def dataset_of(storage: Storage, files: Sequence[RowFile]) -> ds.Dataset:
     """Return the messages of these files, with the columns of the data source.
 
     Conditions on topic and storeTimestamp skip files without opening them. Raises StoreCorrupt if a file is missing or
     truncated.
     """
-    check_files(root, files)
+    check_files(storage, files)
+    file_system, paths = storage.file_system([file.path for file in files])
     return ds.FileSystemDataset.from_paths(
-        [str(root / file.path) for file in files],
+        paths,
         schema=SCHEMA,
         format=ds.ParquetFileFormat(
             read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"),
             default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True),
         ),
-        filesystem=LocalFileSystem(),
+        filesystem=file_system,
         partitions=[_partition(file) for file in files],
     )
 

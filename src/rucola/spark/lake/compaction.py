@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rucola.files import local_path
 from rucola.spark.lake.data_files import open_parquet
-from rucola.spark.lake.key_index import ENTRY_COLUMNS, entries_of, merge, runs_to_merge, write_entries
+from rucola.spark.lake.key_index import ENTRY_COLUMNS, entries_of, runs_to_merge, write_entries
 from rucola.spark.lake.parquet_files import merge_rows, merged_files, read_file
 from rucola.spark.lake.snapshot import RowFile, check_exists
-from rucola.spark.lake.writer import KEEP_REPLACED_MS, open_lake
+from rucola.spark.lake.tables import read_snapshot
+from rucola.spark.lake.writer import KEEP_REPLACED_MS, StagedFiles, open_lake
 
 SMALL_SIZE: Final = 16 << 20
 """Row files below this many bytes are candidates for a merge."""
@@ -63,54 +63,69 @@ def small_files(files: Sequence[RowFile], min_files: int) -> list[RowFile]:
 
 def run(
     lake: str | Path,
+    catalog: str | None = None,
     *,
     min_files: int = MIN_FILES,
     keep_replaced_ms: int = KEEP_REPLACED_MS,
+    progress_directory: Path | None = None,
 ) -> CompactionResult:
     """Merge small files of a lake, and delete files replaced more than `keep_replaced_ms` ago.
 
     A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Raises
     StoreError if there is no lake, LakeInUse if another run is writing.
     """
-    check_exists(local_path(lake))  # open_lake would create one
-    with open_lake(lake) as target:
+    _check_exists(lake, catalog)
+    with open_lake(lake, catalog, progress_directory=progress_directory) as target:
         before = target.snapshot()
-        groups = merged_files(target.root, small_files(before.rows, min_files))
+        groups = merged_files(target.storage, small_files(before.rows, min_files))
         merged = [group for group in groups if len(group) > 1]
-        for number, group in enumerate(merged):
-            merge_rows(target.root, group, target.staged_rows, number)
         rows = [file for group in merged for file in group]
         runs = runs_to_merge(before.keys, min_files)
         keys = [file for file in before.keys if file.run in runs]
-        entries = merge([partial(open_parquet, target.root, file) for file in keys], target.staged_keys)
         if not rows and not keys:
             target.expire(keep_replaced_ms)
-            return CompactionResult(str(target.root))
-        key_files = len([*target.staged_keys.glob("*.parquet")])
+            return CompactionResult(target.location)
+        target.begin()
+        row_files = [
+            merge_rows(target.storage, group, f"{target.run}-{number:05d}.parquet")
+            for number, group in enumerate(merged)
+        ]
+        key_files, entries = target.merge_keys([partial(open_parquet, target.storage, file) for file in keys])
         target.publish(
+            StagedFiles(row_files, key_files, sum(file.rows for file in rows), entries),
             replaces=[file.path for file in rows],
             replaced_keys=[file.path for file in keys],
-            rows=sum(file.rows for file in rows),
-            entries=entries,
             keep_replaced_ms=keep_replaced_ms,
         )
-        counts = len(rows), len(merged), len(keys), key_files
-        return CompactionResult(str(target.root), sum(file.rows for file in rows), *counts)
+        counts = len(rows), len(merged), len(keys), len(key_files)
+        return CompactionResult(target.location, sum(file.rows for file in rows), *counts)
 
 
-def reindex(lake: str | Path) -> int:
+def reindex(lake: str | Path, catalog: str | None = None) -> int:
     """Write the key index anew from the messages, and return the number of its entries.
 
     Raises StoreError if there is no lake, StoreCorrupt if messages are damaged, LakeInUse if another run is writing.
     """
-    check_exists(local_path(lake))
-    with open_lake(lake, checks_keys=False) as target:
+    _check_exists(lake, catalog)
+    with open_lake(lake, catalog, checks_keys=False) as target:
+        target.begin()
         before = target.snapshot()
         paths = []
         for number, file in enumerate(before.rows):
-            batches = read_file(target.root, file, ENTRY_COLUMNS)
-            paths.append(target.staged_entries / f"part-{number:05d}.parquet")
-            write_entries(pa.concat_tables([entries_of(each, file.topic, file.date) for each in batches]), paths[-1])
-        entries = merge([partial(pq.ParquetFile, path) for path in paths], target.staged_keys)
-        target.publish(replaced_keys=[file.path for file in before.keys], entries=entries)
-        return entries
+            batches = read_file(target.storage, file, ENTRY_COLUMNS)
+            paths.append(f"{target.staging}/{target.run}-{number:05d}.parquet")
+            with target.storage.writing(paths[-1]) as stream:
+                entries = [entries_of(each, file.topic, file.date) for each in batches]
+                write_entries(pa.concat_tables(entries), stream)
+        key_files, count = target.merge_entries(paths)
+        staged = StagedFiles(keys=key_files, entry_count=count)
+        target.publish(staged, replaced_keys=[file.path for file in before.keys])
+        return count
+
+
+def _check_exists(lake: str | Path, catalog: str | None) -> None:
+    """Raise StoreError if there is no lake, which `open_lake` would create."""
+    if catalog is None:
+        check_exists(local_path(lake))
+    else:
+        read_snapshot(lake, catalog)

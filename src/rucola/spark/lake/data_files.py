@@ -15,7 +15,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rucola.spark.lake.snapshot import KeyFile, RowFile, check_file, lake_damage
+from rucola.errors import StoreError
+from rucola.spark.lake.snapshot import KeyFile, RowFile, check_files, lake_damage
+from rucola.spark.lake.storage import ObjectStore, Storage, storage_of
 from rucola.spark.source.columns import SCHEMA
 
 ROW_GROUP_SIZE: Final = 4 << 20
@@ -60,25 +62,31 @@ def partition_directory(topic: str, day: str | None) -> str:
     return f"topic={topic.translate(_ESCAPED)}/date={day or _NO_DAY}"
 
 
-def topic_and_day(path: Path) -> tuple[str, str | None]:
+def topic_and_day(path: str) -> tuple[str, str | None]:
     """Return topic and day of a row file, parsed from `.../topic=<topic>/date=<date>/<file>`."""
-    topic, day = (unquote(part.partition("=")[2]) for part in path.parts[-3:-1])
+    topic, day = (unquote(part.partition("=")[2]) for part in path.split("/")[-3:-1])
     return topic, None if day == _NO_DAY else day
 
 
 @contextmanager
-def open_parquet(root: Path, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile]:
+def open_parquet(root: Path | Storage, file: RowFile | KeyFile) -> Iterator[pq.ParquetFile]:
     """Open a data file, with checksums verified.
 
-    Raises StoreCorrupt if it is missing, unreadable or of another size.
+    Raises StoreCorrupt if it is missing, unreadable or of another size, StoreError if an object store does not answer.
     """
-    path = root / file.path
-    check_file(root, path, file.size)
+    storage = storage_of(root)
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as opened:
+        check_files(storage, [file])
+        with (
+            storage.reading(file.path) as source,
+            pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as opened,
+        ):
             yield opened
     except (pa.ArrowException, OSError) as error:
-        raise lake_damage(path, 0, f"the file cannot be read: {first_line(error)}") from error
+        place, why = storage.place(file.path), f"the file cannot be read: {first_line(error)}"
+        if isinstance(storage, ObjectStore) and isinstance(error, OSError):
+            raise StoreError(f"{place}: {why}", subject=place) from error
+        raise lake_damage(place, 0, why) from error
 
 
 def first_line(error: Exception) -> str:

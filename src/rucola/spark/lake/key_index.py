@@ -1,6 +1,6 @@
 """Key index of a lake: from message key to the location of the message, the counterpart of IndexFiles.
 
-    <lake>/_rucola/keys/<run>-<number>.parquet
+    <lake>/_rucola/keys/data/<run>-<number>.parquet
         hash             bigint    CRC-32 of the key's UTF-8
         topic            string    the partition of the message,
         date             date
@@ -22,7 +22,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import date
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -31,7 +30,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.spark.lake.data_files import row_group_bounds, with_field_ids
-from rucola.spark.lake.snapshot import KeyFile
+from rucola.spark.lake.snapshot import KEYS_DIRECTORY, KeyFile
+from rucola.spark.lake.storage import Storage, Stream
 from rucola.spark.source.array_conversions import arrow, ints, mask, repeated
 
 ENTRIES_PER_FILE: Final = 4_000_000
@@ -88,13 +88,12 @@ def entries_of(rows: pa.RecordBatch, topic: str, day: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=ENTRY)
 
 
-def write_entries(entries: pa.Table, path: Path) -> None:
+def write_entries(entries: pa.Table, stream: Stream) -> None:
     """Write entries as one file, sorted by hash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     order = pc.sort_indices(entries, [(name, "ascending") for name in ("hash", "date", "commitLogOffset")])
     pq.write_table(
         entries.take(order),
-        path,
+        stream,
         row_group_size=_ENTRIES_PER_ROW_GROUP,
         compression="zstd",
         data_page_version="2.0",
@@ -104,11 +103,12 @@ def write_entries(entries: pa.Table, path: Path) -> None:
     )
 
 
-def merge(files: Sequence[OpenFile], directory: Path) -> int:
-    """Merge files of sorted entries into one run in a directory, and return the number of entries.
+def merge(files: Sequence[OpenFile], storage: Storage, run: str) -> tuple[list[str], int]:
+    """Merge files of sorted entries into one run, and return its files and the number of entries.
 
     Reads one range of hashes after the other, so that some `ENTRIES_PER_FILE` entries are in memory.
     """
+    paths = []
     count, bounds = 0, []
     for open_file in files:
         with open_file() as opened:
@@ -127,8 +127,10 @@ def merge(files: Sequence[OpenFile], directory: Path) -> int:
                 found.append(entries.filter(mask((begin <= hashes) & (hashes < end))))
         entries = pa.concat_tables(found)
         if len(entries):
-            write_entries(entries, directory / f"part-{number:05d}.parquet")
-    return count
+            paths.append(f"{KEYS_DIRECTORY}/data/{run}-{number:05d}.parquet")
+            with storage.writing(paths[-1]) as stream:
+                write_entries(entries, stream)
+    return paths, count
 
 
 def runs_to_merge(files: Iterable[KeyFile], least_runs: int = TIER) -> frozenset[str]:

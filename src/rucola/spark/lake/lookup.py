@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from rucola.files import local_path
 from rucola.message import MessageExt
 from rucola.message.host import encode_host
 from rucola.message.ids import parse_offset_msg_id
@@ -26,7 +24,7 @@ from rucola.spark.lake import parquet_files
 from rucola.spark.lake.data_files import open_parquet, row_group_bounds
 from rucola.spark.lake.key_index import key_hash
 from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot
-from rucola.spark.lake.tables import read_snapshot
+from rucola.spark.lake.storage import Storage
 from rucola.spark.source.array_conversions import Array, arrow, ints, milliseconds, repeated
 
 CandidateOffsets = Mapping[tuple[str, str], Array]
@@ -53,7 +51,7 @@ class SearchResult:
 
 
 def by_key(
-    lake: str | Path,
+    snapshot: Snapshot,
     keys: Iterable[str],
     *,
     most: int = DEFAULT_LIMIT,
@@ -65,29 +63,24 @@ def by_key(
     """Return the newest `most` messages with one of the keys as key or unique key.
 
     With `unique`, True compares unique keys only, False keys only. `days` are ISO dates, UTC, inclusive. Raises
-    StoreError if there is no lake, StoreCorrupt if one of its files is damaged.
+    StoreCorrupt if a file is damaged.
     """
     wanted = frozenset(keys)
-    root, snapshot = local_path(lake).absolute(), read_snapshot(lake)
     chosen = {
         (topic, day): offsets
-        for (topic, day), offsets in candidate_offsets(root, snapshot, wanted).items()
+        for (topic, day), offsets in candidate_offsets(snapshot, wanted).items()
         if (topics is None or topic in topics) and days[0] <= day <= days[1]
     }
-    return _at_offsets(root, snapshot, chosen, lambda each: has_key(each, wanted, unique) and matches(each), most)
+    return _at_offsets(snapshot, chosen, lambda each: has_key(each, wanted, unique) and matches(each), most)
 
 
-def by_offset_msg_id(lake: str | Path, offset_msg_id: str) -> ArchivedMessage | None:
-    """Return the message with this offsetMsgId, or None.
-
-    Raises InvalidMessage, StoreError without a lake, StoreCorrupt.
-    """
+def by_offset_msg_id(snapshot: Snapshot, offset_msg_id: str) -> ArchivedMessage | None:
+    """Return the message with this offsetMsgId, or None. Raises InvalidMessage, StoreCorrupt."""
     _, physical_offset = parse_offset_msg_id(offset_msg_id)
-    root, snapshot = local_path(lake).absolute(), read_snapshot(lake)
     offsets = np.array([physical_offset])
     everywhere = {(file.topic, file.date): offsets for file in snapshot.rows}
     wanted = offset_msg_id.upper()
-    found = _at_offsets(root, snapshot, everywhere, lambda message: message.offset_msg_id == wanted, 1)
+    found = _at_offsets(snapshot, everywhere, lambda message: message.offset_msg_id == wanted, 1)
     return found.messages[0] if found.messages else None
 
 
@@ -99,7 +92,7 @@ def has_key(message: MessageExt, keys: Iterable[str], unique: bool | None = None
     return not words.isdisjoint(keys)
 
 
-def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> CandidateOffsets:
+def candidate_offsets(snapshot: Snapshot, keys: Iterable[str]) -> CandidateOffsets:
     """Return the locations of the hashes of these keys; messages with other keys may be among them."""
     hashes = sorted(set(map(key_hash, keys)))
     found: dict[tuple[str, str], list[int]] = {}
@@ -108,7 +101,7 @@ def candidate_offsets(root: Path, snapshot: Snapshot, keys: Iterable[str]) -> Ca
         wanted = [value for value in hashes if file.least <= value <= file.most]
         if wanted:
             names = ["topic", "date", "commitLogOffset"]
-            for _, _, entries in _matching_groups(root, file, "hash", np.array(wanted), names):
+            for _, _, entries in _matching_groups(snapshot.storage, file, "hash", np.array(wanted), names):
                 for entry in entries.to_pylist():
                     found.setdefault((entry["topic"], entry["date"].isoformat()), []).append(entry["commitLogOffset"])
     return {partition: np.unique(offsets) for partition, offsets in found.items()}
@@ -136,20 +129,19 @@ def messages_of(rows: pa.Table) -> list[ArchivedMessage]:
 
 
 def _at_offsets(
-    root: Path,
     snapshot: Snapshot,
     candidates: CandidateOffsets,
     matches: Callable[[MessageExt], bool],
     most: int,
 ) -> SearchResult:
     def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
-        return _rows_at(root, file, candidates[file.topic, file.date])
+        return _rows_at(snapshot.storage, file, candidates[file.topic, file.date])
 
     return _newest(files_with_offsets(snapshot.rows, candidates), rows_in, matches, most)
 
 
 def newest(
-    root: Path,
+    storage: Storage,
     files: Iterable[RowFile],
     names: Sequence[str],
     matches: Callable[[pa.RecordBatch], Array],
@@ -159,11 +151,11 @@ def newest(
 
     def rows_in(file: RowFile) -> Iterator[_MatchingRows]:
         needed = tuple(dict.fromkeys(("storeTimestamp", "commitLogOffset", *names)))
-        for group, batch in enumerate(parquet_files.read_file(root, file, needed)):
+        for group, batch in enumerate(parquet_files.read_file(storage, file, needed)):
             rows = np.flatnonzero(matches(batch))
             if len(rows):
                 stored = milliseconds(batch["storeTimestamp"])
-                yield _MatchingRows(root, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
+                yield _MatchingRows(storage, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
 
     return _newest(_newest_date_first(files), rows_in, lambda _: True, most)
 
@@ -207,7 +199,7 @@ def _newest(
 class _MatchingRows:
     """Rows of one row group that may match, with their store times in milliseconds and physical offsets."""
 
-    root: Path
+    storage: Storage
     file: RowFile
     group: int
     rows: Array
@@ -215,25 +207,25 @@ class _MatchingRows:
     offsets: Array
 
     def read(self, rows: Array) -> pa.Table:
-        with open_parquet(self.root, self.file) as opened:
+        with open_parquet(self.storage, self.file) as opened:
             table = opened.read_row_group(self.group).take(arrow(rows))
         if "topic" in table.schema.names:
             return table
         return table.append_column("topic", repeated(self.file.topic, len(table)))  # a file of an earlier version
 
 
-def _rows_at(root: Path, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:
+def _rows_at(storage: Storage, file: RowFile, offsets: Array) -> Iterator[_MatchingRows]:
     names = ["storeTimestamp", "commitLogOffset"]
-    for group, rows, table in _matching_groups(root, file, "commitLogOffset", offsets, names):
+    for group, rows, table in _matching_groups(storage, file, "commitLogOffset", offsets, names):
         stored = milliseconds(table["storeTimestamp"])
-        yield _MatchingRows(root, file, group, rows, stored, ints(table["commitLogOffset"]))
+        yield _MatchingRows(storage, file, group, rows, stored, ints(table["commitLogOffset"]))
 
 
 def _matching_groups(
-    root: Path, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
+    storage: Storage, file: RowFile | KeyFile, column: str, wanted: Array, names: Sequence[str]
 ) -> Iterator[tuple[int, Array, pa.Table]]:
     """Yield number, matching rows and their columns `names` of row groups with one of the ascending `wanted`."""
-    with open_parquet(root, file) as opened:
+    with open_parquet(storage, file) as opened:
         for group, (least, most) in enumerate(row_group_bounds(opened.metadata, column)):
             # Read the one column first; the others only if a row matches.
             if _has_between(wanted, least, most):

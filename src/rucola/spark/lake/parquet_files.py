@@ -28,6 +28,7 @@ from rucola.spark.lake.data_files import (
 )
 from rucola.spark.lake.key_index import entries_of, write_entries
 from rucola.spark.lake.snapshot import NO_DAY, RowFile
+from rucola.spark.lake.storage import Storage, Stream
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
 from rucola.spark.source.array_conversions import bools, ints, mask, milliseconds, repeated
@@ -79,20 +80,20 @@ def parts(files: Sequence[RowFile], least: int) -> list[tuple[FilePiece, ...]]:
     return [tuple(part) for part in found if part]
 
 
-def read_rows(root: Path, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def read_rows(root: Path | Storage, files: Iterable[RowFile], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield the columns `names` of lake files, file by file, one batch per row group."""
     wanted = tuple(names)
     for file in files:
         yield from read_file(root, file, wanted)
 
 
-def read_file(root: Path, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def read_file(root: Path | Storage, file: RowFile, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield the columns `names` of one lake file, one batch per row group; StoreCorrupt if it is damaged."""
     return read_piece(root, FilePiece(file), tuple(names))
 
 
 def read_piece(
-    root: Path, piece: FilePiece, names: Sequence[str], offsets: Sequence[int] | None = None
+    root: Path | Storage, piece: FilePiece, names: Sequence[str], offsets: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read as `read_file` does; with ascending physical offsets only row groups that may have one of them."""
     with open_parquet(root, piece.file) as opened:
@@ -131,7 +132,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     return column.cast(kind).combine_chunks()
 
 
-def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
+def estimate_size(root: Path | Storage, files: Sequence[RowFile]) -> int:
     """Estimate the bytes of lake files; at least `SMALL_SIZE` for many or large ones, which are not opened."""
     least = max(sum(file.size for file in files), sum(file.rows for file in files) * MIN_RECORD_SIZE)
     if least >= SMALL_SIZE or len(files) > _MAX_OPENED_FILES:
@@ -145,23 +146,34 @@ def estimate_size(root: Path, files: Sequence[RowFile]) -> int:
     return max(stored, plain)
 
 
-def write_rows(batches: Iterable[pa.RecordBatch], rows_directory: Path, keys_directory: Path) -> int:
-    """Write messages by topic and day, and their entries of the key index; return the number of entries.
+class WrittenFiles(NamedTuple):
+    """Paths of row files and of files with entries of the key index, and the number of entries."""
 
-    Each file of entries is sorted by hash.
+    rows: list[str]
+    entries: list[str]
+    entry_count: int
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], storage: Storage, name: str, entries_directory: str) -> WrittenFiles:
+    """Write messages by topic and day, and their entries of the key index, to files `<name>-<number>.parquet`.
+
+    Each file of entries is sorted by hash, and written before the messages.
     """
     buffered: dict[tuple[str, str | None], list[pa.RecordBatch]] = {}
+    written = WrittenFiles([], [], 0)
     size = number = count = 0
 
     def flush() -> int:
-        entries = []
-        for (topic, day), parts in buffered.items():
-            target = rows_directory / partition_directory(topic, day)
-            write_row_file(pa.Table.from_batches(parts), target / f"part-{number:05d}.parquet")
-            entries += [entries_of(part, topic, day or NO_DAY) for part in parts]
-        buffered.clear()
+        entries = [entries_of(part, topic, day or NO_DAY) for (topic, day), parts in buffered.items() for part in parts]
         if entries:
-            write_entries(pa.concat_tables(entries), keys_directory / f"part-{number:05d}.parquet")
+            written.entries.append(f"{entries_directory}/{name}-{number:05d}.parquet")
+            with storage.writing(written.entries[-1]) as stream:
+                write_entries(pa.concat_tables(entries), stream)
+        for (topic, day), parts in buffered.items():
+            written.rows.append(row_path(topic, day, f"{name}-{number:05d}.parquet"))
+            with storage.writing(written.rows[-1]) as stream:
+                write_row_file(pa.Table.from_batches(parts), stream)
+        buffered.clear()
         return sum(map(len, entries))
 
     for batch in batches:
@@ -171,15 +183,19 @@ def write_rows(batches: Iterable[pa.RecordBatch], rows_directory: Path, keys_dir
         if size >= _MAX_BUFFERED:
             count += flush()
             size, number = 0, number + 1
-    return count + flush()
+    return written._replace(entry_count=count + flush())
 
 
-def write_row_file(rows: pa.Table, path: Path) -> None:
+def row_path(topic: str, day: str | None, name: str) -> str:
+    """Return the path of a row file."""
+    return f"data/{partition_directory(topic, day)}/{name}"
+
+
+def write_row_file(rows: pa.Table, stream: Stream) -> None:
     """Write rows of one topic and day."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
         rows.cast(MESSAGES),
-        path,
+        stream,
         row_group_size=max(1, len(rows) * ROW_GROUP_SIZE // max(rows.nbytes, 1)),
         compression="zstd",
         use_dictionary=_leaves(name for name in rows.schema.names if name not in _UNIQUE),
@@ -212,7 +228,7 @@ def by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, pa.Re
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
-def merged_files(root: Path, files: Iterable[RowFile]) -> Iterator[list[RowFile]]:
+def merged_files(root: Path | Storage, files: Iterable[RowFile]) -> Iterator[list[RowFile]]:
     """Yield the groups of files, of one topic and day each, that are merged into one file of limited size."""
     group: list[RowFile] = []
     size = 0
@@ -228,12 +244,14 @@ def merged_files(root: Path, files: Iterable[RowFile]) -> Iterator[list[RowFile]
         yield group
 
 
-def merge_rows(root: Path, files: Sequence[RowFile], directory: Path, number: int) -> None:
-    """Merge row files of one topic and day into one below `directory`, ordered by broker and physical offset."""
-    rows = pa.Table.from_batches(list(read_rows(root, files, columns.SCHEMA.names)))
+def merge_rows(storage: Storage, files: Sequence[RowFile], name: str) -> str:
+    """Merge row files of one topic and day into one, ordered by broker and physical offset, and return its path."""
+    rows = pa.Table.from_batches(list(read_rows(storage, files, columns.SCHEMA.names)))
     order = pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")])
-    target = directory / partition_directory(files[0].topic, files[0].day)
-    write_row_file(rows.take(order), target / f"part-{number:05d}.parquet")
+    path = row_path(files[0].topic, files[0].day, name)
+    with storage.writing(path) as stream:
+        write_row_file(rows.take(order), stream)
+    return path
 
 
 def _plain_size(footer: pq.FileMetaData) -> int:

@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from rucola.errors import StoreCorrupt, StoreError
-from rucola.files import check_inside, size_inside
+from rucola.files import check_inside
+from rucola.spark.lake.storage import Directory, Storage, storage_of
 
 METADATA_DIRECTORY: Final = "_rucola"
 """The directory of the catalog, the key index and what a run stages."""
+
+KEYS_DIRECTORY: Final = f"{METADATA_DIRECTORY}/keys"
+
+STAGING_DIRECTORY: Final = f"{KEYS_DIRECTORY}/data/staging"
+"""A directory for each run that writes. In the data of a table, where every object store with tables permits files."""
 
 TOPICS_DIRECTORY: Final = "topics"
 """The directory of the tables of single topics."""
@@ -84,6 +90,7 @@ class Snapshot:
     rows: tuple[RowFile, ...] = ()
     keys: tuple[KeyFile, ...] = ()
     progress: Mapping[str, ArchiveProgress] = field(default_factory=dict)
+    storage: Storage = field(default=Directory(Path()), compare=False)
 
 
 def is_lake(directory: Path) -> bool:
@@ -109,22 +116,26 @@ def progress_path(root: Path) -> Path:
     return root / METADATA_DIRECTORY / "progress.json"
 
 
-def check_files(root: Path, files: Iterable[RowFile | KeyFile]) -> None:
+class _Entry(Protocol):
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def check_files(root: Path | Storage, files: Iterable[_Entry]) -> None:
     """Raise StoreCorrupt for the first file missing or with another size than its entry."""
-    for file in files:
-        check_file(root, root / file.path, file.size)
+    storage, entries = storage_of(root), list(files)
+    found = storage.sizes(file.path for file in entries)
+    for file in entries:
+        if file.path not in found:
+            raise lake_damage(storage.place(file.path), 0, "the file is missing")
+        if (size := found[file.path]) != file.size:
+            why = f"the file has {size} bytes instead of {file.size}"
+            raise lake_damage(storage.place(file.path), min(size, file.size), why)
 
 
-def check_file(root: Path, path: Path, size: int) -> None:
-    """Raise StoreCorrupt if a file of the lake is missing or has another size."""
-    try:
-        found = size_inside(root, path)
-    except FileNotFoundError:
-        raise lake_damage(path, 0, "the file is missing") from None
-    if found != size:
-        raise lake_damage(path, min(found, size), f"the file has {found} bytes instead of {size}")
-
-
-def lake_damage(path: Path, position: int, why: str) -> StoreCorrupt:
+def lake_damage(path: Path | str, position: int, why: str) -> StoreCorrupt:
     """Return the error for a damaged file of a lake, with advice."""
     return StoreCorrupt(path, position, f"{why}; restore the file from a backup, or archive into another lake")

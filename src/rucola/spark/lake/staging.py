@@ -2,31 +2,29 @@
 
 They are written in this process or in Spark's tasks:
 
-    tasks   check that they see the driver's directory (`shared_files`), read a partition, write its rows to
-            `<staged rows>/<attempt>/topic=.../date=.../` and sorted entries of the key index to
-            `<staged entries>/<attempt>/`, and count the rows by queue
-    driver  moves the row files of the attempts that it has counts of to `<staged rows>/`, and no others, and merges
-            their entries into one run
+    tasks   check that they see the driver's directory (`shared_files`), if the lake is in one; read a partition; write
+            its rows to the files that a commit is to name, and sorted entries of the key index to staging; and count
+            the rows by queue
+    driver  takes the files of the attempts that it has counts of, and no others, and merges their entries into one run
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rucola.spark.lake import parquet_files
-from rucola.spark.lake.key_index import merge
-from rucola.spark.lake.writer import LakeWriter
-from rucola.spark.shared_files import SharedPiece, not_shared
-from rucola.spark.source.array_conversions import Array, arrow, ints, repeated
+from rucola.spark.lake.storage import Storage
+from rucola.spark.lake.writer import LakeWriter, StagedFiles
+from rucola.spark.shared_files import SharedPiece
+from rucola.spark.source.array_conversions import Array, ints, repeated
 from rucola.spark.source.grouping import Groups
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBat
 _QUEUE: Final = ("brokerName", "topic", "queueId")
 _NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset")
 """Counts by queue: messages, bytes of records, the half-open range of queue offsets, the largest physical offset."""
-_REPORT: Final = "attempt string, entries bigint, brokerName string, topic string, queueId int, " + ", ".join(
+_REPORT: Final = "attempt string, files string, brokerName string, topic string, queueId int, " + ", ".join(
     f"{name} bigint" for name in _NUMBERS
 )
 _NO_COUNTS: Final = pa.Table.from_batches(
@@ -65,11 +63,11 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class StagedMessages:
-    """Staged messages by queue, their largest physical offset, None if nothing was staged, and their index entries."""
+    """Staged messages by queue, their largest physical offset, None if nothing was staged, and their files."""
 
     queues: tuple[ArchivedQueue, ...] = ()
     last_physical_offset: int | None = None
-    entries: int = 0
+    files: StagedFiles = field(default_factory=StagedFiles)
 
     @property
     def rows(self) -> int:
@@ -78,48 +76,50 @@ class StagedMessages:
 
 
 def stage_in_process(lake: LakeWriter, batches: Iterable[pa.RecordBatch]) -> StagedMessages:
-    """Write messages, as record batches with all columns, and their keys to staging without Spark."""
+    """Write messages, as record batches with all columns, and their keys without Spark."""
+    lake.begin()
     counted = _CountedMessages()
-    entries = parquet_files.write_rows(counted.passing(batches), lake.staged_rows, lake.staged_entries)
-    return _staged(lake, counted.counts(), sorted(lake.staged_entries.glob("*.parquet")), entries)
+    written = parquet_files.write_rows(counted.passing(batches), lake.storage, lake.run, lake.staging)
+    return _staged(lake, counted.counts(), [written])
 
 
 def stage_in_spark(lake: LakeWriter, tasks: DataFrame, read: ReadTask) -> StagedMessages:
-    """Write messages and their keys to staging with Spark; `read` makes the messages of a task from its rows."""
+    """Write messages and their keys with Spark; `read` makes the messages of a task from its rows."""
     with lake.sharing() as token:
-        stage = partial(_stage_task, token, read, lake.staged_rows, lake.staged_entries)
+        stage = partial(_stage_task, token, read, lake.storage, lake.run, lake.staging)
         counts = tasks.mapInArrow(stage, _REPORT).toArrow()
-    paths: list[Path] = []
-    entries = 0
-    for attempt, count in sorted(set(zip(*(counts[name].to_pylist() for name in ("attempt", "entries")), strict=True))):
-        _adopt(lake.staged_rows, attempt)
-        paths += sorted((lake.staged_entries / attempt).glob("*.parquet"))
-        entries += count
-    return _staged(lake, counts, paths, entries)
+    written = {
+        attempt: parquet_files.WrittenFiles(*json.loads(files))
+        for attempt, files in zip(counts["attempt"].to_pylist(), counts["files"].to_pylist(), strict=True)
+        if files is not None
+    }
+    staged = _staged(lake, counts, [written[attempt] for attempt in sorted(written)])
+    return replace(staged, files=replace(staged.files, has_leftovers=not lake.staged_names() <= written.keys()))
 
 
 def _stage_task(
-    token: SharedPiece, read: ReadTask, staged_rows: Path, staged_entries: Path, rows: Iterator[pa.RecordBatch]
+    token: SharedPiece | None,
+    read: ReadTask,
+    storage: Storage,
+    run: str,
+    staging: str,
+    rows: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     from pyspark.taskcontext import TaskContext
 
-    token.check()
+    if token is not None:
+        token.check()
     task = TaskContext.get()
     # In the order of the tasks, which is the order of the log.
-    attempt = f"{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
+    attempt = f"{run}-{task.partitionId() if task else 0:05d}-{uuid.uuid4().hex}"
     counted = _CountedMessages()
-    entries = parquet_files.write_rows(counted.passing(read(rows)), staged_rows / attempt, staged_entries / attempt)
+    written = parquet_files.write_rows(counted.passing(read(rows)), storage, attempt, staging)
+    files: str | None = json.dumps(written)
     for batch in counted.counts().to_batches():
-        columns = [repeated(attempt, len(batch)), arrow(np.full(len(batch), entries)), *batch.columns]
-        yield pa.RecordBatch.from_arrays(columns, ["attempt", "entries", *batch.schema.names])
-
-
-def _adopt(staged_rows: Path, attempt: str) -> None:
-    """Move the files of an attempt to where the lake looks for staged rows."""
-    for path in sorted((staged_rows / attempt).glob("*/*/*.parquet")):
-        directory = staged_rows / path.parent.relative_to(staged_rows / attempt)
-        directory.mkdir(parents=True, exist_ok=True)
-        path.rename(directory / f"{attempt}-{path.name}")
+        listed = pa.array([files, *[None] * (len(batch) - 1)], pa.string())
+        files = None
+        columns = [repeated(attempt, len(batch)), listed, *batch.columns]
+        yield pa.RecordBatch.from_arrays(columns, ["attempt", "files", *batch.schema.names])
 
 
 class _CountedMessages:
@@ -153,12 +153,11 @@ def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
     return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})
 
 
-def _staged(lake: LakeWriter, counts: pa.Table, paths: Sequence[Path], entries: int) -> StagedMessages:
-    """Make one run of the staged entries, and return what was staged; DirectoryNotShared if entries are missing."""
+def _staged(lake: LakeWriter, counts: pa.Table, written: Sequence[parquet_files.WrittenFiles]) -> StagedMessages:
+    """Make one run of the written entries, and return what was staged."""
     if not len(counts):
         return StagedMessages()
-    if merge([partial(pq.ParquetFile, path) for path in paths], lake.staged_keys) != entries:
-        raise not_shared(lake.root)
+    keys, _ = lake.merge_entries([path for each in written for path in each.entries])
     found = _by_queue(counts, {name: ints(counts[name]) for name in _NUMBERS})
     queues = [
         ArchivedQueue(
@@ -167,4 +166,10 @@ def _staged(lake: LakeWriter, counts: pa.Table, paths: Sequence[Path], entries: 
         for row in found.to_pylist()
     ]
     queues.sort(key=lambda queue: (queue.broker_name, queue.topic, queue.queue_id))
-    return StagedMessages(tuple(queues), int(ints(found["physicalOffset"]).max()), entries)
+    files = StagedFiles(
+        tuple(path for each in written for path in each.rows),
+        tuple(keys),
+        sum(queue.rows for queue in queues),
+        sum(each.entry_count for each in written),
+    )
+    return StagedMessages(tuple(queues), int(ints(found["physicalOffset"]).max()), files)

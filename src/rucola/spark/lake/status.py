@@ -36,11 +36,11 @@ class TableStatus:
     topics: tuple[ArchivedTopic, ...]
 
 
-def table_status(root: str | Path) -> TableStatus:
+def table_status(root: str | Path, catalog: str | None = None) -> TableStatus:
     """Read the state of a lake. Raises as `read_snapshot` does."""
-    root = local_path(root).absolute()
-    check_exists(root)
-    with open_tables(root) as tables:
+    if catalog is None:
+        check_exists(local_path(root).absolute())
+    with open_tables(root, catalog) as tables:
         if tables is None:
             return TableStatus(None, 0, 0, 0, ())
         messages = tables.messages

@@ -1,12 +1,12 @@
-"""Iceberg tables of a lake (format version 2) and their embedded catalog.
+"""Iceberg tables of a lake (format version 2), and commits to them.
 
     rucola.messages    the columns of the data source, partitioned by day(storeTimestamp) and topic
     rucola.keys        the key index (see `key_index`)
     topics.<topic>     messages of one topic, with decoded bodies (see `topic_tables`)
 
-The catalog is SQLite, `<lake>/_rucola/catalog.db`, with one row for each table: the path of its metadata. Any engine
-that commits through it, or reads the metadata, sees a whole commit or nothing; `metadata/version-hint.text` names the
-messages' metadata to engines that are given the directory.
+Any engine that commits through their catalog (see `catalogs`), or reads the metadata, sees a whole commit or nothing.
+In a directory with the embedded catalog, `metadata/version-hint.text` names the messages' metadata to engines that are
+given the directory.
 
 The progress of each store and live broker is a property `rucola.progress.<name>` of `rucola.messages`, set by the
 commit of its messages. Other engines may compact the tables and expire snapshots in between: properties survive both.
@@ -17,12 +17,12 @@ pyiceberg repeats a refused commit on the table as it has become, which would ar
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import date
 from itertools import chain
 from pathlib import Path
@@ -32,10 +32,12 @@ import msgspec
 import pyarrow.parquet as pq
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError, missing_extra
-from rucola.files import check_inside, local_path, open_inside, replace_file, sync_directory, temporary_path
+from rucola.files import check_inside, is_remote, local_path, open_inside, replace_file
+from rucola.spark.lake.catalogs import catalog_path, create_embedded, open_catalog, open_embedded
 from rucola.spark.lake.data_files import MAX_LONG, MESSAGES, first_line, partition_directory
 from rucola.spark.lake.key_index import ENTRY
 from rucola.spark.lake.snapshot import (
+    KEYS_DIRECTORY,
     METADATA_DIRECTORY,
     TOPICS_DIRECTORY,
     ArchiveProgress,
@@ -45,10 +47,11 @@ from rucola.spark.lake.snapshot import (
     check_exists,
     lake_damage,
 )
+from rucola.spark.lake.storage import Directory, ObjectStore, Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot as TableSnapshot
@@ -73,13 +76,14 @@ _PROPERTIES: Final = {
     "write.delete.isolation-level": "snapshot",
     "write.metadata.metrics.column.body": "counts",
 }
-_OWN_NAME: Final = re.compile(r"[0-9a-f]{10}(?:[0-9a-f]{22})?-\d{5}\.parquet")
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{10}(?:[0-9a-f]{22})?-(?:\d{5}-[0-9a-f]{32}-)?\d{5}\.parquet")
 """Data files that the archive wrote, in this format or, with ten digits, before it."""
 _METADATA_GRACE_MS: Final = 10 * 60 * 1000
 """How long metadata that no snapshot needs is kept for readers that are planning."""
-_NETWORK_FILE_SYSTEMS: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.glusterfs"}
-)
+_UNLOCKED_GRACE_MS: Final = 60 * 60 * 1000
+"""The same where other runs may be about to commit theirs."""
+_FIRST_METADATA: Final = ("00000-", "v1.")
+"""Begins of the name of a new table's metadata."""
 
 
 class LakeInUse(StoreError):
@@ -90,139 +94,132 @@ class TopicTableError(StoreError):
     """A table of a topic that cannot be continued; the archive of its messages is complete."""
 
 
-def catalog_path(root: Path) -> Path:
-    """Return the path of a lake's catalog."""
-    return root / METADATA_DIRECTORY / "catalog.db"
-
-
-def read_snapshot(root: str | Path) -> Snapshot:
+def read_snapshot(root: str | Path, catalog: str | None = None) -> Snapshot:
     """Read the current snapshot. Raises StoreError if there is no lake, StoreCorrupt if its metadata is damaged."""
-    root = local_path(root).absolute()
-    check_exists(root)
-    # Without the files of messages, which may be many, and are checked where they are opened.
-    check_inside(root, lambda name: name in (METADATA_DIRECTORY, "metadata"))
-    with open_tables(root) as tables:
-        return tables.snapshot() if tables is not None else Snapshot()
+    if catalog is None:
+        root = local_path(root).absolute()
+        check_exists(root)
+        # Without the files of messages, which may be many, and are checked where they are opened.
+        check_inside(root, lambda name: name in (METADATA_DIRECTORY, "metadata"))
+    with open_tables(root, catalog) as tables:
+        return tables.snapshot() if tables is not None else Snapshot(storage=Directory(Path(root)))
 
 
 @contextmanager
-def open_tables(root: Path, *, creates: bool = False) -> Iterator[Tables | None]:
-    """Open the tables of a lake; None if it has none yet and is not to be changed.
+def open_tables(root: str | Path, catalog: str | None = None, *, creates: bool = False) -> Iterator[Tables | None]:
+    """Open the tables of a lake, without a catalog those of the embedded one.
 
-    Raises ConfigError without pyiceberg, StoreCorrupt for damaged metadata.
+    None if a directory with the embedded catalog has no tables yet and is not to be changed. Raises ConfigError without
+    pyiceberg or if the catalog cannot be used, StoreError if it has no lake, StoreCorrupt for damaged metadata.
     """
-    root = root.resolve()  # which may be named by a link, while the tables have absolute paths
+    try:
+        from pyiceberg.exceptions import NoSuchTableError
+    except ModuleNotFoundError as error:
+        raise ConfigError(missing_extra(error, "lake")) from error
+    if catalog is not None:
+        with _tables_in(catalog, root, creates=creates) as found:
+            yield found
+        return
+    root = local_path(root).resolve()  # which may be named by a link, while the tables have absolute paths
     path = catalog_path(root)
     if not creates and (path.parent / "snapshot.json").exists():  # also of an adoption that was killed
         raise StoreError(
             f"{root} is a lake of an earlier version; `rucola pipeline compact --lake {root}` makes it a table",
             subject=root,
         )
+    storage = Directory(root)
     try:
         os.close(open_inside(root, path))
     except FileNotFoundError:
-        _check_unused(root)
+        _check_unused(storage)
         if not creates:
             yield None
             return
-    try:
-        from pyiceberg.exceptions import NoSuchTableError
-    except ModuleNotFoundError as error:
-        raise ConfigError(missing_extra(error, "lake")) from error
-    catalog = None
+    opened = None
+    tables: Tables | None = None
     try:
         try:
             if creates:
-                _create_catalog(root, path)
-            catalog = _catalog(root, path)
-            tables = Tables(root, catalog, creates=creates)
+                create_embedded(root, path)
+            opened = open_embedded(root, path)
+            tables = Tables(storage, opened, creates=creates, is_embedded=True)
         except NoSuchTableError:
-            _check_unused(root)
-            tables = None
+            _check_unused(storage)
         except FileNotFoundError as error:
-            raise _missing(root, error) from error
+            raise _missing(storage, error) from error
         except MQError:
             raise
         except Exception as error:
             raise lake_damage(path, 0, f"the file cannot be read: {first_line(error)}") from error
         yield tables
     finally:
-        if catalog is not None:
-            catalog.close()
+        if opened is not None:
+            opened.close()
 
 
-def _check_unused(root: Path) -> None:
+@contextmanager
+def _tables_in(name: str, root: str | Path, *, creates: bool) -> Iterator[Tables]:
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    url = str(root)
+    is_url = is_remote(url)
+    storage: Storage = ObjectStore(url.rstrip("/")) if is_url else Directory(local_path(root).resolve())
+    catalog = open_catalog(name, storage)
+    try:
+        if is_url:
+            storage = ObjectStore.of(storage.location, catalog.properties)
+        try:
+            tables = Tables(storage, catalog, creates=creates, is_embedded=False)
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise StoreError(
+                f"the catalog {name} has no lake; `rucola pipeline archive --catalog {name}` makes one", subject=name
+            ) from error
+        except MQError:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"the lake {url} in the catalog {name} cannot be used: {first_line(error)}", subject=name
+            ) from error
+        yield tables
+    finally:
+        catalog.close()
+
+
+def _check_unused(storage: Storage) -> None:
     """Raise StoreCorrupt if a lake without tables in its catalog has had a commit."""
-    for path in root.glob("metadata/*.metadata.json"):
-        if not path.name.startswith("00000-"):
-            why = f"the table rucola.messages is missing, but the lake holds {path.relative_to(root)}"
-            raise lake_damage(catalog_path(root), 0, why)
-
-
-def _create_catalog(root: Path, path: Path) -> None:
-    kind = _file_system(root)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        raise ConfigError(
-            f"{root} is on a network file system ({kind}), which cannot hold the catalog of a lake: SQLite needs the "
-            f"locks of one machine. Archive into a directory on a local disk",
-            subject=root,
-        )
-    if path.exists():
-        return
-    # Complete before it has its name: readers may come at any time.
-    temporary = temporary_path(path)
-    os.close(open_inside(root, temporary, os.O_RDWR | os.O_CREAT))
-    with closing(sqlite3.connect(temporary)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-    _catalog(root, temporary, creates=True).close()
-    temporary.replace(path)
-    sync_directory(path.parent)
-
-
-def _catalog(root: Path, path: Path, *, creates: bool = False) -> SqlCatalog:
-    from pyiceberg.catalog.sql import SqlCatalog
-    from sqlalchemy import URL
-
-    properties = {
-        "uri": URL.create("sqlite", database=str(path), query={"timeout": "30"}).render_as_string(),
-        "warehouse": str(root),
-        "py-io-impl": "rucola.spark.lake.local_io.LocalFileIO",
-        "init_catalog_tables": str(creates).lower(),
-    }
-    return SqlCatalog("rucola", **properties)
-
-
-def _file_system(root: Path) -> str:
-    """Return the type of the file system that a path is on, "" where the system does not tell."""
-    found, kind = "", ""
-    with suppress(FileNotFoundError):
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, mount, own, *_ = line.encode().decode("unicode_escape").split(" ", 3)
-            if Path(mount) in (root, *root.parents) and len(mount) >= len(found):
-                found, kind = mount, own
-    return kind
+    for file in storage.files("metadata"):
+        name = file.path.rpartition("/")[2]
+        if name.endswith(".metadata.json") and not name.startswith(_FIRST_METADATA):
+            why = f"the table rucola.messages is missing in its catalog, but the lake holds {file.path}"
+            raise lake_damage(storage.location, 0, why)
 
 
 class Tables:
     """The two tables of a lake, made by `open_tables`."""
 
-    def __init__(self, root: Path, catalog: SqlCatalog, *, creates: bool) -> None:
-        self.root = root
+    def __init__(self, storage: Storage, catalog: Catalog, *, creates: bool, is_embedded: bool) -> None:
+        self.storage = storage
+        self.is_embedded = is_embedded
         self._catalog = catalog
         self._read: dict[str, list[tuple[int, DataFile]]] = {}
         if creates:
             if not catalog.table_exists(_MESSAGES_TABLE):
-                _check_unused(root)
+                _check_unused(storage)
             catalog.create_namespace_if_not_exists("rucola")
-            self._create(_KEYS_TABLE, ENTRY, root / METADATA_DIRECTORY / "keys")
-            self._create(_MESSAGES_TABLE, MESSAGES, root)
+            self._create(_KEYS_TABLE, ENTRY, storage.place(KEYS_DIRECTORY))
+            self._create(_MESSAGES_TABLE, MESSAGES, storage.location)
         self.keys, self.messages = catalog.load_table(_KEYS_TABLE), catalog.load_table(_MESSAGES_TABLE)
-        if Path(self.messages.location()) != root:
-            raise _moved(root, Path(self.messages.location()))
+        found = self.messages.location().rstrip("/")
+        if found != storage.location:
+            if is_embedded:
+                raise _moved(storage, found)
+            raise ConfigError(f"the lake of this catalog is {found}, and not {storage.location}", subject=found)
+        if isinstance(storage, ObjectStore):  # a catalog may give credentials for the table alone
+            self.storage = ObjectStore.of(storage.url, self.messages.io.properties)
         if len(self.messages.specs()) > 1:
-            raise StoreError(f"another engine has changed the partitions of {root}, which is not supported")
+            raise StoreError(f"another engine has changed the partitions of {found}, which is not supported")
 
-    def _create(self, name: str | tuple[str, str], schema: pa.Schema, location: Path) -> None:
+    def _create(self, name: str | tuple[str, str], schema: pa.Schema, location: str) -> None:
         from pyiceberg.io.pyarrow import pyarrow_to_schema
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.table.name_mapping import create_mapping_from_schema
@@ -237,9 +234,7 @@ class Tables:
             fields.append(PartitionField(own.find_field("topic").field_id, 1001, IdentityTransform(), "topic"))
         mapping = create_mapping_from_schema(own).model_dump_json()
         properties = {**_PROPERTIES, "schema.name-mapping.default": mapping}
-        self._catalog.create_table_if_not_exists(
-            name, own, str(location), PartitionSpec(*fields), properties=properties
-        )
+        self._catalog.create_table_if_not_exists(name, own, location, PartitionSpec(*fields), properties=properties)
 
     def topic(self, topic: str, schema: pa.Schema | None = None) -> Table | None:
         """Return the table of one topic. With a schema it is made if it is missing, otherwise the result is None."""
@@ -249,11 +244,17 @@ class Tables:
                 return None
             self._catalog.create_namespace_if_not_exists("topics")
             directory, _ = partition_directory(topic, None).split("/")
-            self._create(name, schema, self.root / TOPICS_DIRECTORY / directory)
+            self._create(name, schema, self.storage.place(f"{TOPICS_DIRECTORY}/{directory}"))
         table = self._catalog.load_table(name)
-        if self.root not in Path(table.location()).parents:
-            raise _moved(self.root, Path(table.location()))
+        if self.storage.relative(table.location()) is None:
+            raise _moved(self.storage, table.location())
         return table
+
+    @property
+    def root(self) -> Path:
+        """The directory of a lake that is in one."""
+        assert isinstance(self.storage, Directory)
+        return self.storage.root
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -285,6 +286,7 @@ class Tables:
             tuple(self._row_file(file) for file in self.files(self.messages)),
             tuple(self._key_file(file) for file in self.files(self.keys)),
             self.progress(),
+            self.storage,
         )
 
     def paths(self, table: Table) -> list[str]:
@@ -300,7 +302,7 @@ class Tables:
         try:
             return {each.manifest_path: each for snapshot in snapshots for each in snapshot.manifests(table.io)}
         except FileNotFoundError as error:
-            raise _missing(self.root, error) from error
+            raise _missing(self.storage, error) from error
         except Exception as error:
             raise _unreadable(snapshots[-1].manifest_list, error) from error
 
@@ -322,18 +324,20 @@ class Tables:
             entries = manifest.fetch_manifest_entry(table.io)
             files = [(entry.sequence_number or 0, entry.data_file) for entry in entries]
         except FileNotFoundError as error:
-            raise _missing(self.root, error) from error
+            raise _missing(self.storage, error) from error
         except Exception as error:
             raise _unreadable(manifest.manifest_path, error) from error
         if files and manifest.content != ManifestContent.DATA:
-            raise StoreError(f"{self.root} has row-level deletes by another engine, which are not supported")
+            raise StoreError(
+                f"{self.storage.location} has row-level deletes by another engine, which are not supported"
+            )
         return files
 
     def _relative(self, file: DataFile) -> str:
-        path = Path(file.file_path.removeprefix("file://"))
-        if self.root not in path.parents or ".." in path.parts:
-            raise _moved(self.root, path)
-        return str(path.relative_to(self.root))
+        path = self.storage.relative(file.file_path)
+        if path is None:
+            raise _moved(self.storage, file.file_path)
+        return path
 
     def _row_file(self, file: DataFile) -> RowFile:
         path, day, topic = self._relative(file), file.partition[0], file.partition[1]
@@ -343,7 +347,7 @@ class Tables:
 
     def _key_file(self, file: DataFile) -> KeyFile:
         path = self._relative(file)
-        run = Path(path).name.rpartition("-")[0]
+        run = path.rpartition("/")[2].rpartition("-")[0]
         return KeyFile(path, run, file.record_count, file.file_size_in_bytes, *_bounds(file, self.keys, "hash"))
 
     # -- commits -------------------------------------------------------------------------------------------------------
@@ -351,18 +355,17 @@ class Tables:
     def commit(
         self,
         table: Table,
-        added: Sequence[tuple[Path, Sequence[Value]]],
+        added: Sequence[DataFile],
         replaces: Collection[str] = (),
         progress: Mapping[str, ArchiveProgress] | None = None,
         others: Mapping[str, str] | None = None,
     ) -> None:
-        """Add files, each with its partition, and set the progress and other properties, at once.
+        """Add files and set the progress and other properties, at once.
 
         Raises LakeInUse if another writer has archived messages of the same names, or replaced the same files.
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
-        files = [_data_file(table, path, partition) for path, partition in added]
         properties = {PROGRESS + name: msgspec.json.encode(each).decode() for name, each in (progress or {}).items()}
         properties |= others or {}
         before = {key: table.properties.get(key) for key in properties}
@@ -371,7 +374,7 @@ class Tables:
             try:
                 replaced = [file for file in self.files(table) if self._relative(file) in replaces] if replaces else []
                 if len(replaced) != len(replaces):
-                    raise LakeInUse(f"another writer has replaced files of {self.root}")
+                    raise LakeInUse(f"another writer has replaced files of {self.storage.location}")
                 with table.transaction() as transaction:
                     if properties:
                         transaction.set_properties(properties)
@@ -381,25 +384,45 @@ class Tables:
                         snapshot_id = producer.snapshot_id
                         for file in replaced:
                             producer.delete_data_file(file)
-                        for file in files:
+                        for file in added:
                             producer.append_data_file(file)
                 return
             except (StoreError, MemoryError):
                 raise
             except Exception as error:
                 # Never repeated blindly: the commit may have been accepted, and only its answer been lost.
-                table.refresh()
+                self._refresh(table, error)
                 if any(snapshot.snapshot_id == snapshot_id for snapshot in table.metadata.snapshots):
                     return
                 if not isinstance(error, CommitFailedException | ValidationException):
-                    raise StoreError(f"{self.root}: the commit failed: {first_line(error)}") from error
+                    raise StoreError(f"{self.storage.location}: the commit failed: {first_line(error)}") from error
                 if {key: table.properties.get(key) for key in properties} != before:
-                    raise LakeInUse(f"another run has archived into {self.root}; run this one again") from error
+                    raise LakeInUse(
+                        f"another run has archived into {self.storage.location}; run this one again"
+                    ) from error
+
+    def _refresh(self, table: Table, cause: Exception) -> None:
+        try:
+            table.refresh()
+        except Exception as error:
+            raise StoreError(
+                f"{self.storage.location}: it is unknown whether the commit was accepted ({first_line(cause)}; "
+                f"{first_line(error)}); the next run continues from what the catalog then has"
+            ) from cause
+
+    def data_file(self, table: Table, path: str, partition: Sequence[Value]) -> DataFile:
+        """Return the entry of a file for a commit. Raises FileNotFoundError."""
+        with self.storage.reading(path) as source:
+            size = source.stat().st_size if isinstance(source, Path) else source.size()
+            return _data_file(table, self.storage.place(path), size, pq.read_metadata(source), partition)
 
     def write_hint(self) -> None:
         """Name the messages' current metadata to engines that are given the directory."""
-        stem = Path(self.messages.metadata_location).name.removesuffix(".metadata.json")
-        replace_file(self.root / "metadata" / "version-hint.text", stem.encode())
+        assert isinstance(self.storage, Directory)
+        stem = Path(self.messages.metadata_location).name.removesuffix(".metadata.json").encode()
+        hint = self.storage.root / "metadata" / "version-hint.text"
+        if not hint.exists() or hint.read_bytes() != stem:
+            replace_file(hint, stem)
 
     # -- maintenance ---------------------------------------------------------------------------------------------------
 
@@ -414,10 +437,17 @@ class Tables:
 
     def expire_table(self, table: Table, keep_replaced_ms: int) -> None:
         """Expire snapshots of one table."""
+        from pyiceberg.exceptions import CommitFailedException
+
         expired = _expirable(table, keep_replaced_ms)
         if expired:
-            self._expire(table, expired)
-            self._delete_metadata(table, min(keep_replaced_ms, _METADATA_GRACE_MS))
+            try:
+                self._expire(table, expired)
+            except CommitFailedException:
+                return  # another run has changed the table; the next one expires
+            self._delete_metadata(
+                table, min(keep_replaced_ms, _METADATA_GRACE_MS) if self.is_embedded else _UNLOCKED_GRACE_MS
+            )
 
     def _expire(self, table: Table, expired: Sequence[TableSnapshot]) -> None:
         before = self._manifests(table, expired)
@@ -426,8 +456,10 @@ class Tables:
         unused = [manifest for path, manifest in before.items() if path not in left]
         if unused:
             used = {file.file_path for file in self._files(table, left.values())}
-            for path in {file.file_path for file in self._files(table, unused)} - used:
-                self._delete(path)
+            for place in {file.file_path for file in self._files(table, unused)} - used:
+                path = self.storage.relative(place)
+                if path is not None:
+                    self._delete(path)
 
     def _delete_metadata(self, table: Table, grace_ms: int) -> None:
         """Delete metadata that is not reachable: of expired snapshots, and of commits that were refused or killed."""
@@ -435,34 +467,37 @@ class Tables:
         reachable |= {snapshot.manifest_list for snapshot in table.metadata.snapshots}
         reachable |= self._manifests(table, table.metadata.snapshots).keys()
         latest = time.time() - grace_ms / 1000
-        for path in (Path(table.location()) / "metadata").iterdir():
-            if path.suffix in (".avro", ".json") and str(path) not in reachable and path.stat().st_mtime <= latest:
-                path.unlink(missing_ok=True)
+        directory = self.storage.relative(f"{table.location().rstrip('/')}/metadata") or "metadata"
+        for file in self.storage.files(directory):
+            if (
+                file.path.endswith((".avro", ".json"))
+                and self.storage.place(file.path) not in reachable
+                and file.written <= latest
+            ):
+                self.storage.delete(file.path)
 
-    def delete_orphans(self) -> None:
-        """Delete files that runs which were killed have written and no snapshot names."""
-        patterns = ("data/*/*/*.parquet", "topic=*/date=*/*.parquet", f"{METADATA_DIRECTORY}/keys/*.parquet")
-        self._delete_unnamed((self.keys, self.messages), self.root, patterns)
+    def delete_orphans(self, written_before: float) -> None:
+        """Delete data files that no snapshot names, written before a time in seconds since 1970."""
+        self._delete_unnamed((self.keys, self.messages), ("data", f"{KEYS_DIRECTORY}/data"), written_before)
 
     def delete_orphans_of(self, table: Table) -> None:
         """Delete files of a topic's table that no snapshot names."""
-        self._delete_unnamed((table,), Path(table.location()), ("data/*/*.parquet",))
+        self._delete_unnamed((table,), (f"{self.storage.relative(table.location())}/data",), math.inf)
 
-    def _delete_unnamed(self, tables: Sequence[Table], directory: Path, patterns: Sequence[str]) -> None:
+    def _delete_unnamed(self, tables: Sequence[Table], directories: Sequence[str], written_before: float) -> None:
         named = {
             file.file_path
             for table in tables
             for file in self._files(table, self._manifests(table, table.metadata.snapshots).values())
         }
-        for path in (path for pattern in patterns for path in directory.glob(pattern)):
-            if str(path) not in named:
-                self._delete(str(path))
+        for file in (file for directory in directories for file in self.storage.files(directory)):
+            if file.written < written_before and self.storage.place(file.path) not in named:
+                self._delete(file.path)
 
     def _delete(self, path: str) -> None:
-        """Delete a data file, unless another engine has written it or it is not in the lake."""
-        own = Path(path)
-        if self.root in own.parents and ".." not in own.parts and _OWN_NAME.fullmatch(own.name):
-            own.unlink(missing_ok=True)
+        """Delete a data file, unless another engine has written it."""
+        if _OWN_NAME.fullmatch(path.rpartition("/")[2]):
+            self.storage.delete(path)
 
 
 def _expirable(table: Table, keep_replaced_ms: int) -> list[TableSnapshot]:
@@ -486,7 +521,7 @@ def _expirable(table: Table, keep_replaced_ms: int) -> list[TableSnapshot]:
     return [snapshots[number] for number in numbers if snapshots[number].snapshot_id not in named]
 
 
-def _data_file(table: Table, path: Path, partition: Sequence[Value]) -> DataFile:
+def _data_file(table: Table, place: str, size: int, footer: pq.FileMetaData, partition: Sequence[Value]) -> DataFile:
     from pyiceberg.io.pyarrow import (
         compute_statistics_plan,
         data_file_statistics_from_parquet_metadata,
@@ -497,14 +532,14 @@ def _data_file(table: Table, path: Path, partition: Sequence[Value]) -> DataFile
 
     schema = table.schema()
     statistics = data_file_statistics_from_parquet_metadata(
-        pq.read_metadata(path), compute_statistics_plan(schema, table.properties), parquet_path_to_id_mapping(schema)
+        footer, compute_statistics_plan(schema, table.properties), parquet_path_to_id_mapping(schema)
     )
     return DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=str(path),
+        file_path=place,
         file_format=FileFormat.PARQUET,
         partition=Record(*partition),
-        file_size_in_bytes=path.stat().st_size,
+        file_size_in_bytes=size,
         sort_order_id=None,
         spec_id=table.spec().spec_id,
         equality_ids=None,
@@ -532,15 +567,15 @@ def _bounds(file: DataFile, table: Table, column: str) -> tuple[int, int]:
     return bound(file.lower_bounds, 0), bound(file.upper_bounds, MAX_LONG)
 
 
-def _missing(root: Path, error: FileNotFoundError) -> StoreCorrupt:
-    found = re.search("/[^']*", error.filename or str(error))
-    path = Path(found[0] if found else "?")
-    return lake_damage(path, 0, "the file is missing") if root in path.parents else _moved(root, path)
+def _missing(storage: Storage, error: FileNotFoundError) -> StoreCorrupt:
+    found = re.search("(?:[a-z0-9]+:/)?/[^']*", error.filename or str(error))
+    place = found[0] if found else "?"
+    return lake_damage(place, 0, "the file is missing") if storage.relative(place) else _moved(storage, place)
 
 
-def _moved(root: Path, path: Path) -> StoreCorrupt:
-    return lake_damage(catalog_path(root), 0, f"it names {path}, because a lake cannot be moved or copied")
+def _moved(storage: Storage, place: str) -> StoreCorrupt:
+    return lake_damage(storage.location, 0, f"its metadata names {place}, because a lake cannot be moved or copied")
 
 
 def _unreadable(path: str, error: Exception) -> StoreCorrupt:
-    return lake_damage(Path(path), 0, f"the file cannot be read: {first_line(error)}")
+    return lake_damage(path, 0, f"the file cannot be read: {first_line(error)}")

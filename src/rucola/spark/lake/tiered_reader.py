@@ -217,7 +217,7 @@ class QueueReader:
         return Chunk(request.queue_offset, positions.tobytes(), codes[chosen].tobytes(), memoryview(joined))
 
     def _with_key(self, request: FindKey) -> Records:
-        candidates = candidate_offsets(self._root, self._snapshot, [request.key])
+        candidates = candidate_offsets(self._snapshot, [request.key])
         found = [
             offsets[offsets < request.before] for (topic, _), offsets in candidates.items() if topic == request.topic
         ]

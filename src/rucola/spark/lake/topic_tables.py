@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreError
-from rucola.files import check_ownership, local_path, make_directory, sync_directory
+from rucola.files import check_ownership, local_path, make_directory
 from rucola.spark.bodies.decoded import (
     TIMESTAMP,
     Decoded,
@@ -52,10 +52,11 @@ from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, p
 from rucola.spark.lake.parquet_files import by_partition, read_file
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists, check_links
 from rucola.spark.lake.tables import PROGRESS, LakeInUse, Tables, TopicTableError, Value, open_tables, partition_of
-from rucola.spark.lake.writer import KEEP_REPLACED_MS, locked, sync_file
+from rucola.spark.lake.writer import KEEP_REPLACED_MS, locked
 from rucola.spark.source.array_conversions import Array, bools, ints, mask
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.update.schema import UpdateSchema
     from pyiceberg.types import IcebergType, NestedField, StructType
@@ -168,7 +169,7 @@ class _Derivation:
         if (self._tables.progress(table), int(table.properties.get(_THROUGH, 0))) != (known, through):
             raise LakeInUse(f"another run has continued {table.location()}; run this one again")
         number = current.sequence_number or 0
-        self._tables.commit(table, _published(table, staged), (), progress, {_THROUGH: str(number)})
+        self._tables.commit(table, _published(self._tables, table, staged), (), progress, {_THROUGH: str(number)})
         self._merge(table, staging)
         shutil.rmtree(staging)
         self._tables.expire_table(table, keep_replaced_ms)
@@ -193,7 +194,7 @@ class _Derivation:
                 merged += _write(table, rows, staging, len(merged))
                 replaced += group
         if replaced:
-            self._tables.commit(table, _published(table, merged), replaced)
+            self._tables.commit(table, _published(self._tables, table, merged), replaced)
 
     def _new_messages(self, files: Sequence[RowFile], known: Mapping[str, ArchiveProgress]) -> Iterator[pa.RecordBatch]:
         for file in files:
@@ -304,18 +305,18 @@ def _read(table: Table, paths: Iterable[Path]) -> pa.RecordBatch:
     return rows.take(pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")]))
 
 
-def _published(table: Table, staged: Iterable[Path]) -> list[tuple[Path, list[Value]]]:
-    """Move staged files to their places, durably; return them with their partitions."""
-    found: list[tuple[Path, list[Value]]] = []
+def _published(tables: Tables, table: Table, staged: Iterable[Path]) -> list[DataFile]:
+    """Move staged files to their places, durably; return their entries."""
+    found = []
     for path in staged:
         directory = Path(table.location()) / "data" / path.parent.name
         make_directory(directory)
-        sync_file(path)
         path.replace(directory / path.name)
-        found.append((directory / path.name, partition_of(*topic_and_day(path))[:1]))
-    for directory in {path.parent for path, _ in found}:
-        sync_directory(directory)
-    return found
+        found.append(
+            (str((directory / path.name).relative_to(tables.root)), partition_of(*topic_and_day(str(path)))[:1])
+        )
+    tables.storage.sync(path for path, _ in found)
+    return [tables.data_file(table, path, partition) for path, partition in found]
 
 
 # -- schema ------------------------------------------------------------------------------------------------------------

@@ -1,75 +1,83 @@
 """Writer of a lake, and the steps that make a run's files part of it.
 
     <lake>/data/topic=<topic>/date=<UTC date of storeTimestamp>/<run>-<number>.parquet    messages
-    <lake>/metadata/                Iceberg's metadata of `rucola.messages` (see `tables`)
-    <lake>/_rucola/catalog.db       the catalog
-    <lake>/_rucola/keys/            the key index, `rucola.keys`, and its metadata (see `key_index`)
-    <lake>/_rucola/progress.json    a copy of the progress, read by brokers with deleteOnlyArchived
-    <lake>/_rucola/files.json       a copy of the list of row files, also for brokers
-    <lake>/_rucola/staging/<run>/   files of a run that is not committed
-    <lake>/_rucola/lock             locked by the run that writes
+    <lake>/metadata/                             Iceberg's metadata of `rucola.messages` (see `tables`)
+    <lake>/_rucola/keys/data/                    the key index, `rucola.keys` (see `key_index`)
+    <lake>/_rucola/keys/metadata/                its metadata
+    <lake>/_rucola/keys/data/staging/<run>/      what a run that has not ended has written
+
+A lake with the embedded catalog is in a local directory, and has more files in `_rucola`:
+
+    catalog.db       the catalog
+    lock             locked by the run that writes
+    progress.json    a copy of the progress, read by brokers with deleteOnlyArchived
+    files.json       a copy of the list of row files, also for brokers
 
 Topics are escaped in paths as Hive does: `%RETRY%g` is `topic=%25RETRY%25g`.
 
 **Commit.** Every step is durable before the next one begins.
 
     step                                                a crash before it is complete leaves
-    1  write row and key files to staging, and compare  the old lake; the next run deletes the staged files and archives
-       their footers with what was to be written        the same messages again
-    2  fsync the staged files, move them to new names   the same; the next run deletes files that no table names
+    1  create the run's staging directory; write row    the old lake; a later run deletes the files, and archives the
+       and key files; compare their footers with what   same messages again
+       was to be written
+    2  fsync the files                                  the same
     3  commit the key files                             the same, and entries without messages, which do no harm
     4  commit the row files with the new progress       the same. **From here on the run counts**
     5  replace version-hint.text, files.json,           brokers see less progress than there is, so they delete less
        progress.json
-    6  expire old snapshots, delete their files, and    garbage; the next run deletes it
+    6  expire old snapshots, delete their files, and    garbage; a later run deletes it
        the staging directory
 
-**Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot.
+Files are never renamed, since object stores cannot. No reader sees a file before a commit names it.
 
-Only one run writes at a time. Other engines do not know the lock; their commits are seen by step 4 (`Tables.commit`).
+**Several runs at once.** With the embedded catalog only one run writes at a time. Other engines do not know its lock,
+and other catalogs have none: of two commits with the progress of one store, the second is refused (`Tables.commit`).
+Without a lock, a run that another one has begun may still go on. It is taken for dead after `_DEAD_AFTER_S`, and does
+not commit any longer after half of that.
+
+**Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
-import shutil
+import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow.parquet as pq
 
-from rucola.errors import ConfigError
-from rucola.files import (
-    check_ownership,
-    local_path,
-    make_directory,
-    open_file,
-    open_inside,
-    replace_file,
-    sync_directory,
-)
+from rucola.errors import ConfigError, StoreError
+from rucola.files import check_ownership, local_path, make_directory, open_inside, read_inside, replace_file
 from rucola.spark.lake.adoption import adopt
 from rucola.spark.lake.data_files import topic_and_day
+from rucola.spark.lake.key_index import OpenFile, merge
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
+    STAGING_DIRECTORY,
     ArchiveProgress,
     Snapshot,
     check_files,
     check_links,
     lake_damage,
-    progress_path,
 )
-from rucola.spark.lake.tables import LakeInUse, Tables, Value, open_tables, partition_of
+from rucola.spark.lake.storage import Directory
+from rucola.spark.lake.tables import LakeInUse, Tables, open_tables, partition_of
 from rucola.spark.shared_files import SharedPiece, not_shared, share
-from rucola.system_calls import sync_all
 
 KEEP_REPLACED_MS: Final = 60 * 60 * 1000
 """How long files that compaction has replaced are kept for running queries."""
+
+_DEAD_AFTER_S: Final = 6 * 24 * 60 * 60
 
 
 class AddedFiles(NamedTuple):
@@ -81,27 +89,72 @@ class AddedFiles(NamedTuple):
     key_size: int
 
 
-class LakeWriter:
-    """Writer of the lake in one directory, made by `open_lake`. Its methods require the lock (`locked`)."""
+@dataclass(frozen=True)
+class StagedFiles:
+    """Paths of row and key files that are complete but not committed, and the numbers of their rows.
 
-    def __init__(self, root: Path, tables: Tables) -> None:
-        self.root = root
+    `has_leftovers` if tasks that failed have left others, which a later run deletes.
+    """
+
+    rows: Sequence[str] = ()
+    keys: Sequence[str] = ()
+    row_count: int = 0
+    entry_count: int = 0
+    has_leftovers: bool = False
+
+
+class LakeWriter:
+    """Writer of one lake, made by `open_lake`. `progress_directory` is where the copies for brokers are written."""
+
+    def __init__(self, tables: Tables, progress_directory: Path | None) -> None:
+        self.storage = tables.storage
+        self.location = tables.storage.location
         self._tables = tables
-        self._staging = root / METADATA_DIRECTORY / "staging"
-        self._name = uuid.uuid4().hex
-        self._run = run = self._staging / self._name
-        self.staged_rows = run / "rows"
-        """Directory for this run's row files, by `partition_directory`."""
-        self.staged_entries = run / "entries"
+        self._progress_directory = progress_directory
+        self.run = uuid.uuid4().hex
+        """The begin of the names of this run's files."""
+        self.staging = f"{STAGING_DIRECTORY}/{self.run}"
         """Directory for entries of the key index that are not yet in the run of the commit, in files sorted by hash."""
-        self.staged_keys = run / "keys"
+        self._began_s: float | None = None
+
+    def begin(self) -> None:
+        """Create the staging directory, by which later runs know that this one may have left files."""
+        if self._began_s is None:
+            self._began_s = time.monotonic()
+            started = f"{self.staging}/started"
+            with self.storage.writing(started) as stream:
+                stream.touch() if isinstance(stream, Path) else stream.write(b"")
+            self.storage.sync([started])
 
     @contextmanager
-    def sharing(self) -> Iterator[SharedPiece]:
-        """Yield a token in this run's staging directory, which tasks check before they write there."""
-        make_directory(self._run)
-        with share(self._run) as token:
+    def sharing(self) -> Iterator[SharedPiece | None]:
+        """Yield a token in the staging directory, which tasks check before they write; None in an object store."""
+        self.begin()
+        directory = self.storage.root / self.staging if isinstance(self.storage, Directory) else None
+        with nullcontext() if directory is None else share(directory) as token:
             yield token
+
+    def staged_names(self) -> set[str]:
+        """Return the names under which tasks have written, without their numbers."""
+        names = (file.path.rpartition("/")[2] for file in self.storage.files(self.staging))
+        return {name.rpartition("-")[0] for name in names if name.endswith(".parquet")}
+
+    def merge_entries(self, paths: Sequence[str]) -> tuple[list[str], int]:
+        """Merge staged files of entries into one run of key files; return their paths and the number of entries."""
+        return self.merge_keys([partial(self._open, path) for path in paths])
+
+    @contextmanager
+    def _open(self, path: str) -> Iterator[pq.ParquetFile]:
+        try:
+            with self.storage.reading(path) as source, pq.ParquetFile(source) as opened:
+                yield opened
+        except FileNotFoundError as error:
+            raise not_shared(self.location) from error
+
+    def merge_keys(self, files: Sequence[OpenFile]) -> tuple[list[str], int]:
+        """Merge files of the key index into one run, and return its paths and the number of entries."""
+        self.begin()
+        return merge(files, self.storage, self.run)
 
     def snapshot(self) -> Snapshot:
         """Read the current snapshot."""
@@ -113,86 +166,120 @@ class LakeWriter:
 
     def publish(
         self,
+        staged: StagedFiles = StagedFiles(),
         progress: Mapping[str, ArchiveProgress] | None = None,
         replaces: Collection[str] = (),
         replaced_keys: Collection[str] = (),
         *,
-        rows: int = 0,
-        entries: int = 0,
         keep_replaced_ms: int = KEEP_REPLACED_MS,
     ) -> AddedFiles:
-        """Commit the staged files, of `rows` messages and `entries` of the key index, and return what was added.
+        """Commit staged files, and return what was added.
 
         The row files `replaces` and the key files `replaced_keys` leave the snapshot; those replaced more than
         `keep_replaced_ms` ago are deleted. Raises DirectoryNotShared if the staged files hold less, or more; LakeInUse
         if another run has archived in between.
         """
         # Step 1.
-        staged_rows, staged_keys = (
-            sorted(each) for each in (self.staged_rows.glob("*/*/*.parquet"), self.staged_keys.glob("*.parquet"))
-        )
-        if (_count(staged_rows), _count(staged_keys)) != (rows, entries):
-            raise not_shared(self.root)
+        self.begin()
+        tables = self._tables
+        try:
+            rows = [tables.data_file(tables.messages, path, partition_of(*topic_and_day(path))) for path in staged.rows]
+            keys = [tables.data_file(tables.keys, path, []) for path in staged.keys]
+        except FileNotFoundError as error:
+            raise not_shared(self.location) from error
+        counts = [sum(file.record_count for file in added) for added in (rows, keys)]
+        if counts != [staged.row_count, staged.entry_count]:
+            raise not_shared(self.location)
         # Step 2.
-        make_directory(self._run)
-        added_rows: list[tuple[Path, list[Value]]] = []
-        for number, path in enumerate(staged_rows):
-            directory = self.root / "data" / path.parent.relative_to(self.staged_rows)
-            added_rows.append((self._moved(path, directory, number), partition_of(*topic_and_day(path))))
-        added_keys: list[tuple[Path, list[Value]]] = [
-            (self._moved(path, self.root / METADATA_DIRECTORY / "keys", number), [])
-            for number, path in enumerate(staged_keys)
-        ]
-        for directory in {path.parent for path, _ in [*added_rows, *added_keys]}:
-            sync_directory(directory)
+        self.storage.sync([*staged.rows, *staged.keys])
+        if self._began_s is not None and time.monotonic() - self._began_s > _DEAD_AFTER_S / 2:
+            raise StoreError(f"{self.location}: the run took so long that others take it for dead; archive in parts")
         # Steps 3 and 4.
-        if added_keys or replaced_keys:
-            self._tables.commit(self._tables.keys, added_keys, replaced_keys)
-        if added_rows or replaces or progress:
-            self._tables.commit(self._tables.messages, added_rows, replaces, progress)
+        if keys or replaced_keys:
+            tables.commit(tables.keys, keys, replaced_keys)
+        if rows or replaces or progress:
+            tables.commit(tables.messages, rows, replaces, progress)
         # Steps 5 and 6.
         self.finish(self.snapshot())
-        self.expire(keep_replaced_ms)
-        sizes = [sum(path.stat().st_size for path, _ in added) for added in (added_rows, added_keys)]
-        return AddedFiles(len(added_rows), sizes[0], entries, sizes[1])
+        self.expire(keep_replaced_ms, keeps_staging=staged.has_leftovers)
+        sizes = [sum(file.file_size_in_bytes for file in added) for added in (rows, keys)]
+        return AddedFiles(len(rows), sizes[0], staged.entry_count, sizes[1])
 
-    def _moved(self, source: Path, directory: Path, number: int) -> Path:
-        path = directory / f"{self._name}-{number:05d}.parquet"
-        make_directory(directory)
-        sync_file(source)
-        source.replace(path)
-        return path
-
-    def expire(self, keep_replaced_ms: int) -> None:
+    def expire(self, keep_replaced_ms: int, *, keeps_staging: bool = False) -> None:
         """Expire snapshots, and delete files that none needs any longer (see `Tables.expire`)."""
-        make_directory(self._run)  # by which the next run knows that a killed one has left files
+        self.begin()
         self._tables.expire(keep_replaced_ms)
-        shutil.rmtree(self._staging, ignore_errors=True)
+        if not keeps_staging:
+            self.storage.delete_directory(self.staging)
+            self._began_s = None
 
     def finish(self, snapshot: Snapshot) -> None:
         """Tell brokers and other engines what the tables hold, which a killed run may not have done."""
-        if snapshot.number:
+        if snapshot.number and self._tables.is_embedded:
             self._tables.write_hint()
+        if snapshot.number and self._progress_directory is not None:
             # The files first: a broker deletes only what the progress covers.
-            replace_file(self.root / METADATA_DIRECTORY / "files.json", msgspec.json.encode({"rows": snapshot.rows}))
-            progress = msgspec.json.encode(snapshot.progress)
-            replace_file(progress_path(self.root), msgspec.json.format(progress, indent=1))
+            files: dict[str, object] = {"rows": snapshot.rows}
+            if self.location != str(self._progress_directory.parent):
+                files["location"] = self.location
+            progress = msgspec.json.format(msgspec.json.encode(snapshot.progress), indent=1)
+            for name, content in (("files.json", msgspec.json.encode(files)), ("progress.json", progress)):
+                _replace_if_changed(self._progress_directory / name, content)
 
-    def recover(self) -> None:
-        """Delete what a killed run has left."""
-        if self._staging.exists():
-            self._tables.delete_orphans()
-            shutil.rmtree(self._staging, ignore_errors=True)
+    def recover(self, *, is_locked: bool) -> None:
+        """Delete what dead runs have left: with the lock every other one, without it those that began long ago."""
+        began: dict[str, float] = {}
+        for file in self.storage.files(STAGING_DIRECTORY):
+            run = file.path.removeprefix(f"{STAGING_DIRECTORY}/").partition("/")[0]
+            began[run] = max(file.written, began.get(run, 0))
+        latest = math.inf if is_locked else time.time() - _DEAD_AFTER_S
+        dead = [run for run, since in began.items() if since < latest]
+        if dead:
+            self._tables.delete_orphans(latest)
+            for run in dead:
+                self.storage.delete_directory(f"{STAGING_DIRECTORY}/{run}")
+
+
+def _replace_if_changed(path: Path, content: bytes) -> None:
+    with suppress(FileNotFoundError):
+        if read_inside(path.parent, path) == content:
+            return
+    replace_file(path, content)
 
 
 @contextmanager
-def open_lake(root: str | Path, *, checks_keys: bool = True) -> Iterator[LakeWriter]:
-    """Open a lake for writing: create it if needed, lock it, delete what a killed run has left.
+def open_lake(
+    root: str | Path, catalog: str | None = None, *, progress_directory: Path | None = None, checks_keys: bool = True
+) -> Iterator[LakeWriter]:
+    """Open a lake for writing: create it if needed, lock it, delete what dead runs have left.
 
-    Raises ConfigError if the directory cannot hold a lake, LakeInUse if another run is writing, StoreError if other
-    users can change it or it contains links, StoreCorrupt if it is damaged: a missing file's messages must not count as
-    archived. Without `checks_keys`, files of the key index may be damaged.
+    Without a catalog (see `catalogs`), the lake is in a directory with the embedded one. Raises ConfigError if the
+    directory cannot hold a lake or the catalog cannot be used, LakeInUse if another run is writing, StoreError if other
+    users can change the directory or it contains links, StoreCorrupt if the lake is damaged: a missing file's messages
+    must not count as archived. Without `checks_keys`, files of the key index may be damaged.
     """
+    with (
+        _prepared(root) if catalog is None else nullcontext(root) as place,
+        open_tables(place, catalog, creates=True) as tables,
+    ):
+        assert tables is not None
+        if tables.is_embedded and isinstance(tables.storage, Directory):
+            adopt(tables.storage.root, tables)
+            progress_directory = tables.storage.root
+        copies = None if progress_directory is None else progress_directory / METADATA_DIRECTORY
+        if copies is not None:
+            make_directory(copies)
+        lake = LakeWriter(tables, copies)
+        lake.recover(is_locked=tables.is_embedded)
+        snapshot = lake.snapshot()
+        check_files(tables.storage, (*snapshot.rows, *(snapshot.keys if checks_keys else ())))
+        lake.finish(snapshot)
+        yield lake
+
+
+@contextmanager
+def _prepared(root: str | Path) -> Iterator[Path]:
+    """Create and lock the directory of a lake with the embedded catalog."""
     root = local_path(root).resolve()
     own = root / METADATA_DIRECTORY
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -202,15 +289,8 @@ def open_lake(root: str | Path, *, checks_keys: bool = True) -> Iterator[LakeWri
     check_ownership(root)
     check_links(root)
     make_directory(own)
-    with locked(root), open_tables(root, creates=True) as tables:
-        assert tables is not None
-        adopt(root, tables)
-        lake = LakeWriter(root, tables)
-        lake.recover()
-        snapshot = lake.snapshot()
-        check_files(root, (*snapshot.rows, *(snapshot.keys if checks_keys else ())))
-        lake.finish(snapshot)
-        yield lake
+    with locked(root):
+        yield root
 
 
 @contextmanager
@@ -225,16 +305,3 @@ def locked(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def sync_file(path: Path) -> None:
-    """Fsync a file that another process or library has written."""
-    descriptor = open_file(path)
-    try:
-        sync_all(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _count(paths: Iterable[Path]) -> int:
-    return sum(pq.read_metadata(path).num_rows for path in paths)

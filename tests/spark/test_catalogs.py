@@ -1,0 +1,240 @@
+"""Lakes in catalogs and object stores: the promises of test_lake, where runs have no lock and files no rename."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.config import Config
+
+from rucola.cli.main import main
+from rucola.errors import ConfigError, StoreCorrupt, StoreError
+from rucola.spark.archive import Archive
+from rucola.spark.lake import writer
+from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress, Snapshot
+from rucola.spark.lake.staging import stage_in_process
+from rucola.spark.lake.storage import Directory, ObjectStore
+from rucola.spark.lake.tables import LakeInUse, open_tables, read_snapshot
+from rucola.spark.lake.writer import StagedFiles, open_lake
+from support.databases import DatabaseServer, create_database
+from support.errors import raises
+from support.killing import Deadly, Killed
+from support.lake_messages import added, messages
+from support.object_store import TableBucket
+from support.small_store import SmallStore
+
+pytestmark = pytest.mark.slow
+
+
+class Place(NamedTuple):
+    """A lake that does not exist yet, the class of its catalog, and that of its files."""
+
+    location: str
+    catalog: str
+    catalog_class: type
+    storage_class: type
+
+    @property
+    def archive(self) -> Archive:
+        return Archive(self.location, self.catalog)
+
+
+@pytest.fixture(params=["PostgreSQL and a directory", "REST and an object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    if request.param.startswith("PostgreSQL"):
+        server: DatabaseServer = request.getfixturevalue("postgresql")
+        return Place(str(tmp_path / "lake"), create_database(server), SqlCatalog, Directory)
+    bucket: TableBucket = request.getfixturevalue("table_bucket")
+    for name, value in bucket.environment("tests").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process reads it
+    return Place(f"{bucket.url}/a/lake", "tests", RestCatalog, ObjectStore)
+
+
+def stage(lake: writer.LakeWriter, offsets: Iterable[int]) -> StagedFiles:
+    return stage_in_process(lake, [messages(offsets)]).files
+
+
+def publish(place: Place, upto: int, **options: Any) -> None:
+    """Archive what comes after the last commit, and replace its files in the same commit."""
+    with open_lake(place.location, place.catalog) as lake:
+        begin = lake.progress().get("a", ArchiveProgress(0)).physical_offset
+        old = lake.snapshot()
+        if begin < upto:
+            replaced = [*old.rows], [*old.keys]
+            staged = stage(lake, range(upto))
+            paths = [[file.path for file in files] for files in replaced]
+            lake.publish(staged, {"a": ArchiveProgress(upto)}, *paths, **options)
+
+
+def rows_of(place: Place) -> list[int]:
+    """The messages as a reader sees them, all of which are found by their keys."""
+    batches = place.archive.scan().batches(["commitLogOffset"])
+    found = sorted(offset for batch in batches for offset in batch[0].to_pylist())
+    by_key = place.archive.by_key([f"U{offset}" for offset in found], most=1000).messages
+    assert sorted(each.message.physical_offset for each in by_key) == found
+    return found
+
+
+def files_of(place: Place) -> set[str]:
+    storage = read_snapshot(place.location, place.catalog).storage
+    return {file.path for file in storage.files("") if file.path.endswith(".parquet")}
+
+
+def live(snapshot: Snapshot) -> set[str]:
+    return {file.path for file in (*snapshot.rows, *snapshot.keys)}
+
+
+def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every call that writes: readers see all of the run or nothing, and the next run continues from there."""
+    upto = 2
+    publish(place, upto)
+    steps = [(place.catalog_class, "commit_table", after) for after in (False, True)]
+    steps += [(place.storage_class, name, False) for name in ("writing", "sync", "delete", "delete_directory")]
+    for owner, name, after in steps:
+        for calls in range(1, 100):
+            deadly = Deadly(getattr(owner, name), calls, after=after)
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, deadly)
+                with suppress(Killed):
+                    publish(place, upto + 1, keep_replaced_ms=0)
+            snapshot = read_snapshot(place.location, place.catalog)
+            counted = snapshot.progress["a"].physical_offset
+            assert rows_of(place) == [*range(counted)]
+            assert counted in (upto, upto + 1)
+            publish(place, upto := upto + 1, keep_replaced_ms=0)
+            assert rows_of(place) == [*range(upto)]
+            if not deadly.killed:
+                break
+        assert name == "delete" or calls > 1
+    # A later run deletes what dead ones have left, and nothing else.
+    snapshot = read_snapshot(place.location, place.catalog)
+    assert files_of(place) > live(snapshot)
+    with open_lake(place.location, place.catalog):
+        assert files_of(place) > live(snapshot)
+    monkeypatch.setattr(writer, "_DEAD_AFTER_S", -60)
+    with open_lake(place.location, place.catalog):
+        pass
+    assert files_of(place) == live(snapshot)
+    assert not [*snapshot.storage.files(STAGING_DIRECTORY)]
+    assert rows_of(place) == [*range(upto)]
+
+
+def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two archivers of one store; four writers of stores of their own, while a compaction goes on; a lost answer."""
+    publish(place, 2)
+    # 1. Of two runs that begin at the same progress, one counts; the other one's next run continues.
+    with (
+        open_lake(place.location, place.catalog) as one,
+        open_lake(place.location, place.catalog) as other,
+    ):
+        one.publish(stage(one, [2, 3]), {"a": ArchiveProgress(4)})
+        with pytest.raises(LakeInUse):
+            other.publish(stage(other, [2, 3, 4]), {"a": ArchiveProgress(5)})
+    assert rows_of(place) == [0, 1, 2, 3]
+    # 2. Commits of others do not concern a writer.
+    together = threading.Barrier(5)
+    failures: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            with open_tables(place.location, place.catalog) as own:
+                assert own is not None
+                together.wait()
+                for step in range(2):
+                    offset = 100 * number + 2 * step
+                    files = added(own, f"{number}-{step}", [offset])
+                    own.commit(own.messages, files, progress={f"store {number}": ArchiveProgress(offset)})
+        except Exception as error:
+            failures.append(error)
+
+    def compact() -> None:
+        try:
+            together.wait()
+            with suppress(LakeInUse):
+                place.archive.compact(min_files=2)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(1, 5)]
+    threads.append(threading.Thread(target=compact))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    everything = [*range(4), *(100 * number + 2 * step for number in range(1, 5) for step in range(2))]
+    snapshot = read_snapshot(place.location, place.catalog)
+    assert sum(file.rows for file in snapshot.rows) == len(everything)
+    assert {name: each.physical_offset for name, each in snapshot.progress.items()} == {
+        "a": 4, **{f"store {number}": 100 * number + 2 for number in range(1, 5)}
+    }  # fmt: skip
+    # 3. A commit whose answer is lost is looked for.
+    commit_table: Callable[..., object] = place.catalog_class.commit_table
+
+    def lose(*arguments: Any) -> None:
+        commit_table(*arguments)
+        raise ConnectionError("lost")
+
+    with monkeypatch.context() as patched, open_lake(place.location, place.catalog) as lake:
+        patched.setattr(place.catalog_class, "commit_table", lose)
+        lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)})
+    found = read_snapshot(place.location, place.catalog)
+    assert sum(file.rows for file in found.rows) == len(everything) + 2
+    assert found.progress["a"].physical_offset == 6
+
+
+def run_command(*arguments: object) -> Any:
+    """Run a command of the pipeline, and return what it prints as JSON."""
+    done = CliRunner().invoke(main, ["pipeline", *map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
+    return msgspec.json.decode(done.stdout)
+
+
+def test_commands_find_a_lake_by_its_catalog(place: Place, small_store: SmallStore) -> None:
+    at = ("--catalog", place.catalog)
+    for number in range(3):
+        small_store.put("T", number % 2, KEYS=f"k{number}", UNIQ_KEY=f"U{number}")
+        assert run_command("archive", "--store", small_store.path, "--out", place.location, *at)["rows"] == 1
+    assert run_command("archive", "--store", small_store.path, "--out", place.location, *at)["rows"] == 0
+    for _ in range(2):
+        found = run_command("search", "--lake", place.location, *at, "-k", "k1")["messages"]
+        assert [message["msgId"] for message in found] == ["U1"]
+        # The store is a directory, which needs no catalog.
+        audited = run_command("audit", "--from", small_store.path, "--from", place.location, *at)
+        assert sum(topic["messages"] for topic in audited["topics"]) == 6
+        assert run_command("replay", "--from", place.location, *at, "--dry-run")["rows"] == 3
+        run_command("compact", "--lake", place.location, *at)
+    assert len(read_snapshot(place.location, place.catalog).rows) == 1
+    # A catalog has one lake.
+    with raises(ConfigError, subject=place.location):
+        Archive(f"{place.location}-2", place.catalog).progress()
+    # A lake that has lost its tables is not begun anew.
+    with open_tables(place.location, place.catalog) as own:
+        assert own is not None
+        own._catalog.drop_table("rucola.messages")
+    with raises(StoreError, subject=place.catalog):
+        place.archive.progress()
+    with pytest.raises(StoreCorrupt), place.archive.open():
+        pass
+
+
+def test_a_catalog_that_cannot_be_used_is_named(tmp_path: Path, small_store: SmallStore) -> None:
+    for catalog in ("nowhere", "ftp://host/x", "postgresql+psycopg://a:secret@host/x"):
+        with pytest.raises(ConfigError) as error:
+            Archive(tmp_path / "lake", catalog).progress()
+        assert "secret" not in str(error.value)
+    with pytest.raises(ConfigError):
+        Archive("s3://bucket/lake")
+    refused = CliRunner().invoke(main, ["pipeline", "search", "--lake", "s3://bucket/lake", "-k", "k"])
+    assert refused.exit_code == 2
+    with pytest.raises(ConfigError):
+        Archive(tmp_path / "lake", progress_directory=tmp_path)
