@@ -1,8 +1,7 @@
 """Jobs on a worker that does not have the driver's directories: they are right, or refuse with one sentence.
 
-`python test_unshared.py MASTER FOLDER NAMESRV URL` runs the jobs, once with directories that the worker shares, once
-with some that it does not, and once with a lake in an object store, and prints what each did as JSON: its result, or
-its error.
+`python test_unshared.py MASTER FOLDER NAMESRV` runs the jobs, once with directories that the worker shares, and once
+with some that it does not, and prints what each did as JSON: its result, or its error. With a URL, the lake is there.
 """
 
 from __future__ import annotations
@@ -50,6 +49,9 @@ RIGHT: dict[str, Any] = {
     "audit": 2 * COUNT,
     "data source": COUNT,
     "search": COUNT,
+}
+IN_AN_OBJECT_STORE: dict[str, Any] = {
+    "replay": [COUNT, COUNT],
     "archive to an object store": COUNT,
     "compact an object store": COUNT,
     "search an object store": COUNT,
@@ -62,12 +64,9 @@ RIGHT: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.spark
 def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
-    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase], table_bucket: TableBucket
+    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase]
 ) -> None:
-    """The worker sees another directory at the path of `private`, with another store of the same size.
-
-    A lake in an object store needs no directory that both see.
-    """
+    """The worker sees another directory at the path of `private`, with another store of the same size."""
     shared, private, other = (tmp_path / name for name in ("shared", "private", "other"))
     for directory in (shared, private, other):
         directory.mkdir()
@@ -86,18 +85,7 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
         broker_thread(tmp_path / "broker", "Copy") as namesrv,
         spark_cluster(tmp_path / "cluster", {private: other}) as master,
     ):
-        done = subprocess.run(
-            [sys.executable, __file__, master, str(tmp_path), namesrv, f"{table_bucket.url}/a/lake"],
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                **table_bucket.environment("objects"),
-                "PYTHONPATH": str(Path(__file__).parents[1]),
-            },
-            text=True,
-            check=True,
-        )
-    told = json.loads(done.stdout)
+        told = run_jobs(master, str(tmp_path), namesrv)
     assert {name: each.get("result", each) for name, each in told.items() if "private" not in name} == RIGHT
     refused = {name: each for name, each in told.items() if "private" in name}
     assert [(name, each) for name, each in refused.items() if each.get("error") != "DirectoryNotShared"] == []
@@ -113,6 +101,42 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
     assert {found.path.name for found in check(shared / "store")} == {"checkpoint"}  # a store of files without one
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_lake_in_an_object_store_needs_no_shared_directory(
+    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase], table_bucket: TableBucket
+) -> None:
+    """The worker has another directory at the path of `private`, and no access to the catalog but by the driver."""
+    shared, private, other = (tmp_path / name for name in ("shared", "private", "other"))
+    for directory in (shared, private, other):
+        directory.mkdir()
+    filled_store(shared / "store", at_ms=1_700_000_000_000)
+    db = initialized(make_sqlite("private/business.db"))
+    put_stub(db, "LOST", broker="broker-a", queue_id=0, queue_offset=5)
+    db.close()
+    with (
+        broker_thread(tmp_path / "broker", "Copy") as namesrv,
+        spark_cluster(tmp_path / "cluster", {private: other}) as master,
+    ):
+        told = run_jobs(
+            master, str(tmp_path), namesrv, f"{table_bucket.url}/a/lake", **table_bucket.environment("objects")
+        )
+    assert {name: each.get("result", each) for name, each in told.items()} == IN_AN_OBJECT_STORE
+
+
+def run_jobs(*arguments: str, **environment: str) -> dict[str, Any]:
+    """Run this file as a program, and return what it tells."""
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[1])},
+        text=True,
+        check=True,
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def filled_store(path: Path, at_ms: int) -> Path:
     store = SmallStore(path)
     for number in range(COUNT):
@@ -123,7 +147,7 @@ def filled_store(path: Path, at_ms: int) -> Path:
 Job = tuple[str, Callable[[], Any]]
 
 
-def jobs(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterator[Job]:
+def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
     """Each job with the name of what is shared. `private` directories are the driver's; the worker has others there."""
     shared, private = folder / "shared", folder / "private"
     store, lake = shared / "store", shared / "lake"
@@ -153,7 +177,12 @@ def jobs(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterato
     yield "replay a private lake", lambda: replayed(session, private / "lake", namesrv, shared / "ledger-3")
     yield "reconcile a private export", lambda: missing(session, private / "export", logs, shared / "reconciled-2")
 
-    objects = Archive(url, "objects")
+
+def jobs_in_an_object_store(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterator[Job]:
+    """Each job that writes or reads a lake, after one that sends the messages of a store to the broker."""
+    shared, store, objects = folder / "shared", folder / "shared" / "store", Archive(url, "objects")
+    database = TableSource(f"sqlite:///{folder / 'private' / 'business.db'}")
+    yield "replay", lambda: replayed(session, store, namesrv, shared / "ledger")
     yield "archive to an object store", lambda: archive.run_live(session, namesrv, objects).rows
     yield "compact an object store", lambda: compacted(objects)
     yield "search an object store", lambda: found(session, objects, "Copy")
@@ -199,12 +228,17 @@ def found(session: SparkSession, lake: Path | Archive, topic: str = "T") -> int:
     return len(search.run(session, lake, Selection(topics=(topic,))).messages)
 
 
-def main(master: str, folder: str, namesrv: str, url: str) -> None:
+def main(master: str, folder: str, namesrv: str, url: str | None = None) -> None:
     frugal = {"spark.task.maxFailures": "1", "spark.sql.shuffle.partitions": "1"}
     frugal["spark.executor.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     session = local_session("tests", master=master, configuration=frugal, is_short=True)
     told = {}
-    for name, job in jobs(session, Path(folder), namesrv, url):
+    chosen = (
+        jobs(session, Path(folder), namesrv)
+        if url is None
+        else jobs_in_an_object_store(session, Path(folder), namesrv, url)
+    )
+    for name, job in chosen:
         try:
             told[name] = {"result": job()}
         except MQError as error:
