@@ -99,6 +99,23 @@ async def test_messages_deleted_before_archiving_are_an_error(spark: SparkSessio
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("count", [8, 16])
+async def test_a_recreated_queue_is_an_error(count: int, spark: SparkSession, tmp_path: Path) -> None:
+    """Whether its messages are fewer than the archived ones, or more: those before the progress would be skipped."""
+    lake = tmp_path / "lake"
+    async with archived_cluster(tmp_path, spark) as (running, archiving):
+        await running.create_topic(await running.start_broker("broker-a"), "T")
+        sent = await send(running, "T", 12)
+        assert (await archiving()).rows == 12
+    async with cluster(tmp_path / "again") as running:
+        await running.create_topic(await running.start_broker("broker-a"), "T")
+        await send(running, "T", count)
+        with pytest.raises(StoreError):
+            await asyncio.to_thread(archive.run_live, spark, running.namesrv, lake)
+    assert archived(spark, lake) == sorted(sent)
+
+
+@pytest.mark.spark
 async def test_alternating_runs_archive_each_message_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

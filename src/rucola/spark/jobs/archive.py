@@ -5,7 +5,8 @@ log at its start; the store may be in use. A store is identified by its name, by
 store under the same name, a run compares the last archived record with the log.
 
 **Live brokers.** A run archives each queue of a brokerName from its next queue offset to its end at the start of the
-run. deleteOnlyArchived cannot rely on it, because queue offsets say nothing about the broker's log.
+run. To detect a topic that was deleted and created again, it compares the store time of one archived message of each
+topic with the broker's. deleteOnlyArchived cannot rely on it, because queue offsets say nothing about the broker's log.
 
 Messages and progress are published in one commit (`rucola.spark.archive`); to continue after a crash, call the job
 again.
@@ -19,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rucola.errors import StoreError
 from rucola.files import local_path
@@ -34,6 +35,9 @@ from rucola.spark.source.options import ReadOptions, is_store, parse_read_option
 from rucola.spark.source.schema import COLUMNS
 from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
 from rucola.store.directory_reader import StoreReader
+
+if TYPE_CHECKING:
+    from rucola.spark.source.live_source import LiveSource
 
 _log = logging.getLogger(__name__)
 
@@ -205,8 +209,14 @@ def run_live(
         ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
         if not ranges:
             return result
+        _refuse_recreated(source, found.ranges, ranges, known, target)
         messages = sum(end - begin for begin, end in ranges.values())
         added = _append(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
+        # One message of each topic: its last in the queue that has the most new ones.
+        chosen_queues = {
+            (queue.broker_name, queue.topic): queue for queue in sorted(ranges, key=lambda q: _size(ranges[q]))
+        }
+        last = source.store_times({queue: ranges[queue][1] - 1 for queue in chosen_queues.values()})
         progress = {}
         for name, archived in known.items():
             upto = {
@@ -214,7 +224,13 @@ def run_live(
                 for origin, (_, end) in ranges.items()
                 if origin.broker_name == name
             }
-            progress[name] = _advance(archived or ArchiveProgress(0, is_live=True), upto)
+            advanced = _advance(archived or ArchiveProgress(0, is_live=True), upto)
+            seen = {
+                queue.topic: (queue.queue_id, ranges[queue][1] - 1, time_ms)
+                for queue, time_ms in last.items()
+                if queue.broker_name == name and time_ms is not None
+            }
+            progress[name] = replace(advanced, messages={**advanced.messages, **seen})
         return replace(result, queues=added.queues, **target.commit(progress)._asdict())
 
 
@@ -288,6 +304,34 @@ def _live_ranges(
         if begin < most:
             ranges[origin] = begin, most
     return ranges
+
+
+def _refuse_recreated(
+    source: LiveSource,
+    bounds: OffsetRanges,
+    ranges: Mapping[BrokerQueue, tuple[int, int]],
+    known: Mapping[str, ArchiveProgress | None],
+    lake: ArchiveWriter,
+) -> None:
+    """Raise StoreError if a topic does not have the message that it had, though its queues are as long."""
+    places: dict[BrokerQueue, tuple[int, int]] = {}
+    for name, topic in {(queue.broker_name, queue.topic) for queue in ranges}:
+        archived = known[name]
+        if archived is not None and topic in archived.messages:
+            queue_id, *place = archived.messages[topic]
+            if (queue := BrokerQueue(topic, name, queue_id)) in bounds:
+                places[queue] = place[0], place[1]
+    for queue, found_ms in source.store_times({queue: offset for queue, (offset, _) in places.items()}).items():
+        offset, time_ms = places[queue]
+        if found_ms not in (None, time_ms):
+            raise StoreError(
+                f"{queue} is archived up to offset {offset + 1} in {lake.path}, and has another message before it: it "
+                f"was recreated. Archive into another lake to continue"
+            )
+
+
+def _size(offsets: tuple[int, int]) -> int:
+    return offsets[1] - offsets[0]
 
 
 def _resume_offset(

@@ -162,7 +162,7 @@ class _Derivation:
             rows += len(chunk)
             staged += _write(table, self._decoded(table, chunk), staging, len(staged))
         progress = {
-            name: replace(each, queues={self._topic: each.queues.get(self._topic, {})})
+            name: replace(each, queues={self._topic: each.queues.get(self._topic, {})}, messages={})
             for name, each in self._tables.progress().items()
         }
         # A change of the schema may have found the table that another run has continued.

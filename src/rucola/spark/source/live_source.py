@@ -165,6 +165,17 @@ class LiveSource:
             found = await asyncio.gather(*map(first_stored, times))
         return dict(zip(times, found, strict=True))
 
+    def store_times(self, offsets: Mapping[BrokerQueue, int]) -> Mapping[BrokerQueue, int | None]:
+        """Return by queue the store time of the message at an offset, None if there is none."""
+
+        async def run() -> Mapping[BrokerQueue, int | None]:
+            async with consumer_of(self._options) as consumer:
+                await asyncio.gather(*map(consumer.queues, {queue.topic for queue in offsets}))
+                times = [_store_time_at(consumer, queue, offset) for queue, offset in offsets.items()]
+                return dict(zip(offsets, await asyncio.gather(*times), strict=True))
+
+        return asyncio.run(run()) if offsets else {}
+
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
         """Return the first `count` messages of the ranges."""
         return limit_ranges(ranges, count)
@@ -218,10 +229,14 @@ async def _from_time(consumer: PullConsumer, ranges: OffsetRanges, timestamp_ms:
 
 
 async def _store_time(consumer: PullConsumer, queue: BrokerQueue, queue_offset: int) -> int:
-    result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
-    if not result.records:
+    if (found := await _store_time_at(consumer, queue, queue_offset)) is None:
         raise StoreError(f"offset {queue_offset} of {queue} was deleted while its store time was read; try again")
-    return peek(result.records).store_timestamp
+    return found
+
+
+async def _store_time_at(consumer: PullConsumer, queue: BrokerQueue, queue_offset: int) -> int | None:
+    result = await consumer.pull_records(MessageQueue(*queue), queue_offset, 1)
+    return peek(result.records).store_timestamp if result.records else None
 
 
 def commit_offsets(options: ReadOptions, offsets: Offsets) -> None:
