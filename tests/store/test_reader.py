@@ -16,6 +16,7 @@ from rucola.store.consume_queue import UNIT
 from rucola.store.directory_reader import StoreReader
 from rucola.store.scan import RecordRun, ScanEnd
 from support.errors import raises
+from support.small_store import SmallStore
 
 
 def expected_messages(golden: Path, name: str) -> list[dict[str, Any]]:
@@ -196,3 +197,23 @@ def test_units_beyond_the_log_are_not_counted(golden: Path, tmp_path: Path) -> N
     with StoreReader(store) as reader:
         assert sum(end - begin for begin, end in reader.queues().values()) == len(kept)
         assert reader.max_physical_offset == 327680
+
+
+def test_files_that_expire_at_the_opening_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker deletes the oldest file, which was listed, before it is opened."""
+    small = SmallStore(tmp_path / "store")
+    offsets = [small.put(body=b"x" * 1000) for _ in range(12)]
+    first, second, *_ = sorted((tmp_path / "store" / "commitlog").iterdir())
+    open_file = os.open
+
+    def open_after_retention(path: Any, *arguments: Any, **keywords: Any) -> int:
+        if Path(path).name == first.name and first.exists() and "consumequeue" not in str(path):
+            first.unlink()
+        return open_file(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", open_after_retention)
+    with StoreReader(tmp_path / "store") as reader:
+        begin = int(second.name)
+        assert not first.exists()
+        assert reader.min_physical_offset == begin
+        assert [message.physical_offset for message in reader.walk()] == [each for each in offsets if each >= begin]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ from rucola.store.dispatch_request import tags_code_reader
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.scan import RecordRun, ScanEnd, scan
+
+OPEN_ATTEMPTS: Final = 16
+"""Attempts to open a store whose files expire."""
 
 
 class LogFile(NamedTuple):
@@ -63,7 +66,18 @@ class StoreReader:
         log = local_path(commit_log) if commit_log else self.path / "commitlog"
         check_store_directory(self.path, log)
         self._index_slots = index_slots
-        self._log = MappedFileQueue.open(log)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        for attempt in range(1, OPEN_ATTEMPTS + 1):
+            self._log = MappedFileQueue.open(log)
+            try:
+                self._open_files()
+                break
+            except FileNotFoundError:  # the broker has deleted a file since it was listed
+                self.close()
+                if attempt == OPEN_ATTEMPTS:
+                    raise
+
+    def _open_files(self) -> None:
         for file in self._log:
             _ = file.map
         self._queues = open_queues(self.path / "consumequeue", tags_code_reader(self._log, parse_delay_levels()))
