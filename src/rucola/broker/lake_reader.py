@@ -2,7 +2,7 @@
 
 The process has what a broker must not load, and may hang with its storage. A thread exchanges requests and results
 with it, one after the other, so that the event loop never waits. If it ends, or has no result after `STUCK_S`, what
-waits fails, and the next request starts another one.
+waits fails, and the next request starts a new one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LakeReader:
         found = self._waiting.get(request)
         if found is None:
             found = self._loop.create_future()
-            found.add_done_callback(lambda done: done.exception())  # what nobody waits for is no error
+            found.add_done_callback(lambda done: done.exception())  # an error without a waiter is ignored
             if len(self._waiting) >= MAX_WAITING:
                 found.set_exception(StoreError(f"{MAX_WAITING} requests wait for the lake"))
                 return found

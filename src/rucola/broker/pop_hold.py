@@ -53,7 +53,7 @@ class HeldPop:
     """Whether the last try was left out, for a congested connection."""
     peer: str = ""
     has_left: bool = False
-    """Whether the member has left its group, so that nobody waits for the answer."""
+    """Whether the member has left its group, so that no client waits for the answer."""
 
     @property
     def key(self) -> _Key:

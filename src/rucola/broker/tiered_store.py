@@ -137,7 +137,7 @@ class TieredStore:
             self.reader.ask(FindFirst(topic, queue_id)).add_done_callback(
                 lambda found: self._know_first((topic, queue_id), found)
             )
-        # All before this offset was in the lake before it left the log. What the result lacks of it is lost.
+        # All before this offset was in the lake before it left the log. Messages of it that the result lacks are lost.
         begin = self._store.min_offset(topic, queue_id)
 
         def done(result: asyncio.Future[Result]) -> None:

@@ -1,7 +1,7 @@
 """One side of an HTTP/2 connection, without I/O: the server's, or the client's if nothing opens streams for the peer.
 
-`receive` takes what the peer sent, and calls the receivers of streams; `take_output` returns what has to be sent.
-Whatever a peer sends, memory and work are bounded:
+`receive` processes the peer's bytes, and calls the receivers of streams; `take_output` returns what has to be sent.
+Memory and work are bounded, for any input:
 
 - MAX_STREAMS at once, header lists of MAX_HEADER_LIST bytes in at most MAX_CONTINUATIONS further frames;
 - what makes work and no progress (resets, errors of streams, PINGs, SETTINGS, empty frames) is charged to a bucket that
@@ -239,7 +239,7 @@ class Http2Connection:
         self._rested_s = clock()
         """When no reset of this client counts any more."""
         self.is_left = False
-        """Whether a server takes no further requests on this connection."""
+        """Whether a server accepts no further requests on this connection."""
         self._output: list[bytes] = []
         self._output_size = 0
         self._has_settings = self._is_leaving = False
@@ -358,7 +358,7 @@ class Http2Connection:
             self._reset(stream, ErrorCode.CANCEL)
 
     def lost(self) -> None:
-        """End all streams, since the peer is gone."""
+        """End all streams, since the connection is lost."""
         self.is_closed = True
         streams, self.streams = list(self.streams.values()), {}
         self.waiting.clear()

@@ -98,7 +98,7 @@ class MessageReader:
         self.encoding = "identity"
         """That of compressed messages."""
         self._input = bytearray()
-        """The begin of a message that is not complete."""
+        """The first part of a message that is not complete."""
         self._needed = 0
         """The size of `_input` at which there may be a message."""
 

@@ -159,7 +159,7 @@ class _ServerConnection(asyncio.Protocol):
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Reset stalled streams, and close the connection of a client that is gone."""
+        """Reset stalled streams, and close the connection of a client that does not answer."""
         self.http2.reset_stalled(STALL_LIMIT_S)
         if self._loop.time() - self._heard_s > IDLE_LIMIT_S:
             if self.http2.unanswered_pings >= MAX_UNANSWERED_PINGS:

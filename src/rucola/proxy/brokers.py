@@ -1,6 +1,6 @@
 """Brokers: the masters of a cluster, a connection to the gRPC port of each, and the brokers of a topic.
 
-Name servers tell the masters (GET_BROKER_CLUSTER_INFO), a master its port (grpcServerPort, GET_BROKER_CONFIG). Both are
+Name servers list the masters (GET_BROKER_CLUSTER_INFO), a master its port (grpcServerPort, GET_BROKER_CONFIG). Both are
 asked again every 30 s and when a connection is lost, so that the next master of a broker name is followed. A broker
 that cannot be reached is tried every second, and calls to it fail at once, until the name servers have not known it for
 two minutes.

@@ -1,4 +1,4 @@
-"""Proxy: the gRPC port, and the brokers behind it."""
+"""Proxy: the gRPC port, and its brokers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Telemetry: a client's stream becomes one to each broker.
 
-A client's settings are answered once, when all brokers that can be reached have answered. What they send later, such as
-checks of transactions, goes to the client. If a broker's stream ends, another one follows with the last settings, while
-the client's stays.
+A client's settings are answered once, when all brokers that can be reached have answered. Later commands, such as
+checks of transactions, are forwarded to the client. If a broker's stream ends, a new one is opened with the last
+settings, while the client's stays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TelemetryStreams:
         return {PATH: lambda call: ClientStream(self, call)}
 
     def end(self, client_id: str) -> None:
-        """End the streams of a client that is gone."""
+        """End the streams of a lost client."""
         for stream in [stream for stream in self.streams if stream.client_id == client_id]:
             stream.end()
 

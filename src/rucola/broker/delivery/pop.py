@@ -1,7 +1,7 @@
 """POP: the states of all queues and groups, and the revival of messages that were not acked in time.
 
 A message whose invisible time is over is put into `%RETRY%group_topic`, queue 0, with reconsumeTimes one higher; after
-retryMaxTimes into `%DLQ%group`. One of a message group stays in its queue, where it blocks the later ones, until it was
+retryMaxTimes into `%DLQ%group`. One of a message group stays in its queue and blocks the later ones until it was
 delivered as often. A heap has the messages by time, so nothing is scanned.
 
 Every change of a state is a record in the log of POP (`broker.delivery.pop_log`) before it applies. A copy precedes the
@@ -11,8 +11,8 @@ found at the ends of the retry topics and dead letter topics, so that no message
 The states are rebuilt from the CommitLog when a master starts, so slaves need to copy nothing. A state has a snapshot
 among the last SNAPSHOT_INTERVAL messages of the log of POP, and none in a log file that is deleted.
 
-The group's offset on a queue is the lowest one that is not done. If anybody else commits another one, POP reads on from
-there; as long as nobody receives by POP, it is left alone.
+The group's offset on a queue is the lowest one that is not done. If another offset is committed, POP continues there;
+without receives by POP it is not touched.
 
 Corresponds to `PopReviveService`, `PopBufferMergeService` and `PopConsumerService` of Apache RocketMQ 5; 4.9.8 has no
 POP. Deliberate differences: no topic rmq_sys_REVIVE_LOG; acks and checkpoints meet in memory, not by scanning a topic.
@@ -99,11 +99,11 @@ class PopConsumerService(Delivery[None]):
         self._offsets = offsets
         self._log = PopLog(store, puts, topics)
         self._snapshots: dict[PopQueue, int] = {}
-        """Queue offset in the log of the begin of each state's snapshot; -1 if it is not in the log."""
+        """Queue offset in the log at which each state's snapshot starts; -1 if it is not in the log."""
         self._committed: dict[PopQueue, int] = {}
         """The offset that POP committed last."""
         self._due: list[_Due] = []
-        """A heap; what is done or has another pop time is outdated."""
+        """A heap; an item is outdated if its messages are done or have another pop time."""
         self._unrecorded: list[Entry] = []
         """Messages that are copied, which a record must say before any other."""
 
@@ -190,7 +190,7 @@ class PopConsumerService(Delivery[None]):
         return None
 
     def _drop_copied(self, last_record: int) -> None:
-        """Finish messages whose copies are at the end of the log, behind its last record of POP."""
+        """Finish messages whose copies are at the end of the log, after its last record of POP."""
         copies: dict[str, Counter[tuple[object, ...]]] = {}
         for queue, state in self.states.items():
             for target in (self._retry_topic(queue), dlq_topic(queue.group)):
@@ -269,7 +269,7 @@ class PopConsumerService(Delivery[None]):
         return end
 
     def read_on(self, queue: PopQueue, next_offset: int) -> None:
-        """Skip messages that no filter of the group accepts; a later record says so."""
+        """Skip messages that no filter of the group accepts; a later record has the offset."""
         self._apply(queue, Begin(next_offset), 0)
 
     def _apply(self, queue: PopQueue, record: PopRecord, log_offset: int) -> None:
@@ -318,7 +318,7 @@ class PopConsumerService(Delivery[None]):
         ]
 
     def detach_steps(self, now_ms: int) -> Generator[None, None, None]:
-        """Forget states without outstanding messages whose group goes on by other means than POP."""
+        """Forget states without outstanding messages whose group no longer uses POP."""
         for queue, state in list(self.states.items()):
             if queue in self.states and not state.outstanding:
                 offset = self._offsets.get(queue.group, queue.topic, queue.queue_id)
@@ -365,7 +365,7 @@ class PopConsumerService(Delivery[None]):
             try:
                 self.record(changes, now_ms)
             except Refused as error:
-                # The copies exist: the originals are done, and the next record will say so.
+                # The copies exist: the originals are done, and the next record contains that.
                 logger.error("%s", error)
                 for queue, done in changes:
                     self._unrecorded.append((*queue, done))

@@ -1,8 +1,8 @@
-"""State of one queue that a group consumes by POP: who holds which message until when.
+"""State of one queue that a group consumes by POP: its deliveries, and when they end.
 
 A message that was read is outstanding until it is acked or moved to a retry topic or dead letter topic:
 
-    waiting     behind an earlier message of its message group; never delivered
+    waiting     for an earlier message of its message group; never delivered
     invisible   held by one consumer, until `visible_ms`
     visible     its time is over, or its consumer gave it back
 
@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 from msgspec import Struct
 
 MAX_OUTSTANDING: Final = 4096
-"""Outstanding messages of one queue and group; no further ones are delivered meanwhile."""
+"""Outstanding messages of one queue and group; no further ones are delivered before some are done."""
 
 
 class Handle(NamedTuple):
@@ -46,7 +46,7 @@ class Candidate(Struct, frozen=True, array_like=True):
 
 
 class Outstanding(Struct, frozen=True, array_like=True):
-    """What is known of a message, or of several ones for which it is the same."""
+    """The state of a message, or of several with the same state."""
 
     message_group: str | None = None
     attempt: int = 0
@@ -101,7 +101,7 @@ _NEW: Final = Outstanding()
 
 
 class Begin(Struct, frozen=True, array_like=True, tag=True):
-    """Read on from another offset. What is outstanding below stays; what is beyond will be read again."""
+    """Continue at another offset. Outstanding messages below stay; later ones will be read again."""
 
     next_offset: int
 
@@ -168,7 +168,7 @@ class PopState:
         return Handle(queue_offset, held.pop_time_ms, held.invisible_ms)
 
     def is_held_by(self, handle: Handle) -> bool:
-        """Whether no other delivery or change followed. True beyond the invisible time until somebody takes it."""
+        """Whether no other delivery or change followed. True after the invisible time until the next delivery."""
         return bool(self.held(handle.pop_time_ms, handle.invisible_ms, (handle.queue_offset,)))
 
     def held(self, pop_time_ms: int, invisible_ms: int, queue_offsets: Iterable[int]) -> list[int]:

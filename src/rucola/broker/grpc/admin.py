@@ -1,8 +1,8 @@
 """Adapter of the Admin service of RocketMQ 5, as far as one broker has the answers.
 
 Each response is about this broker alone. Messages that a group received by POP and has not acknowledged are in flight;
-those behind them in order count as ready. Not implemented: requests about the subscription of each client, which the
-broker does not know, and calls of clients.
+messages that wait for them in order count as ready. Not implemented: requests about the subscription of each client,
+which the broker does not know, and calls of clients.
 """
 
 from __future__ import annotations

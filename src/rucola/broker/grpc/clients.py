@@ -83,7 +83,7 @@ class GrpcClient:
             self._call.send(command.SerializeToString())
 
     def end(self) -> None:
-        """End the stream; the client opens another one if it goes on."""
+        """End the stream; the client opens a new one if it continues."""
         if self._call.is_open:
             self._call.finish()
 

@@ -64,7 +64,7 @@ def status_of(error: Refused | IllegalCall) -> Status:
 
 
 def common_status(statuses: list[Status]) -> Status:
-    """Return the status of several results: that of all, or MULTIPLE_RESULTS."""
+    """Return the status of several results: the common one, or MULTIPLE_RESULTS."""
     if len({status.code for status in statuses}) == 1:
         return statuses[0]
     return Status(code=Code.MULTIPLE_RESULTS, message="the results differ")

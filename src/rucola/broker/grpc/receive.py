@@ -1,8 +1,9 @@
 """Adapter of ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue and QueryAssignment.
 
-A receive takes messages from any queue of its topic, whichever queue it names, as with Apache's proxy. A receipt handle
-is that of remoting (`rucola.protocol.pop.ExtraInfo`), so that any later call finds the message. Consumers that let the
-server renew handles (`auto_renew`) hold a message for RENEWED_MS, unless they leave before: then it is visible at once.
+A receive returns messages of any queue of its topic, not only the one it names, as with Apache's proxy. A receipt
+handle has the format of remoting (`rucola.protocol.pop.ExtraInfo`), so that any later call finds the message. Consumers
+that let the server renew handles (`auto_renew`) hold a message for RENEWED_MS, unless they leave before: then it is
+visible at once.
 
 Topics with `order` are received in order of their message groups.
 """
@@ -59,7 +60,7 @@ _MARGIN_MS: Final = 500
 
 
 class _CallChannel:
-    """What a held receive waits on: its call."""
+    """The channel of a held receive: its call."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -238,7 +239,7 @@ class ReceiveAdapter:
         call.reply(*(response.SerializeToString() for response in responses))
 
     def release(self, client_id: str) -> None:
-        """Let others receive at once what a client that is gone holds with renewed handles."""
+        """Make messages visible at once that a lost client holds with renewed handles."""
         self._give_back(self._renewed.pop(client_id, {}))
 
     def _give_back(self, held: dict[str, _Held]) -> None:

@@ -11,9 +11,9 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
 3. The master sends the log from there, in transfers of haTransferBatchSize at most, straight from the mapped file. For
    0 it starts with the oldest file of the log, or with the newest (haTransferFrom). While the slave lags by
    haSlaveFallbehindMax, haCatchUpRate limits the bytes per second; a SYNC_MASTER does not wait for that slave.
-4. At the end of its log the master waits. What is put then is sent at the end of that iteration of the event loop,
-   as far as the kernel takes it. After haSendHeartbeatInterval it sends an empty transfer, sooner if the visible end
-   has changed (`visible_end`), which is in the headers for slaves that support epochs.
+4. At the end of its log the master waits. A record that is put then is sent at the end of that iteration of the event
+   loop, as far as the kernel takes it. After haSendHeartbeatInterval it sends an empty transfer, sooner if the visible
+   end has changed (`visible_end`), which is in the headers for slaves that support epochs.
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
    haHousekeepingInterval is disconnected.
 

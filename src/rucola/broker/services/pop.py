@@ -1,4 +1,4 @@
-"""POP: receive messages for a time in which nobody else gets them, acknowledge them, change that time.
+"""POP: receive messages that are then invisible to others for a time, acknowledge them, change that time.
 
 A receive looks at one queue or at all queues of a topic, beginning at any of them, and at the group's retry topic for
 it: last, and first in one of RETRY_SHARE receives. It takes up to MAX_MESSAGES.
@@ -7,7 +7,7 @@ it: last, and first in one of RETRY_SHARE receives. It takes up to MAX_MESSAGES.
     outstanding       A . A B                the group's offset is 1, the receive reads on at 5
 
 With `is_ordered`, a message group is the messages with one sharding key in one queue, and those without any. A message
-whose group has an earlier one that is not done waits, while those of other groups go on. It is delivered again from its
+whose group has an earlier one that is not done waits, while other groups continue. It is delivered again from its
 place, with its attempts; other messages are delivered again from the retry topic, with their reconsumeTimes.
 
 If a filter rejects many messages, a receive reads a bounded number, and says that it is unfinished.
@@ -314,7 +314,7 @@ class PopService:
 
 
 class _Receive:
-    """One receive: what it decides, and what it reads."""
+    """One receive: its decisions, and its reads."""
 
     def __init__(
         self, state: BrokerState, request: PopRequest, wanted: MessageFilter, now_ms: int, pop_time_ms: int

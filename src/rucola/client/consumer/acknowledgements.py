@@ -46,7 +46,7 @@ class Acknowledgements:
         self._pending.clear()
 
     async def read(self, queue: MessageQueue) -> int | None:
-        return 0  # the offset of the group is that of the broker's POP state
+        return 0  # the broker's POP state has the offset of the group
 
     def add(self, held: Held, until_ms: float) -> None:
         """Acknowledge a message soon."""
@@ -67,7 +67,7 @@ class Acknowledgements:
         self._suspended += messages
 
     async def commit(self, *queues: AssignedQueue) -> None:
-        """Send what no task sends: what is given back and, when the consumer closes, the last acknowledgements."""
+        """Send the rest: messages that are given back and, when the consumer closes, the last acknowledgements."""
         suspended, self._suspended = self._suspended, []
         await asyncio.gather(
             *(self._change_once(held, 0, suspend=True) for held in suspended),

@@ -129,7 +129,7 @@ def _check(response: RemotingCommand, broker: str) -> RemotingCommand:
 
 
 def _batches(group: str, messages: Iterable[Held]) -> tuple[list[BatchAck], list[Held]]:
-    """Return one entry for each receive and queue; and messages that are too far behind the first of their receive."""
+    """Return one entry for each receive and queue; and messages that are too far from the first of their receive."""
     numbers: dict[tuple[str, ExtraInfo], list[int]] = {}
     far = []
     for one in messages:

@@ -1,4 +1,4 @@
-"""What a decoder returns: structs by row, and reasons for the rows that it could not decode."""
+"""The result of a decoder: structs by row, and reasons for the rows that it could not decode."""
 
 from __future__ import annotations
 

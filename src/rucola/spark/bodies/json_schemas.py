@@ -110,7 +110,7 @@ class _Conversion:
 
 @dataclass
 class _Seen:
-    """What the values at one place of a sample are."""
+    """The types of the values at one place of a sample."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     fields: dict[str, _Seen] = field(default_factory=dict)

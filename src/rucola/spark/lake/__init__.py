@@ -5,7 +5,7 @@
     read_lake(spark, "/srv/lake").where("topic = 'Orders'").count()
 
     tables          the Iceberg tables of messages and keys, their catalog, commits and expiry
-    status          what the tables say of themselves
+    status          figures of the tables
     snapshot        the files of a lake and the archive progress, as the tables have them
     writer          what a run does: staging, publication, deletion of what a killed one has left
     reader          Spark DataFrames over the messages

@@ -102,7 +102,7 @@ def run(
 
 
 def reindex(lake: str | Path, catalog: str | None = None) -> int:
-    """Write the key index anew from the messages, and return the number of its entries.
+    """Rebuild the key index from the messages, and return the number of its entries.
 
     Raises StoreError if there is no lake, StoreCorrupt if messages are damaged, LakeInUse if another run is writing.
     """

@@ -1,4 +1,4 @@
-"""What the tables of a lake say of themselves, without reading a data file."""
+"""Figures of a lake's tables, without reading a data file."""
 
 from __future__ import annotations
 

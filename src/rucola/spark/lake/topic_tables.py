@@ -2,9 +2,9 @@
 
     topics.<topic>    the columns of `rucola.messages`, `value` and `_decode_error`; partitioned by day(storeTimestamp)
 
-`rucola.messages` has every message, whether its body can be decoded or not. A table of a topic is derived from it, by
-commits of its own, after the commit of the messages. A wrong schema or an absent registry delays only this table, which
-can be written again at any time.
+`rucola.messages` has every message, whether its body can be decoded or not. A table of a topic is derived from it,
+by separate commits, after the commit of the messages. A wrong schema or an absent registry delays only this table,
+which can be written again at any time.
 
 A commit adds the files of new messages and sets two kinds of properties:
 
@@ -12,7 +12,7 @@ A commit adds the files of new messages and sets two kinds of properties:
     rucola.derived-through     the sequence number of the snapshot of `rucola.messages` that they come from
 
 Files of `rucola.messages` up to that number are not opened again. Of later ones, which a compaction may have written,
-messages below the progress are dropped. So a message is derived once, whoever compacts.
+messages below the progress are dropped. So a message is derived once, also after compactions by other engines.
 
 **Schema.** Fields that a schema has in addition become columns, numbers become wider, and a column gets another name if
 the schema says so by an alias or a field number. The property `rucola.field-names` has the names of each column, also
@@ -70,7 +70,7 @@ _ERROR: Final = "_decode_error"
 
 @dataclass(frozen=True)
 class DerivedTopic:
-    """What a run added to the table of a topic: messages, and of these the bodies not decoded, and one reason."""
+    """The additions of a run to the table of a topic: messages, and of these the bodies not decoded, and one reason."""
 
     topic: str
     rows: int
@@ -333,7 +333,7 @@ def value_type(table: Table) -> pa.StructType | None:
 
 
 def adapt_schema(table: Table, declared: pa.StructType | None) -> None:
-    """Give a table the columns of its values' type, in a commit of its own. Raises Incompatible.
+    """Give a table the columns of its values' type, in a separate commit. Raises Incompatible.
 
     Another run may do the same at the same time: each looks at what the table has become.
     """
