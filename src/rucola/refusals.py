@@ -195,6 +195,10 @@ NO_CONSUMER: Final = Refusal(Reason.NOT_FOUND, "no consumer for this group, {gro
 GROUP_OFFLINE: Final = Refusal(Reason.CLIENT_OFFLINE, "the consumer group[{group}] not online")
 PRODUCER_GROUP_NOT_FOUND: Final = Refusal(Reason.NOT_FOUND, "the producer group[{group}] not exist")
 CONSUMER_NOT_FOUND: Final = Refusal(Reason.NOT_FOUND, "The Consumer <{group}> <{client_id}> not online")
+CONSUMER_BY_GRPC: Final = Refusal(
+    Reason.FAILED,
+    "the consumer <{group}> <{client_id}> receives by gRPC, where clients do not report their state; see popStatus",
+)
 NO_MEMBER: Final = Refusal(Reason.NOT_FOUND, "No Any Consumer online in the consumer group: [{group}]")
 TOO_MANY_PRODUCERS: Final = Refusal(
     Reason.FAILED,

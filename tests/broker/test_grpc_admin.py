@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rucola import refusals
+from rucola.access import Refused
 from rucola.broker.grpc.admin import NOT_IMPLEMENTED
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
@@ -22,12 +24,14 @@ from rucola.protocol.grpc.admin_pb2 import (
     QueryTimeSpanRequest,
     ResetGroupOffsetRequest,
 )
-from rucola.protocol.grpc.definition_pb2 import Code, MessageType, Resource
+from rucola.protocol.grpc.definition_pb2 import Code, MessageType, Resource, Settings
 from rucola.protocol.grpc.service_pb2 import ReceiveMessageRequest, ReceiveMessageResponse
 from support.access import guarded_cluster
 from support.broker_peer import broker_peer, heartbeat
+from support.errors import raises
 from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
 from support.peer import Peer
+from support.waiting import until
 
 GROUP, TOPIC = Resource(name="g"), Resource(name="T")
 
@@ -152,6 +156,29 @@ async def test_connections_and_times_of_a_group(tmp_path: Path) -> None:
         assert [(one.client_id, one.egress_ip, one.language) for one in found.client_info] == [
             ("c", "127.0.0.1", "PYTHON")
         ]
+        settings = Settings()
+        settings.subscription.group.name = "g"
+        settings.subscription.subscriptions.add(topic=TOPIC).expression.expression = "a || b"
+        async with (
+            grpc_peer(peer.broker.grpc_endpoint, client_id="consumer@1") as consumer,
+            consumer.telemetry(settings) as stream,
+        ):
+            await stream.read()
+            found = await client.ask_admin("ListConsumerConnection", ListConsumerConnectionRequest(group=GROUP))
+            assert [one.client_id for one in found.client_info] == ["c", "consumer@1"]
+            assert peer.broker.parts is not None
+            ids = peer.broker.parts.services.clients.consumer_ids("g")
+            assert ids == ["c"], "one that pulls takes all queues"
+            with raises(Refused, refusal=refusals.CONSUMER_BY_GRPC):
+                peer.broker.parts.services.inspection.consumer("g", "consumer@1")
+            alone = Settings()
+            alone.CopyFrom(settings)
+            alone.subscription.group.name = "other"
+            async with grpc_peer(peer.broker.grpc_endpoint) as other, other.telemetry(alone) as second:
+                await second.read()
+                connections = peer.broker.parts.services.inspection.consumer_connections("other")
+                assert connections.subscription_table["T"].sub_string == "a || b"
+        await until(lambda: not peer.broker.parts.services.clients._state.clients.receivers)
         await peer.send()
         spans = await client.ask_admin("QueryTimeSpan", QueryTimeSpanRequest(group=GROUP, topics=[TOPIC]))
         (span,) = spans.queue_time_span_list

@@ -153,6 +153,18 @@ class ConsumerGroup:
         return changed
 
 
+def _join(
+    groups: dict[str, ConsumerGroup], channel: ClientChannel, consumer: ConsumerData, member: Member
+) -> tuple[ConsumerGroup, bool]:
+    """Add or refresh a member; return its group, and whether members or topics changed."""
+    group = groups.setdefault(consumer.group_name, ConsumerGroup(consumer.group_name))
+    is_new = group.join(channel, member)
+    group.consume_type = consumer.consume_type_name
+    group.message_model = consumer.message_model_name
+    group.consume_from_where = consumer.consume_from_where_name
+    return group, group.subscribe(consumer.subscriptions) or is_new
+
+
 class ClientRegistry:
     """All groups that have members. Belongs to the event loop. `call_later` ends the pauses after notifications."""
 
@@ -171,6 +183,8 @@ class ClientRegistry:
         """Gets a channel that left a consumer group."""
         self.consumers: dict[str, ConsumerGroup] = {}
         """By name; a group without members is removed."""
+        self.receivers: dict[str, ConsumerGroup] = {}
+        """Members that receive by gRPC. They share all queues, so other members do not count them."""
         self.producers: dict[str, dict[ClientChannel, Member]] = {}
         self._turns: dict[str, dict[str, dict[ClientChannel, None]]] = {}
         """By group, then user in order of registration: channels in rotation."""
@@ -197,6 +211,15 @@ class ClientRegistry:
         for consumer in heartbeat.consumer_data_set:
             self._groups_of.setdefault(channel, (set(), set()))[1].add(consumer.group_name)
             self._join(channel, consumer, member)
+
+    def join_receivers(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
+        """Add a member that receives by gRPC."""
+        _join(self.receivers, channel, consumer, member)
+
+    def leave_receivers(self, channel: ClientChannel, name: str) -> None:
+        group = self.receivers.get(name)
+        if group is not None and group.leave(channel) and not group.members:
+            del self.receivers[name]
 
     def other_groups(self, channel: ClientChannel, heartbeat: HeartbeatData) -> int:
         """Return the number of groups of a channel that are not in this heartbeat."""
@@ -277,14 +300,8 @@ class ClientRegistry:
         self._producers_by_id.setdefault(member.client_id, {})[member.user] = channel, member
 
     def _join(self, channel: ClientChannel, consumer: ConsumerData, member: Member) -> None:
-        group = self.consumers.get(consumer.group_name)
-        if group is None:
-            group = self.consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
-        is_new = group.join(channel, member)
-        group.consume_type = consumer.consume_type_name
-        group.message_model = consumer.message_model_name
-        group.consume_from_where = consumer.consume_from_where_name
-        if group.subscribe(consumer.subscriptions) or is_new:
+        group, is_changed = _join(self.consumers, channel, consumer, member)
+        if is_changed:
             self._notify(group)
 
     def _leave_producers(self, channel: ClientChannel, group: str, is_lost: bool = False) -> None:

@@ -18,15 +18,16 @@ from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.grpc.codes import OK, IllegalCall, status_of
 from rucola.broker.grpc.messages import message_of
 from rucola.broker.grpc.methods import Chain, GrpcMethod, GrpcRequest, checked, decode, name_of
-from rucola.broker.grpc.receive import LONG_POLLING_MS
+from rucola.broker.grpc.receive import LONG_POLLING_MS, SQL92
 from rucola.broker.grpc.send import transaction_id
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL
 from rucola.broker.services.clients import ClientService
 from rucola.broker.services.pop import MAX_MESSAGES
 from rucola.broker.state import BrokerState
-from rucola.domain.client import HeartbeatData, ProducerData
+from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.queue import MessageQueue
+from rucola.domain.subscription import SUB_ALL, TAG, SubscriptionData
 from rucola.domain.version import VERSION
 from rucola.http2.grpc import Call, Failed, MessageReceiver
 from rucola.http2.grpc import Status as GrpcStatus
@@ -34,7 +35,7 @@ from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode as decode_record
 from rucola.message.topics import check_group
 from rucola.protocol.codes import LanguageCode
-from rucola.protocol.grpc.definition_pb2 import Code, Language, RetryPolicy, Settings
+from rucola.protocol.grpc.definition_pb2 import Code, FilterType, Language, RetryPolicy, Settings
 from rucola.protocol.grpc.service_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -59,6 +60,8 @@ class GrpcClient:
     def __init__(self, client_id: str, caller: Caller, call: Call, refresh: Callable[[], None]) -> None:
         self.client_id = client_id
         self.caller = caller
+        self.group = ""
+        """The group in which it receives."""
         self._call = call
         self._refresh = refresh
 
@@ -92,6 +95,7 @@ class ClientAdapter:
     def __init__(self, service: ClientService, state: BrokerState, chain: Chain) -> None:
         self._service = service
         self._registry = state.clients
+        self._clock = state.clock
         self._config, self._store_config = state.config, state.store.config
         self._admit = chain.admission("Telemetry", Action.HEARTBEAT)
         self._topic, self._group = state.topics.get, state.groups.get
@@ -170,6 +174,10 @@ class ClientAdapter:
             self.leave(client)
         joining = GrpcClient(client_id, caller, call, announce)
         announce()
+        if kind == "subscription":
+            joining.group = group
+            member = Member(client_id, caller, language_name, VERSION, self._clock())
+            self._registry.join_receivers(joining, _consumer_of(group, settings), member)
         self._clients.setdefault(client_id, []).append(joining)
         if (timer := self._gone.pop(client_id, None)) is not None:
             timer.cancel()
@@ -217,6 +225,7 @@ class ClientAdapter:
 
     def leave(self, client: GrpcClient) -> None:
         self._registry.closed(client)
+        self._registry.leave_receivers(client, client.group)
         others = self._clients.get(client.client_id, [])
         if client not in others:
             return
@@ -240,6 +249,18 @@ class ClientAdapter:
         for client in [client for clients in self._clients.values() for client in clients]:
             client.end()
         self.on_left = lambda client_id: None
+
+
+def _consumer_of(group: str, settings: Settings) -> ConsumerData:
+    subscriptions = [
+        SubscriptionData(
+            topic=name_of(entry.topic),
+            sub_string=entry.expression.expression or SUB_ALL,
+            expression_type=SQL92 if entry.expression.type == FilterType.SQL else TAG,
+        )
+        for entry in settings.subscription.subscriptions
+    ]
+    return ConsumerData(group_name=group, subscription_data_set=subscriptions)
 
 
 class _Telemetry:

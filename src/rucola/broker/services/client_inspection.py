@@ -39,15 +39,17 @@ class InspectionService:
 
     def consumer_connections(self, name: str) -> ConsumerConnection:
         """Return a consumer group's members and subscriptions. Raises Refused without members."""
-        group = self._state.clients.consumers.get(name)
-        if group is None:
+        clients = self._state.clients
+        groups = [found[name] for found in (clients.consumers, clients.receivers) if name in found]
+        if not groups:
             raise Refused(refusals.GROUP_OFFLINE, group=name)
+        group = groups[0]
         return ConsumerConnection(
-            connection_set=_connections(group.members),
+            connection_set=[one for each in groups for one in _connections(each.members)],
             consume_from_where=group.consume_from_where,
             consume_type=group.consume_type,
             message_model=group.message_model,
-            subscription_table=group.subscriptions,
+            subscription_table={**groups[-1].subscriptions, **group.subscriptions},
         )
 
     def producer_connections(self, name: str) -> ProducerConnection:
@@ -79,11 +81,14 @@ class InspectionService:
         return ProducerTableInfo(data=data)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel:
-        """Return the channel of a member of a consumer group. Raises Refused if the client is not connected."""
-        known = self._state.clients.consumers.get(group)
+        """Return the channel of a member of a consumer group. Raises Refused if it is not connected, or by gRPC."""
+        clients = self._state.clients
+        known = clients.consumers.get(group)
         for channel, member in known.members.items() if known else ():
             if member.client_id == client_id:
                 return channel
+        if group in clients.receivers and client_id in clients.receivers[group].channels:
+            raise Refused(refusals.CONSUMER_BY_GRPC, group=group, client_id=client_id)
         raise Refused(refusals.CONSUMER_NOT_FOUND, group=group, client_id=client_id)
 
     async def record_of(self, caller: Caller, offset_msg_id: str) -> bytes:
