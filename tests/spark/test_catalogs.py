@@ -24,6 +24,8 @@ from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory, ObjectStore
 from rucola.spark.lake.tables import LakeInUse, open_tables, read_snapshot
 from rucola.spark.lake.writer import StagedFiles, open_lake
+from rucola.spark.source import batch_reader
+from rucola.spark.source.options import parse_read_options
 from support.databases import DatabaseServer, create_database
 from support.errors import raises
 from support.killing import Deadly, Killed
@@ -212,6 +214,14 @@ def test_commands_find_a_lake_by_its_catalog(place: Place, small_store: SmallSto
         audited = run_command("audit", "--from", small_store.path, "--from", place.location, *at)
         assert sum(topic["messages"] for topic in audited["topics"]) == 6
         assert run_command("replay", "--from", place.location, *at, "--dry-run")["rows"] == 3
+        counted = run_command("sql", "--lake", place.location, *at, "SELECT count(*) AS n FROM messages")
+        assert [row["n"] for row in counted["rows"]] == [3]
+        of_store = ("--store", small_store.path, "--brokerName", small_store.path)
+        assert run_command("status", "--lake", place.location, *at, *of_store)["rows"] == 3
+        assert run_command("check", "--lake", place.location, *at, *of_store)["differences"] == []
+        read = parse_read_options({"lake": str(place.location), "catalog": place.catalog, "columns": "msgId"})
+        batches = (batch for part in batch_reader.plan(read) for batch in batch_reader.read(part, read, ("msgId",)))
+        assert sorted(row["msgId"] for batch in batches for row in batch.to_pylist()) == ["U0", "U1", "U2"]
         run_command("compact", "--lake", place.location, *at)
     assert len(read_snapshot(place.location, place.catalog).rows) == 1
     # A catalog has one lake.

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rucola.cli.extras import require_spark
+from rucola.cli.lake_options import catalog_option
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import duration_text, optional, print_json, print_table, time_text, whole, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option
 from rucola.errors import missing_extra
+
+if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
 
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,11 +54,12 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @lake_option
+@catalog_option
 @log_options
 @click.option("--prometheus", "as_metrics", is_flag=True, help="Print metrics in the text format of Prometheus.")
 @json_option
 @wide_option
-def status(lake: Path, log: dict[str, str] | None, as_metrics: bool, as_json: bool) -> None:
+def status(lake: Path | Archive, log: dict[str, str] | None, as_metrics: bool, as_json: bool) -> None:
     """Show what a lake holds, and how far it is behind its log.
 
     The lag of a topic is the number of its messages in the log that are not archived, its latency the age of the oldest
@@ -99,11 +104,12 @@ def _age(latency_ms: int | None) -> str:
 
 @click.command()
 @lake_option
+@catalog_option
 @log_options
 @click.option("-t", "--topic", "topics", multiple=True, help="Only this topic. Can be repeated.")
 @json_option
 @wide_option
-def check(lake: Path, log: dict[str, str] | None, topics: Sequence[str], as_json: bool) -> None:
+def check(lake: Path | Archive, log: dict[str, str] | None, topics: Sequence[str], as_json: bool) -> None:
     """Compare a lake with its log, queue by queue: offsets, counts and the CRC of bodies.
 
     Every archived message must be in the lake once, without a gap, and those that are in the log, too, must have the

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from rucola.cli.lake_options import catalog_option
 from rucola.cli.output import print_json, print_table, time_text, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, require_spark
+
+if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
 
 LIMIT = 1000
 TIMEOUT_S = 60.0
@@ -22,6 +26,7 @@ TIMEOUT_S = 60.0
 @click.command()
 @click.argument("query")
 @lake_option
+@catalog_option
 @click.option("-t", "--topic", "topics", multiple=True, help="Only read this topic. Can be repeated.")
 @click.option("-m", "--limit", type=click.IntRange(1), default=LIMIT, show_default=True, help="Maximum number of rows.")
 @click.option(
@@ -32,7 +37,7 @@ TIMEOUT_S = 60.0
 @json_option
 @wide_option
 def sql(
-    query: str, lake: Path, topics: Sequence[str], limit: int, timeout_s: float, as_csv: bool, as_json: bool
+    query: str, lake: Path | Archive, topics: Sequence[str], limit: int, timeout_s: float, as_csv: bool, as_json: bool
 ) -> None:
     """Query the messages of a lake in DuckDB's SQL.
 

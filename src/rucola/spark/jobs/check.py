@@ -129,14 +129,14 @@ class _Side:
             self.sums[queue, block] = (self.sums.get((queue, block), 0) + int(total)) & _MASK
 
 
-def run(lake: str | Path, log: Log, topics: Collection[str] = ()) -> CheckResult:
+def run(lake: str | Path | Archive, log: Log, topics: Collection[str] = ()) -> CheckResult:
     """Compare a lake with its log, named by options of the data source (`storePath` and `brokerName`, or `nameServer`).
 
     Only messages archived by the current commit are checked. Raises as a read of lake and log does: RemotingError for
     a missing broker, StoreError if there is no lake, if the log was deleted meanwhile, or belongs to another lake.
     """
-    path = Path(Archive(lake).path)
-    found = archived_log(path, log, topics, fail_on_missing_broker=True)
+    archive = Archive(lake)
+    found = archived_log(archive, log, topics, fail_on_missing_broker=True)
     progress = found.lake.archived_offsets(found.options)
     common: dict[BrokerQueue, Range] = {}
     for queue, end in progress.items():
@@ -149,7 +149,7 @@ def run(lake: str | Path, log: Log, topics: Collection[str] = ()) -> CheckResult
     of_log.read(_log_batches(found, common))
     differences = [*_offset_differences(progress, of_lake, of_log), *_body_differences(found, of_lake, of_log)]
     return CheckResult(
-        str(path),
+        str(archive),
         len(of_lake.offsets.keys() | progress.keys()),
         of_lake.count,
         sum(end - begin for begin, end in common.values()),

@@ -63,20 +63,21 @@ class ArchivedLog:
     begins: Mapping[Origin, int]
 
 
-def archived_log(lake: Path, log: Log, topics: Collection[str] = (), *, fail_on_missing_broker: bool) -> ArchivedLog:
+def archived_log(lake: Archive, log: Log, topics: Collection[str] = (), *, fail_on_missing_broker: bool) -> ArchivedLog:
     """Compare the progress of a lake with the bounds of the queues of its log.
 
     Raises as a read of lake and log does: ConfigError, StoreError, RemotingError.
     """
     # System topics are compared if they are archived.
-    archives_system_topics = any(map(is_system_topic, _topics_of(Archive(lake).progress())))
+    archives_system_topics = any(map(is_system_topic, _topics_of(lake.progress())))
     chosen = (
         {"subscribe": ",".join(topics)}
         if topics
         else {"subscribePattern": "(?s).*", "includeSystemTopics": str(archives_system_topics).lower()}
     )
     missing = {"failOnMissingBroker": str(fail_on_missing_broker).lower()} if "nameServer" in log else {}
-    given = parse_read_options({**log, **chosen, **missing, "lake": str(lake)})
+    catalog = {} if lake.catalog is None else {"catalog": lake.catalog}
+    given = parse_read_options({**log, **chosen, **missing, "lake": str(lake), **catalog})
     scan = Lake(given)
     options = scan.options_of_log()
     archived = scan.archived_offsets(options)
@@ -89,7 +90,7 @@ def _topics_of(progress: Mapping[str, ArchiveProgress]) -> set[str]:
     return {topic for each in progress.values() for topic in each.queues}
 
 
-def run(lake: str | Path, log: Log | None = None) -> LakeStatus:
+def run(lake: str | Path | Archive, log: Log | None = None) -> LakeStatus:
     """Return the status of a lake, with the lag of each topic if a log is given.
 
     Raises StoreError if there is no lake, StoreCorrupt if its metadata is damaged.
@@ -99,7 +100,7 @@ def run(lake: str | Path, log: Log | None = None) -> LakeStatus:
     topics = {each.topic: TopicStatus(*vars(each).values()) for each in table.topics}
     missing: tuple[str, ...] = ()
     if log is not None:
-        found = archived_log(Path(archive.path), log, fail_on_missing_broker=False)
+        found = archived_log(archive, log, fail_on_missing_broker=False)
         missing = tuple(found.bounds.describe_missing())
         topics = _with_lags(topics, found)
     return LakeStatus(

@@ -39,7 +39,7 @@ class QueryResult:
 
 
 def run(
-    lake: str | Path,
+    lake: str | Path | Archive,
     query: str,
     *,
     topics: Collection[str] | None = None,

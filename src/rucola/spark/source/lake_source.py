@@ -42,7 +42,7 @@ class Lake:
     def __init__(self, options: ReadOptions) -> None:
         assert options.lake is not None
         self._options = options
-        self._archive = Archive(options.lake)
+        self._archive = Archive(options.lake, options.catalog)
         self._scan = self._archive.scan(self._is_chosen_topic, _days(options), keys=options.keys)
         self._progress = self._scan.progress
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from rucola.errors import MQError
-from rucola.files import local_path
+from rucola.files import is_remote, local_path
 from rucola.message.topics import check_group, check_tags, check_topic
 
 T = TypeVar("T")
@@ -69,6 +69,11 @@ def word_set(text: str) -> frozenset[str]:
 def path(text: str) -> str:
     """Parse a path as Spark passes it: for LOCATION and for tables with the scheme `file`."""
     return str(local_path(text))
+
+
+def lake(text: str) -> str:
+    """Parse the path of a lake, or the URL of an object store."""
+    return text if is_remote(text) else path(text)
 
 
 def paths(text: str) -> list[str]:

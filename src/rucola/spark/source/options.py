@@ -96,7 +96,8 @@ class ReadOptions:
 
     stores: Mapping[str, str]
     name_server: str | None = _option(values.name_servers)
-    lake: str | None = _option(values.path, only="batches")
+    lake: str | None = _option(values.lake, only="batches")
+    catalog: str | None = _option(str, only="batches")
     topics: frozenset[str] | None = None
     pattern: re.Pattern[str] | None = _option(re.compile, key="subscribePattern")
     assigned: frozenset[tuple[str, str | None, int]] | None = _option(values.queues, key="assign")
@@ -333,6 +334,8 @@ def _check_consistency(options: ReadOptions) -> None:
             raise ConfigError("a CommitLog offset belongs to one store, but storePath names several")
         if options.starting_commit_log_offset is not None and options.starting_offsets is not None:
             raise ConfigError("startingCommitLogOffset and startingOffsets contradict each other; give one of them")
+    if options.catalog is not None and options.lake is None:
+        raise ConfigError("catalog names the catalog of a lake; give lake as well", subject="catalog")
     least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is not None and most is not None and least > most:
         raise ConfigError(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}")
