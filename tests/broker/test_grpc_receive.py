@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from rucola.broker.grpc import clients
+from rucola.broker.assembly import serving
 from rucola.broker.grpc.receive import RENEWED_MS
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.grpc.definition_pb2 import (
@@ -44,6 +44,7 @@ from rucola.store.config import FlushDiskType
 from support.access import guarded_cluster
 from support.broker_peer import broker_peer
 from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
+from support.own_deliveries import Clock
 from support.peer import Peer
 from support.pop import pop
 from support.waiting import until
@@ -387,23 +388,31 @@ async def test_a_client_that_leaves_holds_nothing(consumer: Consumer) -> None:
     assert again.system_properties.delivery_attempt == 2
 
 
-@pytest.mark.parametrize("returns", [False, True])
-async def test_a_client_that_is_lost_holds_nothing(
-    consumer: Consumer, monkeypatch: pytest.MonkeyPatch, returns: bool
-) -> None:
-    monkeypatch.setattr(clients, "LOST_S", 0.5)
-    async with consumer.telemetry(consumer_settings()) as stream:
-        await stream.read()
-        await consumer.send(message())
-        _, (found,) = await consumer.receive(auto_renew=True)
-    if not returns:
-        _, (again,) = await consumer.receive(wait_ms=10_000)
-        assert again.system_properties.delivery_attempt == 2
-        return
-    async with consumer.telemetry(consumer_settings()) as stream:
-        await stream.read()
-        assert await consumer.receive(wait_ms=1_000) == (Code.MESSAGE_NOT_FOUND, [])
-        assert (await consumer.ack(handle_of(found))).status.code == Code.OK
+async def test_a_client_that_is_lost_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "RELEASE_LOST_INTERVAL_MS", 20)
+    clock, again = Clock(), list[Message]()
+    async with both(tmp_path, clock=clock) as (peer, returning), grpc_peer(peer.broker.grpc_endpoint, "lost") as other:
+        held = []
+        for client in (returning, lost := Consumer(other.channel, "lost")):
+            async with client.telemetry(consumer_settings()) as stream:
+                await stream.read()
+                await client.send(message())
+                held += (await client.receive(auto_renew=True))[1]
+
+        async def others_receive() -> bool:
+            again.extend((await lost.receive())[1])
+            if not again:
+                clock.ahead_ms += 2_000
+            return bool(again)
+
+        async with returning.telemetry(consumer_settings()) as stream:
+            await stream.read()
+            await until(others_receive)
+            (found,) = again
+            assert clock.ahead_ms >= 60_000
+            assert found.system_properties.message_id == held[1].system_properties.message_id
+            assert found.system_properties.delivery_attempt == 2
+            assert (await returning.ack(handle_of(held[0]))).status.code == Code.OK
 
 
 async def test_policies_decide_who_receives(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rucola.broker.assembly import serving
 from rucola.domain.pop import PopQueueStatus, PopStatus
 from rucola.domain.topic import TopicConfigSerializeWrapper
 from rucola.message.batch import encode_batch
@@ -21,10 +22,10 @@ from rucola.protocol.pop import PollingInfoRequestHeader, PopStatusRequestHeader
 from rucola.protocol.topic import TopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.store.config import FlushDiskType
-from support.broker_peer import broker_peer
+from support.broker_peer import broker_peer, heartbeat
 from support.own_deliveries import Clock
 from support.peer import Peer
-from support.pop import ack, ack_all, change, changed, pop, receive, received
+from support.pop import Received, ack, ack_all, change, changed, pop, receive, received
 from support.waiting import until
 
 MINUTE_MS = 60_000
@@ -464,6 +465,42 @@ async def test_the_status_says_who_holds_what_and_what_blocks_a_queue(tmp_path: 
 
 
 # Faults that others had.
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_lost_member_holds_nothing_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(serving, "RELEASE_LOST_INTERVAL_MS", 20)
+    clock, found = Clock(), list[Received]()
+    one: dict[str, Any] = {"max_msg_nums": 1, "invisible_time": 12 * 60 * MINUTE_MS}
+
+    async def others_receive(peer: Peer) -> bool:
+        await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("stays"))
+        found.extend(await receive(peer))
+        if not found:
+            pass_time(clock, 5_000)
+        return bool(found)
+
+    async with broker_peer(tmp_path, clock=clock) as peer:
+        await peer.alter_topic()
+        await send(peer, "lost", "kept", "simple", "delayed")
+        await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("stays"))
+        lost = Peer(peer.broker, RemotingClient())
+        await lost.ask(RequestCode.HEART_BEAT, body=heartbeat("goes"))
+        assert bodies(await receive(lost, **one, client_id="goes")) == ["lost"]
+        assert bodies(await receive(peer, **one, client_id="stays")) == ["kept"]
+        assert bodies(await receive(lost, **one)) == ["simple"]
+        (delayed,) = await receive(lost, **one, client_id="goes")
+        await change(lost, delayed, 12 * 60 * MINUTE_MS)
+        await lost.client.close()
+        if not restarts:
+            await until(lambda: others_receive(peer))
+    if restarts:
+        async with broker_peer(tmp_path, clock=clock) as peer:
+            await until(lambda: others_receive(peer))
+    assert [(message.body, message.attempt) for message in found] == [(b"lost", 2)]
+    assert clock.ahead_ms >= MINUTE_MS
 
 
 async def test_a_client_that_is_gone_takes_no_message_with_it(tmp_path: Path) -> None:

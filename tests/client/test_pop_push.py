@@ -26,8 +26,10 @@ from rucola.client import (
     sync,
 )
 from rucola.client.consumer import pop_fetcher
+from rucola.domain.pop import PopStatus
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
-from rucola.protocol.pop import PollingInfoRequestHeader
+from rucola.protocol.pop import PollingInfoRequestHeader, PopStatusRequestHeader
 from support.cluster import Cluster, Tally, cluster
 from support.consumers import cluster_with_topic, committed, consumer_of, send, take
 from support.errors import raises
@@ -273,6 +275,18 @@ async def test_a_restarted_broker_gets_the_acknowledgements_of_messages_received
             await seen.reach(20)
         assert sorted(seen.items) == list(range(20))
         assert await left(running) == []
+
+
+async def test_the_broker_knows_which_member_holds_a_message(tmp_path: Path) -> None:
+    async with cluster_with_topic(tmp_path, [0], queues=1) as (running, broker), member(running) as consumer:
+        async for message in consumer:
+            answer = await running.peer(broker).ask(
+                RequestCode.GET_POP_STATUS, PopStatusRequestHeader(consumer_group="c")
+            )
+            (queue,) = decode_body(PopStatus, answer.body).queues
+            assert [one.client for one in queue.messages] == [consumer.instance.client_id]
+            consumer.ack(message)
+            break
 
 
 def test_what_pop_cannot_do_is_refused() -> None:

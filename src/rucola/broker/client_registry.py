@@ -221,6 +221,11 @@ class ClientRegistry:
         if group is not None and group.leave(channel) and not group.members:
             del self.receivers[name]
 
+    def is_member(self, group: str, client_id: str) -> bool:
+        """Return whether a client is a consumer of a group, by either protocol."""
+        found = self.consumers.get(group), self.receivers.get(group)
+        return any(one is not None and client_id in one.channels for one in found)
+
     def other_groups(self, channel: ClientChannel, heartbeat: HeartbeatData) -> int:
         """Return the number of groups of a channel that are not in this heartbeat."""
         producers, consumers = self._groups_of.get(channel, (set(), set()))

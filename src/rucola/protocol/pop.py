@@ -68,6 +68,8 @@ class PopMessageRequestHeader(Header, kw_only=True):
     exp: str | None = None
     order: bool | str | None = None
     attempt_id: str | None = None
+    # Rucola's own: the id of a push consumer, which holds the messages only while it is connected.
+    client_id: str | None = None
 
 
 class PopMessageResponseHeader(Header, kw_only=True):

@@ -39,6 +39,7 @@ TOUCH_PAGES_INTERVAL_MS = 100
 TOUCH_PAUSE_S = 0.001
 """Pause after each 256 KiB, so that prefaulting does not occupy the cores: p99.9 of sends is 3.4 ms instead of 4.8."""
 EXPIRE_LOCKS_INTERVAL_MS = 10_000
+RELEASE_LOST_INTERVAL_MS = 10_000
 
 
 class Serving:
@@ -132,6 +133,12 @@ class Serving:
         scheduler.every(
             EXPIRE_LOCKS_INTERVAL_MS, "expire locks", lambda: in_slices(self.state.locks.expire_steps(clock()))
         )
+        if not self._environment.is_slave:
+            scheduler.every(
+                RELEASE_LOST_INTERVAL_MS,
+                "release messages of lost clients",
+                lambda: in_slices(self.services.pop.release_lost_steps()),
+            )
 
     async def _touch_pages(self) -> None:
         """Prefault the pages after the end of the log if it has moved: otherwise it costs a quarter of an idle CPU."""

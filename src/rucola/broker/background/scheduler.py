@@ -12,6 +12,7 @@
     persist delivery offsets                                           10 s                         assembly/delivery
     expire clients, sample statistics                                  10 s                         assembly/connections
     expire queue locks                                                 10 s                         assembly/serving
+    release messages of POP that lost clients hold                     10 s                         assembly/serving
     close idle connections                                             10 s                         assembly/connections
     retention                                                          cleanResourceInterval        assembly/storage
     register with the name servers                                     registerNameServerPeriod     assembly/metadata

@@ -58,6 +58,8 @@ class Outstanding(Struct, frozen=True, array_like=True):
     attempt_id: str | None = None
     suspensions: int = 0
     """Deliveries that were no attempt, since the consumer gave the message back."""
+    is_renewed: bool = False
+    """Whether the client holds it only while it is connected."""
 
     @property
     def attempts(self) -> int:
@@ -76,6 +78,7 @@ class Pop(Struct, frozen=True, array_like=True, tag="Pop2"):
     taken: tuple[int, ...]
     is_repeated: bool = False
     """The answer to the same receive was lost: the attempts are not new."""
+    is_renewed: bool = False
 
 
 class FirstPop(Pop, frozen=True, array_like=True, tag="Pop"):
@@ -237,6 +240,8 @@ class PopState:
         next_offset: int = 0,
         client: str = "",
         attempt_id: str | None = None,
+        *,
+        is_renewed: bool = False,
     ) -> Pop | None:
         """Take messages: `visible` ones (a beginning of what the method returns), then candidates; None if none.
 
@@ -264,15 +269,26 @@ class PopState:
         if not taken and not added:
             return None
         return Pop(
-            pop_time_ms, invisible_ms, now_ms + invisible_ms, client, attempt_id, end, added, tuple(sorted(taken))
+            pop_time_ms, invisible_ms, now_ms + invisible_ms, client, attempt_id, end, added, tuple(sorted(taken)),
+            is_renewed=is_renewed,
         )  # fmt: skip
 
     def receive_again(
-        self, pop_time_ms: int, now_ms: int, invisible_ms: int, taken: Iterable[int], client: str, attempt_id: str
+        self,
+        pop_time_ms: int,
+        now_ms: int,
+        invisible_ms: int,
+        taken: Iterable[int],
+        client: str,
+        attempt_id: str,
+        *,
+        is_renewed: bool = False,
     ) -> Pop:
         """Take messages that are `repeated` for the receive whose answer was lost."""
         visible_ms, next_offset = now_ms + invisible_ms, self.next_offset
-        return Pop(pop_time_ms, invisible_ms, visible_ms, client, attempt_id, next_offset, (), tuple(taken), True)
+        return Pop(
+            pop_time_ms, invisible_ms, visible_ms, client, attempt_id, next_offset, (), tuple(taken), True, is_renewed
+        )
 
     def change(self, handle: Handle, now_ms: int, invisible_ms: int, *, is_suspended: bool = False) -> Change:
         """Let a message that is held by this handle be visible `invisible_ms` from now."""
@@ -301,6 +317,7 @@ class PopState:
                 after = Outstanding(
                     before.message_group, before.attempt + (not record.is_repeated), record.pop_time_ms,
                     record.invisible_ms, record.visible_ms, record.client, record.attempt_id, before.suspensions,
+                    record.is_renewed,
                 )  # fmt: skip
                 self._hold(list(offsets), before, after)
         elif isinstance(record, Change):

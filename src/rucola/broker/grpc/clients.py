@@ -6,7 +6,6 @@ the producer group of each of its topics, so that it is asked about their transa
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -22,7 +21,7 @@ from rucola.broker.grpc.receive import LONG_POLLING_MS, SQL92
 from rucola.broker.grpc.send import transaction_id
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL
 from rucola.broker.services.clients import ClientService
-from rucola.broker.services.pop import MAX_MESSAGES
+from rucola.broker.services.pop import MAX_MESSAGES, PopService
 from rucola.broker.state import BrokerState
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
 from rucola.domain.group import SubscriptionGroupConfig
@@ -49,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 3
 """Attempts of a producer to send a message, 10 ms after the first and twice as long after each, one second at most."""
-LOST_S: Final = 60.0
-"""Time after which a client whose stream has ended holds no messages any more."""
 _LANGUAGES: Final = {Language.DOT_NET: LanguageCode.DOTNET, Language.GOLANG: LanguageCode.GO}
 
 
@@ -92,19 +89,17 @@ class GrpcClient:
 
 
 class ClientAdapter:
-    def __init__(self, service: ClientService, state: BrokerState, chain: Chain) -> None:
+    def __init__(self, service: ClientService, pop: PopService, state: BrokerState, chain: Chain) -> None:
         self._service = service
+        self._pop = pop
         self._registry = state.clients
         self._clock = state.clock
         self._config, self._store_config = state.config, state.store.config
         self._admit = chain.admission("Telemetry", Action.HEARTBEAT)
         self._topic, self._group = state.topics.get, state.groups.get
         self._delays_ms = parse_delay_levels(state.store.config.message_delay_level)
-        self.on_left: Callable[[str], None] = lambda client_id: None
         self._clients: dict[str, list[GrpcClient]] = {}
         """By client id."""
-        self._gone: dict[str, asyncio.TimerHandle] = {}
-        """By client id: when a client without a stream counts as lost."""
 
     def methods(self) -> Iterable[GrpcMethod[Any]]:
         def resource(request: HeartbeatRequest | NotifyClientTerminationRequest) -> list[Resource]:
@@ -128,11 +123,11 @@ class ClientAdapter:
         self._clients_of(request)
         return HeartbeatResponse(status=OK)
 
-    def terminate(self, request: GrpcRequest[NotifyClientTerminationRequest]) -> NotifyClientTerminationResponse:
+    async def terminate(self, request: GrpcRequest[NotifyClientTerminationRequest]) -> NotifyClientTerminationResponse:
         for client in self._clients_of(request):
             self.leave(client)
             client.end()
-        self._lost(request.client_id)
+            await self._pop.terminate(client.group, client.client_id)
         return NotifyClientTerminationResponse(status=OK)
 
     def _clients_of(self, request: GrpcRequest[Any]) -> list[GrpcClient]:
@@ -179,8 +174,6 @@ class ClientAdapter:
             member = Member(client_id, caller, language_name, VERSION, self._clock())
             self._registry.join_receivers(joining, _consumer_of(group, settings), member)
         self._clients.setdefault(client_id, []).append(joining)
-        if (timer := self._gone.pop(client_id, None)) is not None:
-            timer.cancel()
         joining.send(TelemetryCommand(status=OK, settings=self._merged(settings)))
         return joining
 
@@ -232,23 +225,11 @@ class ClientAdapter:
         others.remove(client)
         if not others:
             del self._clients[client.client_id]
-            loop = asyncio.get_running_loop()
-            self._gone[client.client_id] = loop.call_later(LOST_S, self._lost, client.client_id)
-
-    def is_known(self, client_id: str) -> bool:
-        """Return whether a client with this id is connected."""
-        return client_id in self._clients
-
-    def _lost(self, client_id: str) -> None:
-        if (timer := self._gone.pop(client_id, None)) is not None:
-            timer.cancel()
-            self.on_left(client_id)
 
     def end_all(self) -> None:
         """End all streams, so that the server can stop."""
         for client in [client for clients in self._clients.values() for client in clients]:
             client.end()
-        self.on_left = lambda client_id: None
 
 
 def _consumer_of(group: str, settings: Settings) -> ConsumerData:

@@ -2,8 +2,7 @@
 
 A receive returns messages of any queue of its topic, not only the one it names, as with Apache's proxy. A receipt
 handle has the format of remoting (`rucola.protocol.pop.ExtraInfo`), so that any later call finds the message. Consumers
-that let the server renew handles (`auto_renew`) hold a message for RENEWED_MS, unless they leave before: then it is
-visible at once.
+that let the server renew handles (`auto_renew`) hold a message for RENEWED_MS, unless they leave or are lost before.
 
 Topics with `order` are received in order of their message groups.
 """
@@ -11,9 +10,9 @@ Topics with `order` are received in order of their message groups.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
@@ -81,12 +80,6 @@ class _CallChannel:
         self.call.finish()
 
 
-class _Held(NamedTuple):
-    topic: str
-    group: str
-    until_ms: int
-
-
 class ReceiveAdapter:
     def __init__(
         self,
@@ -96,7 +89,6 @@ class ReceiveAdapter:
         state: BrokerState,
         hold: PopHold,
         check_permission: Check,
-        is_known: Callable[[str], bool],
     ) -> None:
         self._service = service
         self._retry = retry
@@ -105,9 +97,6 @@ class ReceiveAdapter:
         self._config: BrokerConfig = state.config
         self._hold = hold
         self._check_permission = check_permission
-        self._is_known = is_known
-        self._renewed: dict[str, dict[str, _Held]] = {}
-        """By client id: the handles of what it holds with `auto_renew`, those that end first come first."""
 
     def methods(self) -> Iterable[GrpcMethod[Any]]:
         def received(request: ReceiveMessageRequest) -> list[Resource]:
@@ -199,6 +188,7 @@ class ReceiveAdapter:
             expression=expression.expression or SUB_ALL,
             expression_type=SQL92 if expression.type == FilterType.SQL else TAG,
             client=request.client_id,
+            is_renewed=content.auto_renew,
         )
 
     def _is_ordered(self, topic: str) -> bool:
@@ -206,9 +196,8 @@ class ReceiveAdapter:
         return config is not None and config.order
 
     def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
-        call, held = request.call, dict[str, _Held]()
-        until_ms = popped.pop_time_ms + popped.invisible_ms
-        call.on_cancelled = lambda: self._give_back(held)
+        call, handles = request.call, list[str]()
+        call.on_cancelled = lambda: self._give_back(pop, handles)
         responses = [ReceiveMessageResponse(status=OK)]
         for queue in popped.queues:
             is_retry = queue.topic != pop.topic
@@ -224,29 +213,20 @@ class ReceiveAdapter:
                         self._config.broker_name, queue.queue_id, offset,
                     )
                 )  # fmt: skip
-                held[system.receipt_handle] = _Held(pop.topic, pop.group, until_ms)
+                handles.append(system.receipt_handle)
                 system.delivery_attempt = attempt + found.reconsume_times
                 system.invisible_duration.FromMilliseconds(popped.invisible_ms)
                 responses.append(ReceiveMessageResponse(message=message))
-        if request.content.auto_renew and self._is_known(request.client_id):
-            renewed = self._renewed.setdefault(request.client_id, {})
-            while renewed and renewed[first := next(iter(renewed))].until_ms <= popped.pop_time_ms:
-                del renewed[first]
-            renewed.update(held)
         last = ReceiveMessageResponse()
         last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
         responses.append(last)
         call.reply(*(response.SerializeToString() for response in responses))
 
-    def release(self, client_id: str) -> None:
-        """Make messages visible at once that a lost client holds with renewed handles."""
-        self._give_back(self._renewed.pop(client_id, {}))
-
-    def _give_back(self, held: dict[str, _Held]) -> None:
-        for receipt_handle, (topic, group, _) in held.items():
-            extra, (real_topic, queue_id) = _handle(topic, group, receipt_handle)
+    def _give_back(self, pop: PopRequest, handles: Iterable[str]) -> None:
+        for receipt_handle in handles:
+            extra, (topic, queue_id) = _handle(pop.topic, pop.group, receipt_handle)
             with suppress(Refused):  # acknowledged, or delivered again
-                self._service.change_invisible(group, real_topic, queue_id, _delivery(extra), 0)
+                self._service.change_invisible(pop.group, topic, queue_id, _delivery(extra), 0)
 
     # What follows.
 
@@ -273,8 +253,6 @@ class ReceiveAdapter:
             for (entry, _), stale in zip(acks, done.stale, strict=True):
                 if stale:
                     entry.status.CopyFrom(status_of(_stale()))
-                else:
-                    self._forget(request.client_id, entry.receipt_handle)
             missing = await self._durable(done.end if done.accepted else 0)
         if missing is not None:
             for entry in entries:
@@ -282,16 +260,11 @@ class ReceiveAdapter:
                     entry.status.CopyFrom(missing)
         return AckMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
 
-    def _acknowledge(self, client_id: str, topic: str, group: str, receipt_handle: str) -> int:
+    def _acknowledge(self, topic: str, group: str, receipt_handle: str) -> int:
         done = self._service.acknowledge(group, [_ack(topic, group, receipt_handle)])
         if done.stale[0]:
             raise _stale()
-        self._forget(client_id, receipt_handle)
         return done.end
-
-    def _forget(self, client_id: str, receipt_handle: str) -> None:
-        """Forget a handle that has ended."""
-        self._renewed.get(client_id, {}).pop(receipt_handle, None)
 
     async def change(self, request: GrpcRequest[ChangeInvisibleDurationRequest]) -> ChangeInvisibleDurationResponse:
         content = request.content
@@ -303,7 +276,6 @@ class ReceiveAdapter:
         changed, end = self._service.change_invisible(
             group, real_topic, queue_id, _delivery(extra), invisible_ms, is_suspended=content.suspend
         )
-        self._forget(request.client_id, content.receipt_handle)
         missing = await self._durable(end)
         handle = extra._replace(pop_time=changed.pop_time_ms, invisible_time=changed.invisible_ms)
         return ChangeInvisibleDurationResponse(status=missing or OK, receipt_handle=str(handle))
@@ -323,7 +295,7 @@ class ReceiveAdapter:
             await self._state.persistence.wait_persisted()
             if self._service.holds(*delivery):  # nobody was faster
                 put()
-        missing = await self._durable(self._acknowledge(request.client_id, topic, group, content.receipt_handle))
+        missing = await self._durable(self._acknowledge(topic, group, content.receipt_handle))
         return ForwardMessageToDeadLetterQueueResponse(status=missing or OK)
 
     async def _durable(self, end: int) -> Status | None:

@@ -45,10 +45,9 @@ class GrpcService:
         check_fetch: Check,
     ) -> None:
         chain = Chain(interceptors, gate)
-        clients = ClientAdapter(services.clients, state, chain)
+        clients = ClientAdapter(services.clients, services.pop, state, chain)
         routes = RouteAdapter(services.topics, state.config)
-        receive = ReceiveAdapter(services.pop, services.retry, routes, state, pops, check_fetch, clients.is_known)
-        clients.on_left = receive.release
+        receive = ReceiveAdapter(services.pop, services.retry, routes, state, pops, check_fetch)
         sends = SendAdapter(services.publish, services.recall, services.transactions, state)
         methods: list[GrpcMethod[Any]] = [
             *routes.methods(),

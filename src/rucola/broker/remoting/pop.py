@@ -123,7 +123,8 @@ class PopAdapter:
             header.attempt_id,
             header.exp or SUB_ALL,
             header.exp_type or TAG,
-            request.caller.address,
+            header.client_id or request.caller.address,
+            header.client_id is not None,
         )
         result = self._service.receive(request.caller, pop)
         if isinstance(result, Popped):

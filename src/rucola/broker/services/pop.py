@@ -32,7 +32,7 @@ from rucola import refusals
 from rucola.access import Caller, Refused
 from rucola.broker.delivery.pop import MAX_OUTSTANDING
 from rucola.broker.delivery.pop_log import PopQueue
-from rucola.broker.delivery.pop_state import Change, Done, Handle, Pop, PopRecord, PopState
+from rucola.broker.delivery.pop_state import Change, Done, Handle, Outstanding, Pop, PopRecord, PopState
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.message_filter import MessageFilter
 from rucola.broker.services.fetch import FetchService
@@ -56,6 +56,8 @@ MAX_READS: Final = 8
 """Reads of the store in one receive beyond one for each queue."""
 MAX_SHOWN: Final = 100
 """Messages of a queue in a status."""
+LOST_MS: Final = 60_000
+"""Time after which a client that is not connected holds no messages any more."""
 _RELEASED: Final = 256
 _MAX_GROUP_LENGTH: Final = 64
 """Characters of a sharding key that are kept; of a longer one, a hash is."""
@@ -88,6 +90,8 @@ class PopService:
         self._durability = durability
         self.must_wait = durability.must_wait
         """Whether answers to acknowledgements wait with `when_durable`."""
+        self._away: dict[tuple[str, str], int] = {}
+        """Clients that hold messages and are not connected, by group and id: since when."""
 
     # Receive.
 
@@ -137,6 +141,7 @@ class PopService:
                 refusals.POP_RETRY_TOPIC_TOO_LONG, topic=retry_topic, size=len(retry_topic), limit=MAX_TOPIC_LENGTH
             )
         self._state.limits.check_name(request.attempt_id or "", "an attempt")
+        self._state.limits.check_name(request.client, "a client")
         fetch = FetchRequest(
             request.group, request.topic, max(0, request.queue_id), 0, request.max_messages,
             expression=request.expression, expression_type=request.expression_type,
@@ -294,20 +299,54 @@ class PopService:
         """Let others receive messages that are held, at once; return how many. Raises Refused."""
         if self._state.topics.get(topic) is None:
             raise Refused(refusals.FETCH_TOPIC_NOT_FOUND, topic=topic)
+        return sum(
+            self._release(queue, lambda held, _: offset in (None, held))
+            for queue in self._pop.of(group=group, topic=topic)
+            if queue_id in (None, queue.queue_id)
+        )
+
+    def _release(self, queue: PopQueue, is_chosen: Callable[[int, Outstanding], bool]) -> int:
+        state = self._pop.states.get(queue)
+        if state is None:
+            return 0
         now_ms = self._state.clock()
-        changes: list[tuple[PopQueue, PopRecord]] = []
-        for queue in self._pop.of(group=group, topic=topic):
-            state = self._pop.states[queue]
-            if queue_id in (None, queue.queue_id):
-                pop_time_ms = max(now_ms, state.pop_time_ms + 1)
-                changes += (
-                    (queue, Change(held, pop_time_ms, 0, now_ms))
-                    for held, one in state.outstanding.items()
-                    if one.attempt and one.visible_ms > now_ms and offset in (None, held)
-                )
+        pop_time_ms = max(now_ms, state.pop_time_ms + 1)
+        changes: list[tuple[PopQueue, PopRecord]] = [
+            (queue, Change(offset, pop_time_ms, 0, now_ms))
+            for offset, one in state.outstanding.items()
+            if one.attempt and one.visible_ms > now_ms and is_chosen(offset, one)
+        ]
         for begin in range(0, len(changes), _RELEASED):
             self._pop.record(changes[begin : begin + _RELEASED], now_ms)
         return len(changes)
+
+    # Clients that are gone.
+
+    def release_lost_steps(self) -> Generator[None, None, None]:
+        """Let others receive what clients hold that have been away for LOST_MS. Raises Refused."""
+        now_ms, away = self._state.clock(), dict[tuple[str, str], int]()
+        for queue in self._pop.of():
+            if (state := self._pop.states.get(queue)) is not None:
+                clients = {one.client for one in state.outstanding.values() if one.is_renewed}
+                for client in clients:
+                    if not self._state.clients.is_member(queue.group, client):
+                        holder = queue.group, client
+                        away[holder] = self._away.get(holder, now_ms)
+                        if now_ms - away[holder] >= LOST_MS:
+                            self._release_of(queue, client)
+            yield
+        self._away = away
+
+    @sliced
+    def terminate(self, group: str, client: str) -> Generator[None, None, None]:
+        """Let others receive what a client holds that has left its group, unless its id is still a member."""
+        for queue in self._pop.of(group=group):
+            if not self._state.clients.is_member(group, client):
+                self._release_of(queue, client)
+            yield
+
+    def _release_of(self, queue: PopQueue, client: str) -> None:
+        self._release(queue, lambda _, one: one.is_renewed and one.client == client)
 
     def when_durable(self, end: int, done: Callable[[Missing | None], None]) -> None:
         self._durability.when_durable(end, done)
@@ -343,8 +382,9 @@ class _Receive:
                 records = {offset: record for offset in taken if (record := self._record(queue, offset)) is not None}
                 if records:
                     again = state.receive_again(
-                        self.pop_time_ms, self._now_ms, request.invisible_ms, records, request.client, attempt_id
-                    )
+                        self.pop_time_ms, self._now_ms, request.invisible_ms, records, request.client, attempt_id,
+                        is_renewed=request.is_renewed,
+                    )  # fmt: skip
                     self._take(queue, again, records)
         return bool(self.found)
 
@@ -365,6 +405,7 @@ class _Receive:
             taken = state.receive(
                 self.pop_time_ms, self._now_ms, self._request.invisible_ms, self._left, visible, candidates,
                 groups, next_offset, self._request.client, self._request.attempt_id,
+                is_renewed=self._request.is_renewed,
             )  # fmt: skip
             if taken is not None or is_end:
                 break

@@ -70,7 +70,9 @@ class PopRequest(Struct, gc=False):
     expression: str = SUB_ALL
     expression_type: str = TAG
     client: str = ""
-    """Who holds the messages, for people."""
+    """Who holds the messages."""
+    is_renewed: bool = False
+    """Whether `client` is the id of a member of the group, which holds the messages only while it is connected."""
 
 
 class RetryRequest(NamedTuple):

@@ -124,6 +124,7 @@ class PopFetcher(Fetcher):
             exp=subscription.sub_string,
             order=options.orderly,
             attempt_id=attempt_id,
+            client_id=self._context.instance.client_id,
         )
 
 
