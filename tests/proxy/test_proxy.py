@@ -18,7 +18,6 @@ from rucola.broker.broker import Broker
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.client.connection_options import ConnectionOptions
 from rucola.errors import BrokerError, ConfigError, RemotingError
-from rucola.http2 import server
 from rucola.http2.grpc import unary
 from rucola.http2.server import GrpcServer
 from rucola.message.record import decode_many
@@ -546,22 +545,26 @@ async def test_brokers_without_a_port_are_left_out(tmp_path: Path) -> None:
             assert proxy.brokers.connected == ["broker-b"]
 
 
-async def test_a_proxy_that_stops_finishes_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CLOSE_TIMEOUT_S", 60.0)
-    async with proxied(tmp_path) as found, found.client.telemetry(producer_settings("T")) as stream:
-        await stream.read()
-        waiting = asyncio.create_task(found.client.receive("broker-b", wait_ms=20_000))
+@pytest.mark.parametrize("is_direct", [False, True])
+async def test_a_server_that_stops_answers_receives(tmp_path: Path, is_direct: bool) -> None:
+    async with proxied(tmp_path) as found, grpc_peer(found.brokers["broker-b"].grpc_endpoint) as peer:
+        direct = Client(peer.channel)
+        client = direct if is_direct else found.client
+        async with client.telemetry(producer_settings("T")) as stream:
+            await stream.read()
+            waiting = asyncio.create_task(client.receive("broker-b", wait_ms=20_000))
 
-        async def is_held() -> bool:
-            return await held_receives(found, "broker-b") == 1
+            async def is_held() -> bool:
+                return await held_receives(found, "broker-b") == 1
 
-        await until(is_held)
-        stop = asyncio.create_task(found.proxy.stop())
-        assert await stream.read() is grpc.aio.EOF
-        async with grpc_peer(found.brokers["broker-b"].grpc_endpoint) as direct:
+            await until(is_held)
+            await (found.brokers["broker-b"] if is_direct else found.proxy).stop()
+            assert await waiting == (Code.MESSAGE_NOT_FOUND, [])
+            assert await stream.read() is grpc.aio.EOF
+        if not is_direct:
+            await until_not(is_held)
             await direct.send(message(body=b"now"))
-        assert [one.body for one in (await waiting)[1]] == [b"now"]
-        await stop
+            assert [one.body for one in (await direct.receive("broker-b"))[1]] == [b"now"]
 
 
 async def test_tls_on_both_sides(tmp_path: Path) -> None:

@@ -167,11 +167,14 @@ class _ServerConnection(asyncio.Protocol):
                 return
             self.http2.ping()
 
-    async def stop(self) -> None:
+    def go_away(self) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.http2.go_away()
+            self._flush()
+
+    async def wait_closed(self) -> None:
         """Let open calls finish, up to CLOSE_TIMEOUT_S, then close."""
-        self._is_stopping = True
-        self.http2.go_away()
-        self._flush()
         try:
             await asyncio.wait_for(self.closed.wait(), CLOSE_TIMEOUT_S)
         except TimeoutError:
@@ -216,13 +219,19 @@ class GrpcServer:
         await self._listener.start(lambda: _ServerConnection(self))
         self._checks = asyncio.get_running_loop().create_task(self._check())
 
-    async def stop(self) -> None:
-        """Stop listening, let calls finish, and close all connections; idempotent."""
+    async def go_away(self) -> None:
+        """Stop listening, and take no further calls; idempotent."""
         self.is_stopped = True
         await self._listener.stop()
+        for connection in list(self.connections):
+            connection.go_away()
+
+    async def stop(self) -> None:
+        """Let calls finish after `go_away`, and close all connections; idempotent."""
+        await self.go_away()
         if self._checks is not None:
             self._checks.cancel()
-        await asyncio.gather(*(connection.stop() for connection in list(self.connections)))
+        await asyncio.gather(*(connection.wait_closed() for connection in list(self.connections)))
 
     async def _check(self) -> None:
         while True:

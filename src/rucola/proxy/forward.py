@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from rucola.broker.grpc.codes import common_status
 from rucola.broker.grpc.methods import CLIENT_ID, SERVICE, Encoded, decode, name_of
+from rucola.broker.grpc.receive import no_message
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.errors import RemoteProtocolError
 from rucola.http2.client import ClientCall, NotProcessed
@@ -82,6 +83,8 @@ class Forwarder:
         self._endpoints = endpoints
         self._on_terminated = on_terminated
         self._turn = 0
+        self._receiving: set[asyncio.Task[None] | None] = set()
+        """Those receives that wait for the broker."""
 
     def methods(self) -> Mapping[str, Method]:
         handlers = {
@@ -103,10 +106,24 @@ class Forwarder:
     # One broker.
 
     async def receive(self, call: Call, data: bytes) -> None:
-        request = decode(ReceiveMessageRequest, data)
-        queue = request.message_queue
-        name = queue.broker.name or await self._reader(name_of(queue.topic))
-        await self._relay(call, name, data)
+        task = asyncio.current_task()
+        self._receiving.add(task)
+        try:
+            queue = decode(ReceiveMessageRequest, data).message_queue
+            name = queue.broker.name or await self._reader(name_of(queue.topic))
+            own, message = await self._begin(call, name, data)
+        except asyncio.CancelledError:
+            call.reply(no_message().SerializeToString())  # unless it has ended
+            raise
+        finally:
+            self._receiving.discard(task)
+        await self._send_on(call, own, message)
+
+    def answer_receives(self) -> None:
+        """Answer the receives that wait, so that the server can stop."""
+        for task in self._receiving:
+            if task is not None:
+                task.cancel()
 
     async def change(self, call: Call, data: bytes) -> None:
         await self._relay(call, await self._holder(decode(ChangeInvisibleDurationRequest, data).receipt_handle), data)
@@ -241,7 +258,9 @@ class Forwarder:
 
     async def _relay(self, call: Call, name: str, data: bytes) -> None:
         """Forward a call, and all messages of its response."""
-        own, message = await self._begin(call, name, data)
+        await self._send_on(call, *await self._begin(call, name, data))
+
+    async def _send_on(self, call: Call, own: ClientCall, message: bytes | None) -> None:
         try:
             while message is not None:
                 call.send(message)

@@ -77,6 +77,8 @@ class Proxy:
             await self.server.start()
             running.push_async_callback(self.server.stop)  # while the brokers are still connected
             running.callback(self._telemetry.end_all)
+            running.callback(forwarder.answer_receives)
+            running.push_async_callback(self.server.go_away)
             self._running = running.pop_all()
 
     async def stop(self) -> None:

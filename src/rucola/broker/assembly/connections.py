@@ -113,6 +113,8 @@ class Connections:
             running.callback(self.end_grpc_streams)
         running.callback(self.hold.release_all)
         running.callback(self.pops.release_all)
+        if self.grpc is not None:
+            running.push_async_callback(self.grpc.go_away)  # first, so that clients do not receive again here
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         self.stats.record_put(topics)

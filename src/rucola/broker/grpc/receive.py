@@ -141,7 +141,7 @@ class ReceiveAdapter:
             left_ms = int((call.deadline_s - asyncio.get_running_loop().time()) * 1000)
             wait_ms = min(wait_ms, left_ms - _MARGIN_MS)
         if wait_ms <= 0:
-            return _nothing()
+            return no_message()
 
         def retry(is_last: bool) -> NothingPopped | None:
             try:
@@ -153,7 +153,7 @@ class ReceiveAdapter:
             if isinstance(again, Popped):
                 self._send(request, pop, again)
             elif is_last:
-                call.reply(_nothing().SerializeToString())
+                call.reply(no_message().SerializeToString())
             else:
                 return again
             return None
@@ -313,7 +313,7 @@ class ReceiveAdapter:
         return QueryAssignmentResponse(status=OK, assignments=[Assignment(message_queue=queue) for queue in queues])
 
 
-def _nothing() -> ReceiveMessageResponse:
+def no_message() -> ReceiveMessageResponse:
     return ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="no message has come"))
 
 
