@@ -23,6 +23,8 @@ from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.protocol.route import vip_port
+from rucola.proxy import config as proxy_config
+from rucola.proxy.config import ProxyConfig
 from support.documents import check_command
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,12 +35,8 @@ SERVICES: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(en
 OBJECTS: list[dict[str, Any]] = list(
     yaml.safe_load_all((REPOSITORY / "deploy" / "kubernetes" / "rucola.yaml").read_text(encoding="utf-8"))
 )
-CONTAINERS = [
-    container
-    for item in OBJECTS
-    if item["kind"] == "StatefulSet"
-    for container in item["spec"]["template"]["spec"]["containers"]
-]
+PODS = [item["spec"]["template"] for item in OBJECTS if item["kind"] in ("StatefulSet", "Deployment")]
+CONTAINERS = [container for pod in PODS for container in pod["spec"]["containers"]]
 BROKER = BrokerConfig()
 PORTS = {
     "namesrv": {NamesrvConfig().listen_port},
@@ -46,6 +44,7 @@ PORTS = {
         BROKER.listen_port, vip_port(BROKER.listen_port), BROKER.ha_listen_port,
         BROKER.grpc_server_port, BROKER.metrics_prom_exporter_port,
     },
+    "proxy": {ProxyConfig().grpc_server_port},
 }  # fmt: skip
 
 
@@ -79,6 +78,12 @@ async def test_a_name_server_starts_with_a_file_and_serves_other_machines(text: 
         assert server.host == "0.0.0.0"
 
 
+def test_the_file_of_the_proxy_serves_other_machines() -> None:
+    (text,) = [item["data"]["proxy.conf"] for item in OBJECTS if "proxy.conf" in item.get("data", {})]
+    config = proxy_config.from_properties(settings.parse(text))
+    assert (config.bind_address, config.insecure) == ("0.0.0.0", True)
+
+
 def test_the_file_for_one_container_serves_this_machine() -> None:
     config, _, unknown = from_properties(settings.parse((DOCKER / "standalone.conf").read_text(encoding="utf-8")))
     assert (config.bind_address, config.broker_ip1, config.insecure, unknown) == ("0.0.0.0", "127.0.0.1", True, [])
@@ -95,9 +100,7 @@ def test_published_ports_are_of_this_machine_only() -> None:
 
 def test_only_pods_with_a_label_reach_the_servers() -> None:
     (policy,) = [item["spec"] for item in OBJECTS if item["kind"] == "NetworkPolicy"]
-    labels = {
-        item["spec"]["template"]["metadata"]["labels"]["app"] for item in OBJECTS if item["kind"] == "StatefulSet"
-    }
+    labels = {pod["metadata"]["labels"]["app"] for pod in PODS}
     assert set(policy["podSelector"]["matchExpressions"][0]["values"]) == labels
     (rule,) = policy["ingress"]
     assert {"podSelector": {"matchLabels": {"rucola-client": "true"}}} in rule["from"]
@@ -106,7 +109,7 @@ def test_only_pods_with_a_label_reach_the_servers() -> None:
 def test_commands_exist() -> None:
     commands = [service["command"] for service in SERVICES.values() if "command" in service]
     commands += [container["args"] for container in CONTAINERS]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         check_command("rucola " + " ".join(command).replace(";", ","))
 
@@ -125,9 +128,7 @@ def test_containers_run_as_the_user_of_the_image() -> None:
     (uid,) = {user for user in users if user != "0"}
     assert users[-1] == uid
     assert f"--uid {uid}" in DOCKERFILE
-    for item in OBJECTS:
-        if item["kind"] == "StatefulSet":
-            assert item["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == int(uid)
+    assert {pod["spec"]["securityContext"]["runAsUser"] for pod in PODS} == {int(uid)}
 
 
 def unit(name: str) -> dict[str, list[str]]:
@@ -140,7 +141,7 @@ def unit(name: str) -> dict[str, list[str]]:
     return values
 
 
-@pytest.mark.parametrize("name", ["rucola-namesrv.service", "rucola-broker@.service"])
+@pytest.mark.parametrize("name", ["rucola-namesrv.service", "rucola-broker@.service", "rucola-proxy.service"])
 def test_units_run_commands_that_exist_and_are_valid(name: str, tmp_path: Path) -> None:
     values = unit(name)
     assert values["Type"] == ["notify"], "the server reports when it is ready"
