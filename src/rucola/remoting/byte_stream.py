@@ -56,45 +56,47 @@ class Stream:
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, max_size)
         except OSError as error:
-            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+            raise self._broke(error) from None
 
-    async def read_all(self, max_size: int, on_data: Callable[[bytes], None], timeout_s: float) -> None:
-        """Call `on_data` with up to `max_size` bytes as they arrive, until the peer closes; TimeoutError after silence.
+    async def read_until(self, max_size: int, take: Callable[[bytes], bool], timeout_s: float) -> bytes:
+        """Call `take` with up to `max_size` bytes as they arrive, until it returns False; TimeoutError after silence.
 
-        That needs no task, future or change of the selector for each of them. By TLS, `on_data` may get more.
+        Returns what `take` has refused, nothing if the peer has closed. By TLS, it may get more. What it takes needs no
+        task, future or change of the selector.
         """
         loop = asyncio.get_running_loop()
-        ended = loop.create_future()
+        refused: asyncio.Future[bytes] = loop.create_future()
         heard = loop.time()
 
         def readable() -> None:
             nonlocal heard
             try:
                 data = self._read_now(max_size)
-                heard = loop.time()
-                if data:
-                    on_data(data)
-                    return
-                ended.set_result(None)
             except BlockingIOError:
                 return
-            except Exception as error:
-                ended.set_exception(error)
+            except OSError as error:
+                refused.set_exception(self._broke(error))
+            else:
+                heard = loop.time()
+                try:
+                    if data and take(data):
+                        return
+                    refused.set_result(data)
+                except Exception as error:
+                    refused.set_exception(error)
             loop.remove_reader(self._socket)
 
-        loop.add_reader(self._socket, readable)
-        readable()  # what is decrypted already
+        readable()  # perhaps what is decrypted already
+        if not refused.done():
+            loop.add_reader(self._socket, readable)
         try:
-            while not ended.done() and (left := heard + timeout_s - loop.time()) > 0:
-                await asyncio.wait([ended], timeout=left)
+            while not refused.done() and (left := heard + timeout_s - loop.time()) > 0:
+                await asyncio.wait([refused], timeout=left)
         finally:
             loop.remove_reader(self._socket)
-        if not ended.done():
+        if not refused.done():
             raise TimeoutError
-        try:
-            ended.result()
-        except OSError as error:
-            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+        return refused.result()
 
     def _read_now(self, max_size: int) -> bytes:
         """Return what has arrived, nothing if the peer has closed. BlockingIOError if nothing has."""
@@ -131,7 +133,10 @@ class Stream:
             if body_sent < len(body):
                 await loop.sock_sendall(self._socket, memoryview(body)[body_sent:])
         except OSError as error:
-            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+            raise self._broke(error) from None
+
+    def _broke(self, error: OSError) -> RemotingConnectError:
+        return RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}")
 
     def close(self) -> None:
         """Close the socket. No task may be reading or writing."""
@@ -179,7 +184,7 @@ class TlsStream(Stream):
         except ssl.SSLZeroReturnError:  # the peer closes
             return b""
         except OSError as error:
-            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+            raise self._broke(error) from None
 
     def _read_now(self, max_size: int) -> bytes:
         decrypted: list[bytes] = []  # all of it: no event follows for the rest
@@ -220,7 +225,7 @@ class TlsStream(Stream):
             self._encrypt(body)
             await self._send_pending()
         except OSError as error:
-            raise RemotingConnectError(f"the connection to {self.peer} broke: {error.strerror or error}") from None
+            raise self._broke(error) from None
 
     def close(self) -> None:
         with suppress(OSError):  # notify the peer if the socket has room; the end of the connection does, too

@@ -94,8 +94,8 @@ _OFF: Final = MultiDispatch.OFF
 class MessageStore:
     """A message store, opened and closed once; as a context manager, opened at time 0.
 
-    A put that finds no pending request calls `on_pending`, to request a `reput`, which calls `on_arrival` with new
-    units by topic. That may read from the store.
+    A put, or a slave's copy of a record, that finds no pending request calls `on_pending`, to request a `reput`, which
+    calls `on_arrival` with new units by topic. That may read from the store.
     """
 
     def __init__(
@@ -395,6 +395,8 @@ class MessageStore:
         return self._requests.dispatch(max_count, max_new_queues) if self.has_pending else 0
 
     def _enqueue(self, request: DispatchRequest) -> None:
+        if not self._pending and self._on_pending is not None:
+            self._on_pending()
         self._pending.append(request)
         self._put_timestamp = request.store_timestamp
 
@@ -408,6 +410,10 @@ class MessageStore:
     @property
     def has_pending(self) -> bool:
         return bool(self._pending) or (self._is_open and self.stall is not None)
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
 
     @property
     def stall(self) -> str | None:

@@ -10,8 +10,8 @@ connection (`_ReplicationSession`) works as follows:
    diverged. Only then may the slave's end be reported.
 3. Append the rest, and dispatch it like messages that were put. An epoch of the master is written to the slave's epoch
    file before its first byte. Consumers see the log up to the master's visible end.
-4. Report the end after each read. With SYNC_FLUSH, report it after a flush, so that a SYNC_MASTER answers SEND_OK only
-   for messages on the disk of the slave.
+4. Report the end after each read, in the same iteration of the event loop. With SYNC_FLUSH, report it after a flush, so
+   that a SYNC_MASTER answers SEND_OK only for messages on the disk of the slave.
 5. Repeat the last report every haSendHeartbeatInterval. End the session if nothing arrives for haHousekeepingInterval.
 6. At the end, truncate a partial record: the master may have lost the rest of it.
 
@@ -27,7 +27,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from rucola.acl.credentials import Credentials
 from rucola.broker.background.group_commit import GroupCommit
@@ -269,7 +271,12 @@ class _ReplicationSession:
         """End of the log at the start of the session; the comparison is complete there."""
         self._is_compared = False
         self._on_compared = on_compared
-        self._progress = asyncio.Event()
+        self._decoder = TransferDecoder()
+        self._reported = self._begin
+        self._may_write = False
+        """Whether `_send_reports` waits, so that others may send."""
+        self._wake = asyncio.Event()
+        """Set to let `_send_reports` go on."""
 
     async def run(self) -> None:
         """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""
@@ -278,7 +285,7 @@ class _ReplicationSession:
         if not await self._is_safe(self._begin):
             raise OSError(f"the log up to {self._begin} cannot be flushed")
         first = await self._greet()
-        await run_until_first_ends(self._receive(first), self._report())
+        await run_until_first_ends(self._receive(first), self._send_reports())
 
     async def _greet(self) -> bytes:
         follower, store = self._follower, self._store
@@ -306,7 +313,7 @@ class _ReplicationSession:
             await in_thread(self._follower.epochs.replace, epochs)
 
     async def _receive(self, first: bytes) -> None:
-        decoder = TransferDecoder(has_visible_end=self._knows_epochs)
+        self._decoder = TransferDecoder(has_visible_end=self._knows_epochs)
         store = self._store
         data = first
         while True:
@@ -315,18 +322,35 @@ class _ReplicationSession:
             if store.write_state.failure is not None:
                 raise OSError(store.write_state.failure)
             # 2. Compare with the own log, and append the bytes after its end.
-            for physical_offset, piece in decoder.receive_data(data):
+            for physical_offset, piece in self._decoder.receive_data(data):
                 await self._take(physical_offset, piece)
                 if self._is_compared:
-                    self._follower.on_visible_end(decoder.visible_end)
+                    self._follower.on_visible_end(self._decoder.visible_end)
             data = b""
-            self._progress.set()
+            self._report()
             # 3. Dispatch in bounded batches, yielding in between.
             while store.has_pending:
                 store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
                 if store.stall is not None:
                     raise OSError(store.stall)  # a later session continues; the master must not send more until then
                 await asyncio.sleep(0)
+
+    def _take_now(self, data: bytes) -> bool:
+        """Append and report what arrives, and leave its dispatch to ReputService; False if that has to wait."""
+        store = self._store
+        if (
+            not self._is_compared
+            or self._adopts_at != _NEVER
+            or store.pending_count > MESSAGES_PER_ITERATION
+            or store.stall is not None
+            or store.write_state.failure is not None
+        ):
+            return False
+        for physical_offset, piece in self._decoder.receive_data(data):
+            self._replica.append(physical_offset, piece)
+            self._follower.on_visible_end(self._decoder.visible_end)
+        self._report()
+        return True
 
     async def _take(self, physical_offset: int, piece: memoryview) -> None:
         """Compare what the log had of a piece at the session's start; append the rest."""
@@ -346,32 +370,44 @@ class _ReplicationSession:
         self._replica.append(physical_offset, piece)
 
     async def _read(self) -> bytes:
+        """Return what arrives, after all that `_take_now` takes."""
+        interval_ms = self._config.ha_housekeeping_interval
         try:
-            async with asyncio.timeout(self._config.ha_housekeeping_interval / 1000):
-                data = await self._stream.read(READ_SIZE)
+            data = await self._stream.read_until(READ_SIZE, self._take_now, interval_ms / 1000)
         except TimeoutError:
-            raise RemotingConnectError(
-                f"nothing arrived for {self._config.ha_housekeeping_interval} ms (haHousekeepingInterval)"
-            ) from None
+            raise RemotingConnectError(f"nothing arrived for {interval_ms} ms (haHousekeepingInterval)") from None
         if not data:
             raise RemotingConnectError("it closed the connection; its log has the reason if that was on purpose")
         return data
 
-    async def _report(self) -> None:
-        reported = self._begin
+    def _report(self) -> None:
+        """Report the end of the log, with SYNC_FLUSH after a flush."""
+        end = self._store.max_physical_offset
+        if not self._is_compared or end <= self._reported:
+            return
+        if self._group_commit is None:
+            self._on_safe(end, True)
+        else:
+            timeout_ms = self._store.config.sync_flush_timeout
+            self._group_commit.when_flushed(end, timeout_ms, partial(self._on_safe, end))
+
+    def _on_safe(self, end: int, is_safe: bool) -> None:
+        if is_safe and end > self._reported:
+            self._reported = end
+            if not self._may_write or not self._stream.write_now(encode_report(end)):
+                self._wake.set()
+
+    async def _send_reports(self) -> None:
+        """Send what `_on_safe` cannot, and repeat the last report as a heartbeat."""
         while True:
-            self._progress.clear()  # before the end is read: bytes that arrive later set the event again
-            end = self._store.max_physical_offset
-            if self._is_compared and await self._is_safe(end) and end != reported:
-                reported = end
-            else:
-                try:
-                    async with asyncio.timeout(self._config.ha_send_heartbeat_interval / 1000):
-                        await self._progress.wait()
-                    continue
-                except TimeoutError:  # repeat the last report as a heartbeat
-                    pass
-            await self._stream.write(encode_report(reported))
+            self._may_write = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.ha_send_heartbeat_interval / 1000):
+                    await self._wake.wait()
+            self._may_write = False
+            self._wake.clear()
+            await self._stream.write(encode_report(self._reported))
+            self._report()  # again, if a flush has failed
 
     async def _is_safe(self, end: int) -> bool:
         if self._group_commit is None:

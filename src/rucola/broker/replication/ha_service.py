@@ -317,12 +317,13 @@ class HAService(Replication):
         if connection.member_id is not None:
             await self._on_joined(connection.member_id)
 
-        def on_data(data: bytes) -> None:
+        def take(data: bytes) -> bool:
             for physical_offset in decoder.receive_data(data):
                 self._on_report(connection, physical_offset)
+            return True
 
         try:
-            await stream.read_all(READ_SIZE, on_data, interval_ms / 1000)
+            await stream.read_until(READ_SIZE, take, interval_ms / 1000)
         except TimeoutError:
             raise StoreError(f"no report within {interval_ms} ms (haHousekeepingInterval)") from None
         raise RemotingConnectError("it closed the connection")
