@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from rucola.cli.main import main
 from rucola.spark.archive import Archive, ArchiveProgress
 from rucola.spark.jobs import archive
+from rucola.spark.lake.snapshot import RowFile
+from rucola.spark.lake.tables import read_snapshot
 from rucola.spark.session import LazySession
 from rucola.spark.source.columns import SCHEMA
 from rucola.testing.rocketmq import RocketMQ
@@ -130,6 +132,77 @@ def test_check_names_every_difference(small_store: SmallStore, tmp_path: Path, m
 
 def with_column(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, SCHEMA.field(name).type))
+
+
+def files_of(lake: Archive) -> tuple[RowFile, ...]:
+    return read_snapshot(lake.path, lake.catalog).rows
+
+
+@pytest.mark.parametrize("catalog", [None, "sqlite"])
+def test_a_lake_goes_on_without_files_that_are_damaged(
+    small_store: SmallStore, tmp_path: Path, catalog: str | None
+) -> None:
+    lake, copies = tmp_path / "lake", tmp_path / "lake" / "_rucola"
+    at: list[str] = []
+    progress: list[object] = []
+    if catalog is not None:
+        copies = tmp_path / "copies" / "_rucola"
+        at, progress = ["--catalog", f"sqlite:///{tmp_path}/catalog.db"], ["--progress", tmp_path / "copies"]
+    archive_it = ("archive", "--store", small_store.path, "--brokerName", "a", "--out", lake, *at, *progress)
+    of_lake = ("--lake", lake, *at)
+    for n in range(5):
+        for queue_id in (0, 1, 1):
+            small_store.put("T", queue_id, KEYS=f"k{n}")
+        small_store.put("Other", KEYS=f"k{n}")
+        assert invoke(*archive_it).exit_code == 0
+    held = Archive(lake, at[1] if at else None)
+    files = sorted((file for file in files_of(held) if file.topic == "T"), key=lambda file: file.least)
+    gone, short, zeros = damaged = [lake / file.path for file in files[1:4]]
+    gone.unlink()
+    short.write_bytes(short.read_bytes()[:-1])
+    zeros.write_bytes(bytes(zeros.stat().st_size))
+    for command in (archive_it, ("compact", *of_lake)):
+        refused = invoke(*command)
+        assert refused.exit_code == 1
+        assert any(str(path) in refused.output for path in (gone, short))
+        assert "rucola pipeline forget" in refused.output
+    # Nothing is lost by mistake.
+    for name in (next(copies.iterdir()), lake / "data", gone.with_name("other")):
+        assert invoke("forget", *of_lake, name, "--yes").exit_code == 1
+    assert invoke("forget", *of_lake, gone, "--json").exit_code == 1  # nobody has confirmed
+    assert len(files_of(held)) == 10
+    # One after the other; the command names what is still damaged.
+    refused = invoke("forget", *of_lake, *progress, gone, "--yes")
+    assert refused.exit_code == 1
+    assert str(short) in refused.output
+    found = invoke("forget", *of_lake, *progress, files[2].path, zeros, zeros, "--yes", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["rows"] == 6
+    assert json.loads(found.stdout)["files"] == [
+        {
+            "path": file.path, "topic": "T", "date": "2023-11-14", "rows": 3, "brokerName": "a", "queueIds": [0, 1],
+            "queueOffsets": [n, 2 * n + 1],
+        }
+        for n, file in ((2, files[2]), (3, files[3]))
+    ]  # fmt: skip
+    told = json.loads((copies / "files.json").read_bytes())["rows"]
+    assert {file["path"] for file in told} == {file.path for file in files_of(held)}
+    # Writers and readers go on.
+    small_store.put("T", 0, KEYS="k5")
+    assert json.loads(invoke(*archive_it, "--json").stdout)["rows"] == 1
+    assert json.loads(invoke("compact", *of_lake, "--json").stdout)["rows"] == 3 + 3 + 1 + 5
+    held.compact(keep_replaced_ms=0)
+    assert [path.exists() for path in damaged] == [False, True, True]
+    for n, count in ((0, 4), (1, 1), (2, 1), (3, 1), (4, 4), (5, 1)):
+        assert len(json.loads(invoke("search", *of_lake, "-k", f"k{n}", "--json").stdout)["messages"]) == count
+    counted = invoke("sql", *of_lake, "SELECT count(*) AS n FROM messages", "--json")
+    assert json.loads(counted.stdout)["rows"] == [{"n": 12}]
+    checked = invoke("check", *of_lake, "--store", small_store.path, "--brokerName", "a", "--json")
+    assert checked.exit_code == 1
+    differences = json.loads(checked.stdout)["differences"]
+    assert [(each["kind"], each["topic"], each["queueId"], each["begin"], each["end"]) for each in differences] == [
+        ("gap", "T", 0, 1, 4), ("gap", "T", 1, 2, 8),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

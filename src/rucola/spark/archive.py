@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from rucola.spark.bodies import Decoder
     from rucola.spark.lake.compaction import CompactionResult
+    from rucola.spark.lake.removal import LostMessages
     from rucola.spark.lake.topic_tables import DerivedTopic
 
 __all__ = [
@@ -195,6 +196,18 @@ class Archive:
         if self.catalog is not None:
             raise ConfigError("tables of single topics need a lake with the embedded catalog", subject=self.catalog)
         return topic_tables.derive(self.path, decoders, **options)
+
+    def messages_of_files(self, names: Sequence[str]) -> list[LostMessages]:
+        """Return what the archive knows of the messages in files, given as errors name them, without opening any."""
+        from rucola.spark.lake import removal
+
+        return removal.messages_of_files(self.path, self.catalog, names)
+
+    def forget(self, lost: Sequence[LostMessages]) -> None:
+        """Go on without the messages of damaged files (see `rucola.spark.lake.removal.forget`)."""
+        from rucola.spark.lake import removal
+
+        removal.forget(self.path, self.catalog, lost, progress_directory=self.progress_directory)
 
     def reindex(self) -> int:
         """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""

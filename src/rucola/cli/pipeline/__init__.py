@@ -14,6 +14,7 @@ from rucola.spark.interruption import exiting_on_interrupt
 COMMANDS = {
     "archive": "archive",
     "compact": "archive",
+    "forget": "forget",
     "status": "lake",
     "check": "lake",
     "decode": "decode",

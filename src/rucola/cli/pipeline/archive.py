@@ -43,6 +43,24 @@ lake_option = click.option(
     help="Directory of the lake, or the URL of an object store, as given to `archive --out`.",
 )
 
+progress_option = click.option(
+    "--progress",
+    "progress_directory",
+    type=PathType(file_okay=False),
+    help="With --catalog: directory for copies of the progress, which brokers with deleteOnlyArchived read.",
+)
+
+
+def with_progress(lake: Path | Archive, progress_directory: Path | None) -> Archive:
+    """Return the archive in a lake, which writes copies of its progress to the directory."""
+    from rucola.spark.archive import Archive
+
+    if progress_directory is None:
+        return Archive(lake)
+    if not isinstance(lake, Archive):
+        raise click.UsageError("--progress applies to --catalog; a lake without one has these copies in _rucola")
+    return Archive(lake.path, lake.catalog, progress_directory=progress_directory)
+
 
 @click.command()
 @click.option(
@@ -66,12 +84,7 @@ lake_option = click.option(
     help="Directory of the lake to write; with --catalog, the URL of an object store, too.",
 )
 @catalog_option
-@click.option(
-    "--progress",
-    "progress_directory",
-    type=PathType(file_okay=False),
-    help="With --catalog: directory for copies of the progress, which brokers with deleteOnlyArchived read.",
-)
+@progress_option
 @click.option("--system-topics", is_flag=True, help="Archive system topics, too.")
 @skip_corrupt_option
 @click.option("--allow-loss", is_flag=True, help="Continue if messages were deleted before they were archived.")
@@ -140,9 +153,7 @@ def archive(
         from rucola.spark.jobs.archive import check_store
         from rucola.spark.session import LazySession
     if progress_directory is not None:
-        if not isinstance(out, Archive):
-            raise click.UsageError("--progress applies to --catalog; a lake without one has these copies in _rucola")
-        out = Archive(out.path, out.catalog, progress_directory=progress_directory)
+        out = with_progress(out, progress_directory)
     if isinstance(out, Archive) and (decodings or every_topic):
         raise click.UsageError("tables of single topics need a lake without --catalog")
     for store in stores:

@@ -16,6 +16,7 @@
     lookup          messages found by key, id or condition, without Spark
     staging         messages written to files that a commit can publish
     compaction      small files merged
+    removal         damaged files taken out
     tiered_reader   the process that reads queues for a broker
     record_columns  rows encoded as records of the log
     topic_tables    tables of single topics, with decoded bodies

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rucola.errors import StoreError
-from rucola.spark.lake.snapshot import KeyFile, RowFile, check_files, lake_damage
+from rucola.spark.lake.snapshot import KeyFile, RowFile, check_files, file_damage
 from rucola.spark.lake.storage import ObjectStore, Storage, storage_of
 from rucola.spark.source.columns import SCHEMA
 
@@ -86,7 +86,7 @@ def open_parquet(root: Path | Storage, file: RowFile | KeyFile) -> Iterator[pq.P
         place, why = storage.place(file.path), f"the file cannot be read: {first_line(error)}"
         if isinstance(storage, ObjectStore) and isinstance(error, OSError):
             raise StoreError(f"{place}: {why}", subject=place) from error
-        raise lake_damage(place, 0, why) from error
+        raise file_damage(storage, file, 0, why) from error
 
 
 def first_line(error: Exception) -> str:

@@ -133,12 +133,24 @@ def check_files(root: Path | Storage, files: Iterable[_Entry]) -> None:
     found = storage.sizes(file.path for file in entries)
     for file in entries:
         if file.path not in found:
-            raise lake_damage(storage.place(file.path), 0, "the file is missing")
+            raise file_damage(storage, file, 0, "the file is missing")
         if (size := found[file.path]) != file.size:
             why = f"the file has {size} bytes instead of {file.size}"
-            raise lake_damage(storage.place(file.path), min(size, file.size), why)
+            raise file_damage(storage, file, min(size, file.size), why)
 
 
-def lake_damage(path: Path | str, position: int, why: str) -> StoreCorrupt:
+_ANOTHER_LAKE: Final = "archive into another lake"
+_REPAIRS: Final = {
+    RowFile: "remove it, and so its messages, with `rucola pipeline forget`",
+    KeyFile: "write the key index anew with `rucola pipeline compact --reindex`",
+}
+
+
+def file_damage(storage: Storage, file: _Entry, position: int, why: str) -> StoreCorrupt:
+    """Return the error for a damaged data file, with advice."""
+    return lake_damage(storage.place(file.path), position, why, _REPAIRS.get(type(file), _ANOTHER_LAKE))
+
+
+def lake_damage(path: Path | str, position: int, why: str, otherwise: str = _ANOTHER_LAKE) -> StoreCorrupt:
     """Return the error for a damaged file of a lake, with advice."""
-    return StoreCorrupt(path, position, f"{why}; restore the file from a backup, or archive into another lake")
+    return StoreCorrupt(path, position, f"{why}; restore the file from a backup, or {otherwise}")

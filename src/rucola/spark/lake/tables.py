@@ -63,6 +63,8 @@ KEPT_SNAPSHOTS: Final = 20
 
 PROGRESS: Final = "rucola.progress."
 """Begin of the properties with the progress of a store or live broker."""
+_FORGOTTEN: Final = "rucola.forgotten."
+"""Begin of the properties with the rows of a removed file, by its name. Expiry keeps these files."""
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _MESSAGES_TABLE: Final = "rucola.messages"
 _KEYS_TABLE: Final = "rucola.keys"
@@ -410,6 +412,11 @@ class Tables:
                 f"{first_line(error)}); the next run continues from what the catalog then has"
             ) from cause
 
+    def forget(self, rows: Mapping[str, int]) -> None:
+        """Remove row files, given with the number of their rows, without deleting them."""
+        names = {_FORGOTTEN + path.rpartition("/")[2]: str(count) for path, count in rows.items()}
+        self.commit(self.messages, (), rows.keys(), others=names)
+
     def data_file(self, table: Table, path: str, partition: Sequence[Value]) -> DataFile:
         """Return the entry of a file for a commit. Raises FileNotFoundError."""
         with self.storage.reading(path) as source:
@@ -495,8 +502,9 @@ class Tables:
                 self._delete(file.path)
 
     def _delete(self, path: str) -> None:
-        """Delete a data file, unless another engine has written it."""
-        if _OWN_NAME.fullmatch(path.rpartition("/")[2]):
+        """Delete a data file, unless another engine has written it, or it was removed by `forget`."""
+        name = path.rpartition("/")[2]
+        if _OWN_NAME.fullmatch(name) and _FORGOTTEN + name not in self.messages.properties:
             self.storage.delete(path)
 
 

@@ -205,6 +205,13 @@ class LakeWriter:
         sizes = [sum(file.file_size_in_bytes for file in added) for added in (rows, keys)]
         return AddedFiles(len(rows), sizes[0], staged.entry_count, sizes[1])
 
+    def forget(self, rows: Mapping[str, int]) -> None:
+        """Remove row files (see `Tables.forget`). Raises StoreCorrupt if one of the others is damaged, too."""
+        self._tables.forget(rows)
+        snapshot = self.snapshot()
+        check_files(self.storage, snapshot.rows)
+        self.finish(snapshot)
+
     def expire(self, keep_replaced_ms: int, *, keeps_staging: bool = False) -> None:
         """Expire snapshots, and delete files that none needs any longer (see `Tables.expire`)."""
         self.begin()
@@ -249,14 +256,19 @@ def _replace_if_changed(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_lake(
-    root: str | Path, catalog: str | None = None, *, progress_directory: Path | None = None, checks_keys: bool = True
+    root: str | Path,
+    catalog: str | None = None,
+    *,
+    progress_directory: Path | None = None,
+    checks_rows: bool = True,
+    checks_keys: bool = True,
 ) -> Iterator[LakeWriter]:
     """Open a lake for writing: create it if needed, lock it, delete what dead runs have left.
 
     Without a catalog (see `catalogs`), the lake is in a directory with the embedded one. Raises ConfigError if the
     directory cannot hold a lake or the catalog cannot be used, LakeInUse if another run is writing, StoreError if other
     users can change the directory or it contains links, StoreCorrupt if the lake is damaged: a missing file's messages
-    must not count as archived. Without `checks_keys`, files of the key index may be damaged.
+    must not count as archived. Without `checks_rows`, row files may be damaged, without `checks_keys` the key index.
     """
     with (
         _prepared(root) if catalog is None else nullcontext(root) as place,
@@ -272,8 +284,10 @@ def open_lake(
         lake = LakeWriter(tables, copies)
         lake.recover(is_locked=tables.is_embedded)
         snapshot = lake.snapshot()
-        check_files(tables.storage, (*snapshot.rows, *(snapshot.keys if checks_keys else ())))
-        lake.finish(snapshot)
+        check_files(tables.storage, snapshot.keys if checks_keys else ())
+        if checks_rows:
+            check_files(tables.storage, snapshot.rows)
+            lake.finish(snapshot)
         yield lake
 
 
