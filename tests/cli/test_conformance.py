@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rucola.conformance.scenarios import SCENARIOS
+from rucola.remoting.tls import ClientTls
+from support.access import guarded_cluster
+from support.certificates import Certificates
 from support.ports import free_ports
 from support.servers import run, server
 
@@ -33,3 +37,16 @@ def test_a_server_that_is_away_is_an_error() -> None:
     done = run("conformance", "--endpoint", f"127.0.0.1:{port}", "--topic", "Test")
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
+
+
+async def test_accounts_and_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    variables = {ClientTls.VARIABLE: str(certificates.directory / "client.properties")}
+    async with guarded_cluster(tmp_path) as cluster:
+        tls = certificates.config()
+        broker = await cluster.start_broker(grpc_server_port=0, enable_property_filter=True, tls=tls)
+        command = ("conformance", "--endpoint", broker.grpc_endpoint, "--topic", "Test", "--json")
+        account = ("--credentials", cluster.home / "conf" / "tools.yml")
+        done = await asyncio.to_thread(run, *command, *account, **variables)
+    results = {one["scenario"]: one["result"] for one in json.loads(done.stdout)}
+    assert (results, done.returncode) == (dict.fromkeys(SCENARIOS, "passed") | {"order": "skipped"}, 0)

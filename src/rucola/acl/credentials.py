@@ -69,6 +69,11 @@ class Credentials:
         else:
             challenge.sign(self._signer, code, fields, body)
 
+    def authorization(self, date_time: str) -> str:
+        """Return the field `authorization` of a gRPC call with this x-mq-date-time."""
+        signature = self._signer.sign_call(date_time).hex().upper()
+        return f"MQv2-HMAC-SHA1 Credential={self.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+
     def proof(self, challenge: bytes) -> bytes:
         """Return the proof for a peer's challenge that this user has the secret key."""
         return self._signer.proof(challenge, self.access_key)

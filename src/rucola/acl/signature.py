@@ -66,6 +66,10 @@ class Signer:
     def verifies_content(self, content: bytes, signature: str) -> bool:
         return compare_digest(self.sign_content(content).encode("ascii"), signature.encode("utf-8", "replace"))
 
+    def sign_call(self, date_time: str) -> bytes:
+        """Return the signature of a gRPC call: HMAC-SHA1 over its time."""
+        return hmac.digest(self._key, date_time.encode(), "sha1")
+
     def proof(self, challenge: bytes, access_key: str) -> bytes:
         """Return a replication peer's proof: HMAC-SHA256, which no request's signature can equal."""
         return hmac.digest(self._key, challenge + access_key.encode("utf-8", "surrogatepass"), "sha256")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from rucola.acl.credentials import Credentials
 from rucola.errors import MQError
 from rucola.http2.client import ClientCall, GrpcChannel
 from rucola.protocol.grpc import service_pb2
@@ -53,21 +54,24 @@ def expect(what: str, found: object, *expected: object) -> None:
 class ScenarioClient:
     """Calls for one topic and one consumer group, whose messages have a tag of their own."""
 
-    def __init__(self, channel: GrpcChannel, topic: str, name: str) -> None:
+    def __init__(self, channel: GrpcChannel, topic: str, name: str, credentials: Credentials | None = None) -> None:
         run_id = uuid.uuid4().hex
         self.client_id = f"rucola@{run_id}"
         self.topic = Resource(name=topic)
         self.group = Resource(name=f"conformance_{name}_{run_id}")
         self.tag = f"{name}_{run_id}"
         self._channel = channel
+        self._credentials = credentials
 
     @property
     def _fields(self) -> list[tuple[bytes, bytes]]:
+        date_time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         fields = {
             "x-mq-language": "PYTHON",
             "x-mq-protocol": "v2",
             "x-mq-client-version": "5.1.2",
-            "x-mq-date-time": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
+            "x-mq-date-time": date_time,
+            "authorization": self._credentials.authorization(date_time) if self._credentials is not None else "",
             "x-mq-request-id": str(uuid.uuid4()),
             "x-mq-client-id": self.client_id,
         }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+from rucola.acl.credentials import Credentials
 from rucola.conformance.client import Mismatch, ScenarioClient, Skipped, expect
 from rucola.errors import MQError
 from rucola.http2.client import GrpcChannel
@@ -38,15 +39,16 @@ class Outcome(NamedTuple):
     why: str
 
 
-async def run(channel: GrpcChannel, topic: str) -> list[Outcome]:
+async def run(channel: GrpcChannel, topic: str, credentials: Credentials | None = None) -> list[Outcome]:
     """Run all scenarios at a time. Raises RemotingConnectError if the server is not there."""
     await channel.connect()
-    return await asyncio.gather(*(_outcome(channel, topic, name) for name in SCENARIOS))
+    clients = {name: ScenarioClient(channel, topic, name, credentials) for name in SCENARIOS}
+    return await asyncio.gather(*(_outcome(client, name) for name, client in clients.items()))
 
 
-async def _outcome(channel: GrpcChannel, topic: str, name: str) -> Outcome:
+async def _outcome(client: ScenarioClient, name: str) -> Outcome:
     try:
-        await SCENARIOS[name](ScenarioClient(channel, topic, name))
+        await SCENARIOS[name](client)
     except Skipped as skipped:
         return Outcome(name, "skipped", str(skipped))
     except TimeoutError:
