@@ -479,7 +479,13 @@ def test_a_lake_that_was_moved_or_copied_says_so(tmp_path: Path, move: Callable[
     for use in (seen, first_commit):
         with pytest.raises(StoreCorrupt) as raised:
             use(tmp_path / "moved")
-        assert str(tmp_path / "lake") in str(raised.value)
+        assert str(raised.value.path) == str(tmp_path / "moved")
+        # Where to mount it, which is not a file of its metadata.
+        assert f"{tmp_path}/lake" in str(raised.value)
+        assert f"{tmp_path}/lake/" not in str(raised.value)
+    if move is shutil.move:
+        shutil.move(tmp_path / "moved", tmp_path / "lake")
+    assert seen(tmp_path / "lake") == BEFORE
 
 
 def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:

@@ -582,7 +582,9 @@ def _missing(storage: Storage, error: FileNotFoundError) -> StoreCorrupt:
 
 
 def _moved(storage: Storage, place: str) -> StoreCorrupt:
-    return lake_damage(storage.location, 0, f"its metadata names {place}, because a lake cannot be moved or copied")
+    former = re.sub(f"(/{KEYS_DIRECTORY})?/metadata/[^/]*$", "", place)
+    why = f"this is a lake of {former}, and its tables have absolute paths; move it back, or mount it there"
+    return StoreCorrupt(storage.location, 0, why)
 
 
 def _unreadable(path: str, error: Exception) -> StoreCorrupt:
