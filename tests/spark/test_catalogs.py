@@ -18,7 +18,8 @@ from pyiceberg.utils.config import Config
 from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.spark.archive import Archive
-from rucola.spark.lake import writer
+from rucola.spark.lake import lookup, writer
+from rucola.spark.lake.parquet_files import read_rows
 from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress, Snapshot
 from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory, ObjectStore
@@ -47,6 +48,9 @@ class Place(NamedTuple):
     @property
     def archive(self) -> Archive:
         return Archive(self.location, self.catalog)
+
+    def snapshot(self) -> Snapshot:
+        return read_snapshot(self.location, self.catalog)
 
 
 @pytest.fixture(params=["PostgreSQL and a directory", "REST and an object store"])
@@ -77,17 +81,17 @@ def publish(place: Place, upto: int, **options: Any) -> None:
             lake.publish(staged, {"a": ArchiveProgress(upto)}, *paths, **options)
 
 
-def rows_of(place: Place) -> list[int]:
+def rows_of(snapshot: Snapshot) -> list[int]:
     """The messages as a reader sees them, all of which are found by their keys."""
-    batches = place.archive.scan().batches(["commitLogOffset"])
+    batches = read_rows(snapshot.storage, snapshot.rows, ["commitLogOffset"])
     found = sorted(offset for batch in batches for offset in batch[0].to_pylist())
-    by_key = place.archive.by_key([f"U{offset}" for offset in found], most=1000).messages
+    by_key = lookup.by_key(snapshot, [f"U{offset}" for offset in found], most=1000).messages
     assert sorted(each.message.physical_offset for each in by_key) == found
     return found
 
 
 def files_of(place: Place) -> set[str]:
-    storage = read_snapshot(place.location, place.catalog).storage
+    storage = place.snapshot().storage
     return {file.path for file in storage.files("") if file.path.endswith(".parquet")}
 
 
@@ -108,17 +112,17 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(place: Place, m
                 patched.setattr(owner, name, deadly)
                 with suppress(Killed):
                     publish(place, upto + 1, keep_replaced_ms=0)
-            snapshot = read_snapshot(place.location, place.catalog)
+            snapshot = place.snapshot()
             counted = snapshot.progress["a"].physical_offset
-            assert rows_of(place) == [*range(counted)]
+            assert rows_of(snapshot) == [*range(counted)]
             assert counted in (upto, upto + 1)
             publish(place, upto := upto + 1, keep_replaced_ms=0)
-            assert rows_of(place) == [*range(upto)]
+            assert rows_of(place.snapshot()) == [*range(upto)]
             if not deadly.killed:
                 break
         assert name == "delete" or calls > 1
     # A later run deletes what dead ones have left, and nothing else.
-    snapshot = read_snapshot(place.location, place.catalog)
+    snapshot = place.snapshot()
     assert files_of(place) > live(snapshot)
     with open_lake(place.location, place.catalog):
         assert files_of(place) > live(snapshot)
@@ -127,7 +131,7 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(place: Place, m
         pass
     assert files_of(place) == live(snapshot)
     assert not [*snapshot.storage.files(STAGING_DIRECTORY)]
-    assert rows_of(place) == [*range(upto)]
+    assert rows_of(place.snapshot()) == [*range(upto)]
 
 
 def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +145,7 @@ def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypat
         one.publish(stage(one, [2, 3]), {"a": ArchiveProgress(4)})
         with pytest.raises(LakeInUse):
             other.publish(stage(other, [2, 3, 4]), {"a": ArchiveProgress(5)})
-    assert rows_of(place) == [0, 1, 2, 3]
+    assert rows_of(place.snapshot()) == [0, 1, 2, 3]
     # 2. Commits of others do not concern a writer.
     together = threading.Barrier(5)
     failures: list[Exception] = []
@@ -174,7 +178,7 @@ def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypat
         thread.join()
     assert not failures
     everything = [*range(4), *(100 * number + 2 * step for number in range(1, 5) for step in range(2))]
-    snapshot = read_snapshot(place.location, place.catalog)
+    snapshot = place.snapshot()
     assert sum(file.rows for file in snapshot.rows) == len(everything)
     assert {name: each.physical_offset for name, each in snapshot.progress.items()} == {
         "a": 4, **{f"store {number}": 100 * number + 2 for number in range(1, 5)}
@@ -189,7 +193,7 @@ def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypat
     with monkeypatch.context() as patched, open_lake(place.location, place.catalog) as lake:
         patched.setattr(place.catalog_class, "commit_table", lose)
         lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)})
-    found = read_snapshot(place.location, place.catalog)
+    found = place.snapshot()
     assert sum(file.rows for file in found.rows) == len(everything) + 2
     assert found.progress["a"].physical_offset == 6
 
@@ -223,7 +227,7 @@ def test_commands_find_a_lake_by_its_catalog(place: Place, small_store: SmallSto
         batches = (batch for part in batch_reader.plan(read) for batch in batch_reader.read(part, read, ("msgId",)))
         assert sorted(row["msgId"] for batch in batches for row in batch.to_pylist()) == ["U0", "U1", "U2"]
         run_command("compact", "--lake", place.location, *at)
-    assert len(read_snapshot(place.location, place.catalog).rows) == 1
+    assert len(place.snapshot().rows) == 1
     # A catalog has one lake.
     with raises(ConfigError, subject=place.location):
         Archive(f"{place.location}-2", place.catalog).progress()
