@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from rucola.broker.config import MetricsExporterType
 from rucola.broker.lake_reader import LakeReader
-from rucola.errors import StoreError
+from rucola.client import ConsumeFromWhere, PullConsumer, PushConsumer
+from rucola.errors import ConfigError, StoreError
 from rucola.message import MessageExt
 from rucola.message.compression import CompressionType, compress
 from rucola.message.host import encode_host
 from rucola.message.record import decode, decode_many
 from rucola.message.sysflag import COMPRESSED, COMPRESSION_MASK, TRANSACTION_COMMIT
+from rucola.namesrv.server import Namesrv
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header
@@ -33,7 +36,11 @@ from rucola.spark.session import LazySession
 from rucola.store.message_store import MessageStore
 from rucola.tiered_reads import FindFirst, Place, Places
 from support.aging_broker import ClockAndDisk, aging_broker, store_config
+from support.cluster import Tally
+from support.errors import raises
+from support.metrics import BROKER_LABELS, sample_value, scrape
 from support.peer import Peer
+from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
 from support.waiting import until
 
@@ -47,7 +54,9 @@ def run_archive(path: Path) -> None:
 
 
 @asynccontextmanager
-async def tiered_broker(path: Path, tiered_read_timeout: int = 60_000) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
+async def tiered_broker(
+    path: Path, tiered_read_timeout: int = 60_000, **more: Any
+) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
     """A broker that reads its lake; a full disk has it delete what is archived."""
     store = {
         "delete_only_archived": True,
@@ -55,7 +64,7 @@ async def tiered_broker(path: Path, tiered_read_timeout: int = 60_000) -> AsyncI
         "archive_name": "broker-a",
         **SIZES,
     }
-    settings = {"tiered_reads": True, "tiered_read_timeout": tiered_read_timeout}
+    settings = {"tiered_reads": True, "tiered_read_timeout": tiered_read_timeout} | more
     async with aging_broker(path / "store", store=store, **settings) as opened:
         yield opened
 
@@ -131,6 +140,80 @@ async def test_an_ordinary_consumer_gets_every_field_of_messages_that_left_the_l
         tagged = [each for each in originals if each.tags == "A"]
         chosen = await pull_all(peer, len(originals), subscription="A")
         assert [each.queue_offset for each in chosen] == [each.queue_offset for each in tagged]
+
+
+async def test_messages_of_the_lake_are_read_once_for_pulls_that_follow_each_other(tmp_path: Path) -> None:
+    count = 50  # of several chunks
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for _ in range(count):
+            store.put(inner(body=bytes(30_000)), TIME_MS)
+        store.put(inner("U", body=bytes(60_000)), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    exporter = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": free_ports(1)[0]}
+    async with tiered_broker(tmp_path, **exporter) as (peer, world):
+        await peer.alter_topic()
+        await delete_archived(peer, world, count)
+        for _ in range(2):
+            found = await pull_all(peer, count, max_msg_nums=1)
+            assert [each.queue_offset for each in found] == [*range(count)]
+            cached = sample_value(await scrape(peer.broker), "rocketmq_tiered_cache_bytes", **BROKER_LABELS)
+            assert cached == sum(each.store_size for each in found)
+
+
+async def test_consumers_pass_from_the_lake_to_the_log(tmp_path: Path) -> None:
+    count, begin = 60, 20
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number in range(count):
+            body = b"%d" % number
+            store.put(inner(body=body.ljust(9000), properties=b"n\x01%d" % number), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with Namesrv(HOST, 0) as namesrv:
+        address = f"{HOST}:{namesrv.port}"
+        settings = {"namesrv_addr": address, "broker_ip1": HOST, "enable_property_filter": True}
+        async with tiered_broker(tmp_path, **settings) as (peer, world):
+            await peer.alter_topic()
+            await delete_archived(peer, world, begin)
+            assert peer.broker.parts is not None
+            assert begin <= peer.broker.parts.storage.store.min_offset("T", 0) < count - 10
+
+            async def consume(group: str, *subscription: str, most: int) -> list[tuple[int, bytes]]:
+                consumed: Tally[tuple[int, bytes]] = Tally()
+                consumer = PushConsumer(group, address, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+                consumer.subscribe("T", *subscription)
+                consumer.listen(lambda message: consumed.add((message.queue_offset, message.body.strip())))
+                async with consumer:
+                    return sorted(await consumed.reach(most))
+
+            expected = [(number, b"%d" % number) for number in range(count)]
+            assert await consume("all", most=count) == expected
+            chosen = [each for each in expected if each[0] % 2 or each[0] > 9]
+            sql = "n > 9 OR n IN ('1', '3', '5', '7', '9')"
+            assert await consume("sql", sql, "SQL92", most=len(chosen)) == chosen
+
+            async with PullConsumer("pulls", address) as puller:
+                (queue,) = await puller.queues("T")
+                pulled, following = list[tuple[int, bytes]](), await puller.min_offset(queue)
+                while following < count:
+                    result = await puller.pull(queue, following)
+                    pulled += [(each.queue_offset, each.body.strip()) for each in result.messages]
+                    following = result.next_begin_offset
+                assert pulled == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "subject"), [({}, "tieredReads"), ({"delete_only_archived": True}, "archiveProgressPath")]
+)
+async def test_a_broker_that_could_miss_messages_does_not_start(
+    tmp_path: Path, settings: dict[str, Any], subject: str
+) -> None:
+    settings = {"archive_progress_path": tmp_path / "progress.json", **settings}
+    with raises(ConfigError, subject=subject):
+        async with aging_broker(tmp_path / "store", store=settings, tiered_reads=True):
+            pass
 
 
 async def offset_of(peer: Peer, code: int, header: Header) -> int:

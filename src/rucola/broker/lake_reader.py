@@ -54,9 +54,6 @@ class LakeReader:
         """The process, 0 if there is none."""
         return 0 if self._process is None else self._process.pid
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self._waiting
-
     def ask(self, request: Request) -> asyncio.Future[Result]:
         """Return the result of a request, which may be waited for already: StoreError if there is none."""
         found = self._waiting.get(request)

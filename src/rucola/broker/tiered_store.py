@@ -7,9 +7,10 @@ for the lake only for what the log does not have, and without tieredReads for no
                                                  `on_read` the pull is held (see `pull_request_hold`)
     first offset, times                          the lake is asked; the first message of a queue is remembered
 
-Chunks, of consecutive messages of a queue, are kept up to `CACHE_SIZE` bytes; a pull at the end of one has the next one
-read. Where the log has a message, it is read from the log: a chunk ends there. An offset that neither has, since its
-message was lost before it was archived, is moved to the next one that there is.
+Chunks, of consecutive messages of a queue, are kept up to `CACHE_SIZE` bytes; a pull from one has the next one read. A
+queue has one read at a time, for which all of its pulls wait, since the chunk may have what they need. Where the log
+has a message, it is read from the log: a chunk ends there. An offset that neither has, since its message was lost
+before it was archived, is moved to the next one that there is.
 
 Corresponds to `TieredMessageStore` of Apache RocketMQ 5. Deliberate differences: the tier is the lake, which any engine
 reads; search by time and first offsets cover both without a gap.
@@ -18,12 +19,12 @@ reads; search by time and first offsets cover both without a gap.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
-
-import numpy as np
 
 from rucola import refusals
 from rucola.access import Refused
@@ -63,10 +64,13 @@ class _Cached:
     def __init__(self, queue: tuple[str, int], chunk: Chunk) -> None:
         self.queue = queue
         self.begin = chunk.begin
-        self.positions = np.frombuffer(chunk.positions, np.int64)
-        self.codes = np.frombuffer(chunk.codes, np.int64).tolist()
+        self.positions = memoryview(chunk.positions).cast("q")
+        self.codes = memoryview(chunk.codes).cast("q")
         self.end = chunk.begin + len(self.codes)
         self.records = chunk.records
+
+
+_BEGIN: Final = attrgetter("begin")
 
 
 class _Gap(NamedTuple):
@@ -94,6 +98,7 @@ class TieredStore:
         self._chunks: dict[tuple[str, int], list[_Cached]] = {}
         self._by_use: OrderedDict[_Cached, None] = OrderedDict()
         self._gaps: dict[tuple[str, int], _Gap] = {}
+        self._reading: set[tuple[str, int]] = set()
         self.cached_size = 0
 
     @property
@@ -113,49 +118,57 @@ class TieredStore:
         """Return what `MessageStore.get` would, of an offset before the log's first; None if it is to be read first."""
         queue, (begin, end) = (topic, queue_id), self._store.queue_ends(topic, queue_id) or (0, 0)
         queue_offset = max(queue_offset, 0)
-        for chunk in self._chunks.get(queue, ()):
-            if chunk.begin <= queue_offset < chunk.end:
-                self._by_use.move_to_end(chunk)
-                if chunk.end < begin:
-                    self._read(topic, queue_id, chunk.end)  # before it is wanted
-                config = self._store.config
-                max_count = min(max_count, config.max_transfer_count_on_message_in_memory)
-                max_bytes = config.max_transfer_bytes_on_message_in_memory
-                found = _select(chunk, queue_offset, begin, max_count, max_bytes, wanted)
-                return GetResult(*found[:2], begin, end, *found[2:])
+        known = self._known(queue, queue_offset)
+        if known is None:
+            self._read(topic, queue_id, queue_offset)
+            return None
+        if isinstance(known, _Gap):
+            return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, known.end, begin, end, b"", 0)
+        self._by_use.move_to_end(known)
+        if known.end < begin and self._known(queue, known.end) is None:
+            self._read(topic, queue_id, known.end)  # before it is wanted
+        config = self._store.config
+        max_count = min(max_count, config.max_transfer_count_on_message_in_memory)
+        max_bytes = config.max_transfer_bytes_on_message_in_memory
+        found = _select(known, queue_offset, begin, max_count, max_bytes, wanted)
+        return GetResult(*found[:2], begin, end, *found[2:])
+
+    def _known(self, queue: tuple[str, int], queue_offset: int) -> _Cached | _Gap | None:
+        """Return what is known of an offset; of chunks that overlap, only the last one to begin is looked at."""
+        chunks = self._chunks.get(queue, ())
+        number = bisect_right(chunks, queue_offset, key=_BEGIN) - 1
+        if number >= 0 and queue_offset < chunks[number].end:
+            return chunks[number]
         gap = self._gaps.get(queue)
-        if gap is not None and gap.begin <= queue_offset < gap.end:
-            return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, gap.end, begin, end, b"", 0)
-        self._read(topic, queue_id, queue_offset)
-        return None
+        return gap if gap is not None and gap.begin <= queue_offset < gap.end else None
 
     def _read(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        request = ReadQueue(topic, queue_id, queue_offset)
-        if self.reader is None or request in self.reader:
+        queue = (topic, queue_id)
+        if self.reader is None or queue in self._reading:
             return
-        if (topic, queue_id) not in self._firsts:  # for the answers to pulls
-            self.reader.ask(FindFirst(topic, queue_id)).add_done_callback(
-                lambda found: self._know_first((topic, queue_id), found)
-            )
+        self._reading.add(queue)
+        if queue not in self._firsts:  # for the answers to pulls
+            self.reader.ask(FindFirst(topic, queue_id)).add_done_callback(lambda found: self._know_first(queue, found))
         # All before this offset was in the lake before it left the log. Messages of it that the result lacks are lost.
         begin = self._store.min_offset(topic, queue_id)
 
         def done(result: asyncio.Future[Result]) -> None:
+            self._reading.remove(queue)
             if result.exception() is not None:
                 return  # the pulls are answered at their deadline
             chunk = result.result()
             assert isinstance(chunk, Chunk)
             if chunk.begin == queue_offset:
-                self._keep(_Cached((topic, queue_id), chunk))
+                self._keep(_Cached(queue, chunk))
             else:
                 following = begin if chunk.begin < 0 else min(chunk.begin, begin)
-                self._gaps[topic, queue_id] = _Gap(queue_offset, following)
+                self._gaps[queue] = _Gap(queue_offset, following)
             self._on_read(topic, queue_id)
 
-        self.reader.ask(request).add_done_callback(done)
+        self.reader.ask(ReadQueue(topic, queue_id, queue_offset)).add_done_callback(done)
 
     def _keep(self, chunk: _Cached) -> None:
-        self._chunks.setdefault(chunk.queue, []).append(chunk)
+        insort(self._chunks.setdefault(chunk.queue, []), chunk, key=_BEGIN)
         self._by_use[chunk] = None
         self.cached_size += len(chunk.records)
         while self.cached_size > CACHE_SIZE and len(self._by_use) > 1:
@@ -281,7 +294,7 @@ def _select(
     """Return what `read_batch` does: (status, offset to continue from, records one after the other, their number)."""
     positions, first, last = chunk.positions, queue_offset - chunk.begin, min(chunk.end, end) - chunk.begin
     if wanted == ALL_MESSAGES:
-        fitting = int(np.searchsorted(positions, positions[first] + max_bytes, "right")) - 1
+        fitting = bisect_right(positions, positions[first] + max_bytes, first) - 1
         last = min(last, first + max_count, max(fitting, first + 1))
         records = bytes(chunk.records[positions[first] : positions[last]])
         return GetMessageStatus.FOUND, chunk.begin + last, records, last - first

@@ -31,7 +31,7 @@ from rucola.spark.lake.snapshot import NO_DAY, RowFile
 from rucola.spark.lake.storage import Storage, Stream
 from rucola.spark.session import SMALL_SIZE
 from rucola.spark.source import columns
-from rucola.spark.source.array_conversions import bools, ints, mask, milliseconds, repeated
+from rucola.spark.source.array_conversions import bools, combined, ints, mask, milliseconds, repeated
 
 _MILLISECONDS_PER_DAY: Final = 86_400_000
 _MAX_BUFFERED: Final = 64 * 1024 * 1024
@@ -129,7 +129,7 @@ def read_group(opened: pq.ParquetFile, group: int, topic: str, names: Sequence[s
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind) and column.type.tz is None:  # Spark writes UTC without a time zone
         column = column.cast(pa.int64())
-    return column.cast(kind).combine_chunks()
+    return combined(column.cast(kind))
 
 
 def estimate_size(root: Path | Storage, files: Sequence[RowFile]) -> int:

@@ -37,7 +37,7 @@ from rucola.spark.lake.lookup import candidate_offsets
 from rucola.spark.lake.parquet_files import read_group
 from rucola.spark.lake.snapshot import METADATA_DIRECTORY, RowFile, Snapshot
 from rucola.spark.lake.tables import read_snapshot
-from rucola.spark.source.array_conversions import Array, arrow, ints
+from rucola.spark.source.array_conversions import Array, arrow, bools, ints, scalar
 from rucola.spark.source.schema import LAST_TIME_MS
 from rucola.tiered_reads import (
     Chunk,
@@ -358,7 +358,7 @@ class QueueReader:
     def _index(self, group: _Group) -> dict[int, _QueueRows]:
         with open_parquet(self._root, group.file) as opened:
             rows = read_group(opened, group.number, group.file.topic, _INDEXED)
-        own = np.array([name == self._name for name in rows["brokerName"].to_pylist()], np.bool_)
+        own = bools(pc.equal(rows["brokerName"], scalar(self._name)))
         queue_ids, queue_offsets, physical_offsets = (
             ints(rows[name]) for name in ("queueId", "queueOffset", "commitLogOffset")
         )

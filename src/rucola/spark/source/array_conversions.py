@@ -69,6 +69,8 @@ def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of a table as one array, copied if it has several chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
+    if column.num_chunks == 1:  # which `combine_chunks` copies
+        return column.chunk(0)
     return column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)
 
 
