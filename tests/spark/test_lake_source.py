@@ -215,18 +215,18 @@ def test_a_lake_and_a_union_in_sql(spark: SparkSession, small_store: SmallStore,
     put_all_sorts(small_store)
     archive.run(HERE, small_store.path, lake, broker_name="a")
     small_store.put("Late", TAGS="A")
-    spark.sql(f"CREATE TEMPORARY VIEW archived USING rocketmq OPTIONS (lake '{lake}')")
+    spark.sql(f"CREATE TEMPORARY VIEW lake_alone USING rocketmq OPTIONS (lake '{lake}')")
     spark.sql(
         "CREATE TABLE lake_and_log USING rocketmq "
         f"OPTIONS (lake '{lake}', storePath '{small_store.path}', brokerName 'a', pushFilters 'true')"
     )
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        assert spark.table("archived").columns == list(COLUMNS)
-        archived = spark.table("archived").collect()
+        assert spark.table("lake_alone").columns == list(COLUMNS)
+        archived = spark.table("lake_alone").collect()
         assert canonical(row.asDict() for row in archived) == canonical(read(lake=lake))
         query = "SELECT topic, count(*) FROM {} WHERE topic IN ('T', 'Late') GROUP BY topic ORDER BY topic"
-        assert [tuple(row) for row in spark.sql(query.format("archived")).collect()] == [("T", 4)]
+        assert [tuple(row) for row in spark.sql(query.format("lake_alone")).collect()] == [("T", 4)]
         assert [tuple(row) for row in spark.sql(query.format("lake_and_log")).collect()] == [("Late", 1), ("T", 4)]
         # The condition has gone to the source: files of other topics are not opened.
         for path in (lake / "data").glob("topic=007/*/*.parquet"):
@@ -235,5 +235,5 @@ def test_a_lake_and_a_union_in_sql(spark: SparkSession, small_store: SmallStore,
         assert spark.sql(late).first()[0] == 3
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-        spark.sql("DROP VIEW archived")
+        spark.sql("DROP VIEW lake_alone")
         spark.sql("DROP TABLE lake_and_log")
