@@ -30,7 +30,7 @@ from rucola.protocol.offset import QueueRequestHeader, SearchOffsetRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
-from rucola.protocol.topic import GetConsumeStatsRequestHeader, decode_consume_stats
+from rucola.protocol.topic import GetConsumeStatsRequestHeader, TopicRequestHeader, decode_consume_stats
 from rucola.spark.jobs import archive
 from rucola.spark.session import LazySession
 from rucola.store.message_store import MessageStore
@@ -368,6 +368,31 @@ async def test_what_was_lost_is_passed_over_and_a_topic_created_again_has_its_ow
             header = answer.decode_header(PullMessageResponseHeader)
             assert (answer.code, header.next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 4)
         assert [each.body.strip() for each in await pull_all(peer, 5, 4)] == [b"new 4"]
+
+
+async def test_a_topic_created_again_is_not_answered_with_what_was_read_of_the_old_one(tmp_path: Path) -> None:
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for _ in range(5):
+            store.put(inner(body=b"old".ljust(30_000)), TIME_MS)
+        store.put(inner("U", body=bytes(60_000)), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic()
+        await delete_archived(peer, world, 5)
+        assert {each.body.strip() for each in await pull_all(peer, 5)} == {b"old"}
+        deleted = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="T"))
+        cleaned = await peer.ask(RequestCode.CLEAN_UNUSED_TOPIC)
+        assert (deleted.code, cleaned.code) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+        for topic in ("T", "U"):
+            await peer.alter_topic(topic)
+        for topic in ("T",) * 5 + ("U",) * 3:
+            sent = await peer.send(b"new".ljust(30_000), topic=topic)
+            assert sent.code == ResponseCode.SUCCESS, sent.remark
+        await asyncio.to_thread(run_archive, tmp_path)
+        await delete_archived(peer, world, 5)
+        assert {each.body.strip() for each in await pull_all(peer, 5)} == {b"new"}
 
 
 async def test_a_consumer_from_the_first_offset_misses_nothing_while_files_are_archived_and_deleted(

@@ -179,6 +179,15 @@ class TieredStore:
             if not chunks:
                 del self._chunks[oldest.queue]
 
+    def remove_queue(self, topic: str, queue_id: int) -> None:
+        """Forget what is known of a deleted queue: one of the same name has other messages at its offsets."""
+        queue = (topic, queue_id)
+        for chunk in self._chunks.pop(queue, ()):
+            del self._by_use[chunk]
+            self.cached_size -= len(chunk.records)
+        self._gaps.pop(queue, None)
+        self._firsts.pop(queue, None)
+
     async def record_at(self, physical_offset: int) -> bytes | None:
         store = self._store
         if self.reader is None or not 0 <= physical_offset < store.min_physical_offset:

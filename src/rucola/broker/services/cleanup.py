@@ -21,6 +21,7 @@ class CleanupService:
         self._store = state.store
         self._topics = state.topics
         self._offsets = state.offsets
+        self._tiered = state.tiered
 
     def delete_expired_files(self) -> None:
         """Have the next run of the retention, within cleanResourceInterval, delete expired files at any hour."""
@@ -33,5 +34,6 @@ class CleanupService:
             is_deleted = is_unused and self._store.delete_queue(topic, queue_id)
             if is_deleted:
                 self._offsets.remove_queue(topic, queue_id)
+                self._tiered.remove_queue(topic, queue_id)
             if is_deleted or number % _QUEUES_PER_STEP == 0:
                 await asyncio.sleep(0)  # there may be thousands; let requests in between
