@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "testing": {"message", "domain", "acl", "namesrv", "broker", "client", "admin"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
     "cluster": {"protocol"},
-    "conformance": {"protocol", "acl", "http2"},
+    "conformance": {"acl", "protocol", "http2"},
     "cli": {
         "acl",
         "cluster",
