@@ -47,7 +47,7 @@ def forget(
         print_json({"lake": str(archive), "rows": rows, "files": lost})
     else:
         print_table(
-            ("#Topic", "#Date", "#Messages", "#Broker", "#QID", whole("#Offset"), "#File"),
+            ("#Topic", "#Date", "#Messages", "#Broker", whole("#QID"), whole("#Offset"), "#File"),
             [
                 (
                     each.topic,
