@@ -26,6 +26,7 @@ from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
 from support.broker_peer import broker_peer, heartbeat
 from support.cluster import Tally
+from support.waiting import until
 
 
 class Scene:
@@ -383,7 +384,9 @@ def test_the_producers_of_one_user_that_do_not_read_do_not_hide_those_of_others(
     assert chosen() is None
 
 
-async def test_a_client_is_answered_before_it_is_notified_that_it_joined(tmp_path: Path) -> None:
+async def test_a_client_is_answered_before_it_is_notified_that_it_joined(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """On the socket: Apache's client rebalances at a notification, also while its first heartbeat is in flight."""
     received: list[RemotingCommand] = []
     decoder = FrameDecoder()
@@ -409,4 +412,6 @@ async def test_a_client_is_answered_before_it_is_notified_that_it_joined(tmp_pat
         assert (await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))).code == ResponseCode.SUCCESS
         assert (await receive(4))[3][0] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         writer.close()
+        # The attempt to write it has failed: one that was still running at the stop would be the stop's failure.
+        await until(lambda: "rucola.broker.tables.persistence" in {record.name for record in caplog.records})
         file.rmdir()
