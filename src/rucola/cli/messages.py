@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from rucola.admin import TOOLS_GROUP
+from rucola.admin.commands.sending import TOOLS_PRODUCER
 from rucola.admin.message_view import JSON_FIELDS, message_json
 from rucola.cli.admin.command import credentials_option
 from rucola.cli.option_types import namesrv_option
@@ -24,7 +25,6 @@ from rucola.client.instance import UNREACHABLE
 from rucola.errors import InvalidMessage
 from rucola.name_server_addresses import DEFAULT_NAMESRV
 
-PRODUCER_GROUP: Final = "TOOLS_PRODUCER"
 MAX_LINE: Final = 16 * 1024 * 1024
 LINGER_MS: Final = 1
 SUSPEND_MS: Final = 15_000
@@ -110,7 +110,7 @@ def produce(
 async def _produce(namesrv: str, chunks: AsyncIterator[list[bytes]], message: Callable[[bytes], Message]) -> None:
     sent = number = empty = 0
     try:
-        async with Producer(PRODUCER_GROUP, namesrv, linger_ms=LINGER_MS) as producer:
+        async with Producer(TOOLS_PRODUCER, namesrv, linger_ms=LINGER_MS) as producer:
             async for chunk in chunks:
                 messages = []
                 for line in chunk:

@@ -21,7 +21,7 @@ from rucola.message.compression import compress, compression_type
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import MAX_PROPERTIES_SIZE, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from rucola.message.record import MESSAGE_MAGIC, body_crcs
+from rucola.message.record import HEAD, MESSAGE_MAGIC, body_crcs
 from rucola.spark.source.array_conversions import Array, arrow, bools, ints, mask, milliseconds, scalar, strings
 
 NAMES: Final = (
@@ -34,20 +34,16 @@ NAMES: Final = (
 MAX_PLAIN_SIZE: Final = 1 << 20
 """The size from which a body that was compressed is compressed again."""
 
-_BEFORE_BORN_HOST: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-    ]
-)
-_BEFORE_BODY: Final = np.dtype([("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_size", ">i4")])
+
+def _part(begin: str | None, end: str | None) -> np.dtype[np.void]:
+    """Return the fields of a record's head after `begin` and before `end`, whose hosts have either length here."""
+    names = list(HEAD.names or ())
+    chosen = names[0 if begin is None else names.index(begin) + 1 : None if end is None else names.index(end)]
+    return np.dtype([(name, HEAD[name]) for name in chosen])
+
+
+_BEFORE_BORN_HOST: Final = _part(None, "born_host")
+_BEFORE_BODY: Final = _part("store_host", None)
 
 
 def tags_codes(rows: pa.RecordBatch) -> Array:
@@ -67,7 +63,7 @@ def encode(rows: pa.RecordBatch) -> pa.BinaryArray:
     after = [topics, _numbers(ints(pc.binary_length(stored_properties)).astype(">i2")), stored_properties]
     tail = np.empty(len(rows), _BEFORE_BODY)
     tail["reconsume_times"] = ints(rows["reconsumeTimes"])
-    tail["prepared_offset"] = ints(rows["preparedTransactionOffset"])
+    tail["prepared_transaction_offset"] = ints(rows["preparedTransactionOffset"])
     tail["body_size"] = sizes
     between = [born, _numbers(times(rows, "storeTimestamp").astype(">i8")), store, _numbers(tail), bodies]
     head = np.empty(len(rows), _BEFORE_BORN_HOST)
