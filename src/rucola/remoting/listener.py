@@ -34,14 +34,19 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._acceptor: TlsAcceptor | None = None
 
-    def bind(self) -> None:
-        """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError."""
+    def bind(self, exclusive: bool = False) -> None:
+        """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError.
+
+        With SO_REUSEADDR a server can restart at its port, but another can bind the port as well until one of the two
+        listens. `exclusive` is for a port that was chosen because it is free.
+        """
         if self._socket is not None:
             return
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if not exclusive:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((self.host, self.port))
         except (OSError, OverflowError) as error:
             bound.close()
@@ -54,7 +59,7 @@ class Listener:
         self.bind()
         assert self._socket is not None
         try:
-            self._socket.listen(BACKLOG)
+            _listen(self._socket)
         except OSError as error:
             self.unbind()
             raise cannot_listen(self.host, self.port, error) from None
@@ -80,11 +85,11 @@ class Listener:
                     factory, sock=self._socket, backlog=ACCEPTS_PER_ITERATION, start_serving=False
                 )
                 await self._server.start_serving()  # separately, so that `stop` closes the server if this is cancelled
-                self._socket.listen(BACKLOG)
+                _listen(self._socket)
             else:
-                self._socket.listen(BACKLOG)
+                _listen(self._socket)
                 self._acceptor = TlsAcceptor(self._socket, self._tls, connect_to(factory))
-        except OSError as error:  # with SO_REUSEADDR two sockets can bind one address; the first to listen has it
+        except OSError as error:
             self._server = None
             self._socket.close()
             self._socket = None
@@ -102,3 +107,9 @@ class Listener:
             server.close()
         else:
             self.unbind()
+
+
+def _listen(bound: socket.socket) -> None:
+    """Listen, and let a server that is started later bind the port although connections of this one linger."""
+    bound.listen(BACKLOG)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

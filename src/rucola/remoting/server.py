@@ -50,9 +50,9 @@ class RemotingServer:
     def port(self) -> int:
         return self._listener.port
 
-    def bind(self) -> None:
-        """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError."""
-        self._listener.bind()
+    def bind(self, exclusive: bool = False) -> None:
+        """Bind without listening, to register the port before serving; see `Listener.bind`. RemotingError."""
+        self._listener.bind(exclusive)
 
     def unbind(self) -> None:
         """Release the address of `bind`. Only before `start`."""

@@ -41,13 +41,14 @@ class Listeners:
     def bind(self) -> None:
         """Bind the ports, without listening yet, and store listenPort in the configuration. Raises RemotingError."""
         port, rejected = self._config.listen_port, list[RemotingServer]()
+        is_chosen = port == 0
         try:
             while not self._servers:
                 # A rejected port stays bound until the end, so that the system does not choose it again.
-                clients = self._bound(port)
+                clients = self._bound(port, is_chosen)
                 rejected.append(clients)
                 try:
-                    vip = [self._bound_vip(clients.port)] if self._config.vip_channel_enabled else []
+                    vip = [self._bound_vip(clients.port, is_chosen)] if self._config.vip_channel_enabled else []
                 except RemotingError:
                     if port or len(rejected) == PAIR_ATTEMPTS:
                         raise
@@ -77,7 +78,7 @@ class Listeners:
         for server in self._servers:
             await server.close_idle(limit_ms)
 
-    def _bound(self, port: int) -> RemotingServer:
+    def _bound(self, port: int, exclusive: bool) -> RemotingServer:
         server = RemotingServer(
             self._config.bind_address,
             port,
@@ -86,10 +87,10 @@ class Listeners:
             on_close=self._on_close,
             budget=self._budget,
         )
-        server.bind()
+        server.bind(exclusive)
         return server
 
-    def _bound_vip(self, listen_port: int) -> RemotingServer:
+    def _bound_vip(self, listen_port: int, exclusive: bool) -> RemotingServer:
         port = vip_port(listen_port)
         if port < 1:
             raise RemotingError(
@@ -98,7 +99,7 @@ class Listeners:
                 subject="listenPort",
             )
         try:
-            return self._bound(port)
+            return self._bound(port, exclusive)
         except RemotingError as error:
             raise RemotingError(
                 f"{error}. It is the VIP channel of listenPort={listen_port}, always two below it; set "
