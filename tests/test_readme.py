@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rucola.testing.rocketmq import RocketMQ
 from support.documents import Document, check_command
 from support.installation import REPOSITORY, build
 from support.reader import Reader
 
 README = Document.read("README.md")
 SECTIONS = README.sections()
-MESSAGES = ("The first message", "More ways to send and consume", "Find messages")
 PAGES = [README, *(Document.read(path) for path in sorted((REPOSITORY / "docs").rglob("*.md")))]
 COMMANDS = sorted({line for page in PAGES for line in page.rucola_commands()})
-
-
-def test_the_first_things_are_the_installation_and_a_message() -> None:
-    assert [*SECTIONS][:4] == ["Install", *MESSAGES]
 
 
 @pytest.mark.slow
@@ -30,33 +27,29 @@ def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> No
     build(wheels)
     directory = tmp_path / "reader"
     directory.mkdir()
-    with Reader(directory, wheels=wheels, JAVA_HOME="/nowhere") as reader:
-        for title in ("Install", *MESSAGES):
-            reader.follow(SECTIONS[title])
-        assert (directory / "data" / "abort").exists()
+    program = README.blocks[0]
+    assert "first.py" in SECTIONS["The first message"].text
+    (directory / "first.py").write_text(program.text, encoding="utf-8")
+    with Reader(directory, {"install .": "install rucola-mq"}, wheels=wheels, JAVA_HOME="/nowhere") as reader:
+        reader.follow(SECTIONS["Install"])
+        reader.follow(SECTIONS["The first message"])
+        assert (directory / "store" / "abort").exists()
         reader.interrupt()
-        reader.follow(SECTIONS["Inspect and repair a store"])
-        reader.type("rucola store check data")
-        reader.type("rucola store check repaired")
+        reader.type("rucola store check store")
         reader.type("rucola --version | cut -d, -f1", "rucola\n")
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-def test_a_reader_with_java_reads_the_log_as_a_table(tmp_path: Path) -> None:
-    with Reader(tmp_path) as reader:
-        reader.follow(block for block in SECTIONS["The first message"].blocks if "activate" not in block.text)
-        reader.type("python first.py", "SEND_OK\norder-1 b'one pizza'\n")
-        reader.follow(SECTIONS["The log as a Spark table"])
-        assert any((tmp_path / "audit").glob("*.html"))
-        reader.interrupt()
-        reader.type("rucola store check data")
+@pytest.mark.rocketmq
+def test_the_test_of_the_page_passes(rocketmq: RocketMQ) -> None:
+    program: dict[str, Any] = {}
+    exec(README.texts("python")[1], program)
+    program["test_a_reminder_comes_after_two_hours"](rocketmq)
 
 
 def test_make_targets_exist() -> None:
     makefile = Document.read("Makefile").text
     targets = set(re.findall(r"\bmake (\w+)", README.text))
-    assert targets >= {"demo", "setup", "test"}
+    assert targets >= {"demo", "test"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 
 
