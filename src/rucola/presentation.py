@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,8 @@ LAYOUT: Final = "\t\r\n"
 """Control characters that are part of a text of several lines, for `printable`."""
 _END_OF_TIMES_MS: Final = 253_402_214_400_000
 """The last day of the year 9999: later local times have no four-digit year."""
+_MQADMIN_TIME = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
+_MILLISECONDS = re.compile(r"\d{1,15}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,27 @@ def time_text(timestamp_ms: int) -> str:
         return str(timestamp_ms)
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"
+
+
+def parse_time(text: str) -> int:
+    """Parse `now`, milliseconds since 1970, ISO 8601 or mqadmin's `2013-01-01#05:15:00:250` to milliseconds.
+
+    Times without a UTC offset are local. Raises ValueError.
+    """
+    text = text.strip()
+    if text == "now":
+        return time.time_ns() // 1_000_000
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    of_mqadmin = _MQADMIN_TIME.fullmatch(text)
+    if "#" in text and of_mqadmin is None:  # fromisoformat accepts any character for the T
+        raise ValueError(text)
+    moment = datetime.fromisoformat("{}T{}.{}".format(*of_mqadmin.groups()) if of_mqadmin else text)
+    try:
+        # Rounded, since a float of seconds since 1970 is not exact to the millisecond.
+        return round(moment.timestamp() * 1000)
+    except (OverflowError, OSError) as error:
+        raise ValueError(str(error)) from None
 
 
 def to_json(value: Any) -> Any:

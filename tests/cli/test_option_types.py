@@ -7,7 +7,8 @@ import time
 import click
 import pytest
 
-from rucola.cli.option_types import ADDRESS, ADDRESSES, TimeType, parse_time
+from rucola.cli.option_types import ADDRESS, ADDRESSES, TimeType
+from rucola.presentation import parse_time
 
 
 @pytest.mark.usefixtures("_utc")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,31 +14,8 @@ from click.core import ParameterSource
 from rucola.errors import ConfigError, RemotingConnectError
 from rucola.files import local_path
 from rucola.name_server_addresses import NAMESRV_VARIABLES
+from rucola.presentation import parse_time
 from rucola.remoting.client import host_and_port
-
-_MQADMIN_TIME = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
-_MILLISECONDS = re.compile(r"\d{1,15}", re.ASCII)
-
-
-def parse_time(text: str) -> int:
-    """Parse `now`, milliseconds since 1970, ISO 8601 or mqadmin's `2013-01-01#05:15:00:250` to milliseconds.
-
-    Times without a UTC offset are local. Raises ValueError.
-    """
-    text = text.strip()
-    if text == "now":
-        return time.time_ns() // 1_000_000
-    if _MILLISECONDS.fullmatch(text):
-        return int(text)
-    of_mqadmin = _MQADMIN_TIME.fullmatch(text)
-    if "#" in text and of_mqadmin is None:  # fromisoformat accepts any character for the T
-        raise ValueError(text)
-    moment = datetime.fromisoformat("{}T{}.{}".format(*of_mqadmin.groups()) if of_mqadmin else text)
-    try:
-        # Rounded, since a float of seconds since 1970 is not exact to the millisecond.
-        return round(moment.timestamp() * 1000)
-    except (OverflowError, OSError) as error:
-        raise ValueError(str(error)) from None
 
 
 class TimeType(click.ParamType[int]):

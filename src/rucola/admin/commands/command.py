@@ -72,6 +72,10 @@ class Argument:
     is_required: bool
     default: Any = None
 
+    @property
+    def is_flag(self) -> bool:
+        return isinstance(self.option, Flag)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

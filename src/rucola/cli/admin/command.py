@@ -15,7 +15,7 @@ import msgspec
 
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient
-from rucola.admin.commands import Argument, Command, Flag, InvalidArguments, Result, Target
+from rucola.admin.commands import Argument, Command, InvalidArguments, Result, Target
 from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import ADDRESS, TIME, PathType, TimeType, namesrv_option
 from rucola.cli.output import print_json, print_table, printable, to_json, wide_option
@@ -107,7 +107,7 @@ def _options(argument: Argument) -> list[Callable[[Any], Any]]:
     elif (option.min, option.max) != (None, None):
         in_range: Any = click.IntRange if kind is int else click.FloatRange
         more["type"] = in_range(option.min, option.max)
-    elif isinstance(option, Flag):
+    elif argument.is_flag:
         more["is_flag"] = True
     else:
         more["type"] = FORMATS.get(option.format, kind)
