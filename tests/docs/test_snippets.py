@@ -50,6 +50,7 @@ EXECUTED = {
 }
 """The test of each page."""
 NOT_EXECUTED = {
+    "docs/console.md": "the servers have their default ports; tests/console starts them on free ones",
     "docs/deployment.md": "Docker needs its daemon; tests/docs/test_deploy.py builds from the same files",
     "docs/grpc.md": "the server has its default ports, and the client is installed by tests/e2e",
     "docs/lake.md": "the commands name directories of a server",

@@ -45,3 +45,12 @@ def require_reliable() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise click.ClickException(missing_extra(error, "reliable")) from None
+
+
+@contextmanager
+def require_console() -> Iterator[None]:
+    """Report a missing extra for `rucola.console` in one sentence."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise click.ClickException(missing_extra(error, "console")) from None

@@ -36,6 +36,7 @@ COMMANDS = {
     "produce": ("rucola.cli.messages:produce", "Send lines of standard input as messages."),
     "consume": ("rucola.cli.messages:consume", "Print the messages of a topic as they arrive."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
+    "console": ("rucola.cli.console:console", "Show a cluster in a browser."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit, replay and reconcile messages."),
     "reliable": ("rucola.cli.reliable:reliable", "Outbox, relay and idempotent consumption in a database."),

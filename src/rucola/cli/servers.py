@@ -25,9 +25,11 @@ from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.cli import banner, systemd
+from rucola.cli.extras import require_console
 from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
+from rucola.client.connection_options import ConnectionOptions
 from rucola.errors import ConfigError, MQError
 from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
@@ -35,6 +37,7 @@ from rucola.namesrv.server import Namesrv
 from rucola.remoting.batching_event_loop import BatchingEventLoop
 from rucola.remoting.byte_stream import run_until_first_ends
 from rucola.remoting.exposure import is_loopback
+from rucola.remoting.tls import ClientTls
 from rucola.store.config import StoreConfig
 
 logger = logging.getLogger("rucola")
@@ -77,11 +80,16 @@ IMPORTANT_SETTINGS = """
     show_default="8081, or free with --broker-port",
     help="Port of the broker for clients of RocketMQ 5; 0 picks a free port.",
 )
+@click.option("--console", "has_console", is_flag=True, help="Also serve the console, in the same process.")
+@click.option(
+    "--console-port", type=PORT, default=8080, show_default=True, help="Port of the console; 0 picks a free one."
+)
 @config_option
 @log_options
 def standalone(
-    store: Path, namesrv_port: int, broker_port: int | None, grpc_port: int | None, config_file: Path | None
-) -> None:
+    store: Path, namesrv_port: int, broker_port: int | None, grpc_port: int | None, has_console: bool,
+    console_port: int, config_file: Path | None,
+) -> None:  # fmt: skip
     """Run a name server and a broker in one process, on one store directory.
 
     Prints `rucola ready namesrv=HOST:PORT broker=HOST:PORT grpc=HOST:PORT` when both are ready. Listens on 127.0.0.1
@@ -92,6 +100,7 @@ def standalone(
     Examples:
       rucola standalone --store data
       rucola standalone --store data --namesrv-port 0 --broker-port 0
+      rucola standalone --store data --console             and open http://127.0.0.1:8080/
       rucola standalone --store data -c broker.conf
       rucola standalone --store data -c certificates/server.properties      with TLS, see `rucola tls init`
     """
@@ -106,10 +115,11 @@ def standalone(
         properties["grpcServerPort"] = str(grpc_port)
     config, store_config = broker_settings(properties, config_file)
     config.tls = config.tls.of_own_client()
-    run_server(_standalone(Broker(config, store_config, config_file=config_file), namesrv_port))
+    broker = Broker(config, store_config, config_file=config_file)
+    run_server(_standalone(broker, namesrv_port, console_port if has_console else None))
 
 
-async def _standalone(broker: Broker, namesrv_port: int) -> None:
+async def _standalone(broker: Broker, namesrv_port: int, console_port: int | None) -> None:
     # A damaged store is reported before a port that another broker has.
     async with AsyncExitStack() as running:
         await broker.open()
@@ -132,6 +142,14 @@ async def _standalone(broker: Broker, namesrv_port: int) -> None:
         ready = f"rucola ready namesrv={broker.config.namesrv_addr} broker={broker.address}"
         if broker.grpc_endpoint:
             ready += f" grpc={broker.grpc_endpoint}"
+        if console_port is not None:
+            with require_console():
+                from rucola.console.config import ConsoleConfig
+                from rucola.console.server import ConsoleServer
+            cluster = ConnectionOptions(broker.config.namesrv_addr, ClientTls.of(broker.config.tls))
+            directory = broker.store_config.store_path_root_dir / "console"
+            console = ConsoleServer(cluster, ConsoleConfig(port=console_port, directory=directory))
+            ready += f" console={(await running.enter_async_context(console)).url}"
 
         async def reload() -> None:
             namesrv.reload_certificates()

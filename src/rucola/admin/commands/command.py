@@ -13,7 +13,7 @@ It prints nothing and does not ask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -153,7 +153,7 @@ class Command:
         given = {one.name: one.default for one in self.arguments() if not one.is_required} | arguments
         return self.confirm.format(**given) if isinstance(self.confirm, str) else await self.confirm(client, **given)
 
-    async def run(self, client: AdminClient, **arguments: Any) -> AsyncIterator[Result]:
+    async def run(self, client: AdminClient, **arguments: Any) -> AsyncGenerator[Result, None]:
         """Yield the only result, or those of a generator as they come."""
         if self.is_stream:
             async with aclosing(self.call(client, **arguments)) as results:

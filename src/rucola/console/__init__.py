@@ -1,0 +1,19 @@
+"""The console: a cluster in a browser, as pages rendered by the server, and its JSON API.
+
+    config        what a console is started with
+    console       the parts of a console
+    server        its HTTP server
+    collector     one snapshot of the cluster for all pages, within a budget of requests
+    measurements  values of single topics and groups, measured when a page shows them
+    database      SQLite files in threads of their own
+    history       samples of series, in three resolutions
+    audit         actions, recorded before they run, with their results
+    accounts      who visits: passwords, sessions, proxies
+    actions       runs the commands of the catalogue for an account; the only place that does
+    visit         one request of a page: account, language, form, links, rendering; the registry of pages
+    app           the routes, and errors as pages
+    api           `/api/v1`, with its OpenAPI document
+    pages/        one module for each subject
+
+A page reads the snapshot and asks for the measurements of the rows that it shows. All changes go through `actions`.
+"""

@@ -1,0 +1,54 @@
+"""The audit: each action is recorded before it runs, and its result after."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import NamedTuple
+
+from rucola.console.database import Database
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, account TEXT NOT NULL, peer TEXT NOT NULL,
+    action TEXT NOT NULL, result TEXT
+);
+"""
+
+
+class AuditEntry(NamedTuple):
+    id: int
+    time_ms: int
+    account: str
+    peer: str
+    action: str
+    """The command line that does the same."""
+    result: str | None
+    """None while the action runs, and if the console ended meanwhile."""
+
+
+class Audit:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def begin(self, account: str, peer: str, action: str) -> int:
+        """Record an action, durably, and return its id."""
+        row = time.time_ns() // 1_000_000, account, peer, action
+
+        def insert(connection: sqlite3.Connection) -> int:
+            query = "INSERT INTO audit (time_ms, account, peer, action) VALUES (?, ?, ?, ?)"
+            return connection.execute(query, row).lastrowid or 0
+
+        return await self._database.run(insert)
+
+    async def end(self, entry_id: int, result: str) -> None:
+        query = "UPDATE audit SET result=? WHERE id=?"
+        await self._database.run(lambda connection: connection.execute(query, (result, entry_id)))
+
+    async def entries(self, before: int | None = None, count: int = 100) -> list[AuditEntry]:
+        """Return the newest entries whose id is below `before`."""
+        query = "SELECT id, time_ms, account, peer, action, result FROM audit WHERE id<? ORDER BY id DESC LIMIT ?"
+        limits = before or 1 << 62, count
+        return await self._database.run(
+            lambda connection: [AuditEntry(*row) for row in connection.execute(query, limits)]
+        )

@@ -1,0 +1,348 @@
+"""The collector: one snapshot of the cluster for all pages.
+
+Each round asks a name server for the brokers, and each broker for its runtime figures. Each master is asked for its
+tables of topics and groups less often, and after a change. What takes a request for each topic or group is measured
+only for the rows that a page shows, see `measurements`; in the time between, groups are measured in turn, so that a
+list can be sorted by backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
+from rucola.admin.brokers import shortest_rate
+from rucola.admin.requests import gather_to_completion
+from rucola.console.history import History
+from rucola.console.measurements import Measurements, RequestBudget
+from rucola.domain.queue import MessageQueue, TopicOffset
+from rucola.domain.role import MASTER_ID
+from rucola.domain.statistics import TOPIC_PUT_NUMS, OffsetWrapper
+from rucola.errors import MQError
+from rucola.message.topics import (
+    DLQ_PREFIX,
+    DUE_TIME_TOPICS,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    is_system_topic,
+)
+
+logger = logging.getLogger(__name__)
+
+TABLES_INTERVAL_S: Final = 60.0
+TURN_SHARE: Final = 4
+"""Groups in turn take one request of so many in the budget."""
+DISK_WARNING: Final = 0.85
+KINDS: Final = "normal", "retry", "dead letters", "delayed", "half messages", "system"
+
+
+def kind_of_topic(name: str, servers: Collection[str] = ()) -> str:
+    """Return the one of KINDS that a topic is; `servers` are the names of clusters and brokers, which have topics."""
+    if name.startswith(RETRY_PREFIX):
+        return "retry"
+    if name.startswith(DLQ_PREFIX):
+        return "dead letters"
+    if name in DUE_TIME_TOPICS:
+        return "delayed"
+    if name in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
+        return "half messages"
+    is_system = is_system_topic(name) or name.removesuffix(f"_{REPLY_TOPIC_POSTFIX}") in servers
+    return "system" if is_system else "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    stats: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+    """Why the broker does not answer; empty if it does."""
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
+
+    @property
+    def puts_per_s(self) -> float | None:
+        return shortest_rate(self.stats["putTps"]) if "putTps" in self.stats else None
+
+    @property
+    def gets_per_s(self) -> float | None:
+        return shortest_rate(self.stats["getTransferedTps"]) if "getTransferedTps" in self.stats else None
+
+    @property
+    def disk_ratio(self) -> float | None:
+        return float(self.stats["commitLogDiskRatio"]) if "commitLogDiskRatio" in self.stats else None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    name: str
+    kind: str
+    brokers: Mapping[str, TopicConfig]
+    """By broker name."""
+
+    @property
+    def read_queues(self) -> int:
+        return sum(one.read_queue_nums for one in self.brokers.values())
+
+    @property
+    def write_queues(self) -> int:
+        return sum(one.write_queue_nums for one in self.brokers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    name: str
+    brokers: Mapping[str, SubscriptionGroupConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """`text` has the fields as `{name}`, and is translated."""
+
+    subject: str
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    time_ms: int = 0
+    """0 before the first round has ended."""
+    brokers: tuple[BrokerState, ...] = ()
+    topics: Mapping[str, TopicState] = field(default_factory=dict)
+    groups: Mapping[str, GroupState] = field(default_factory=dict)
+    error: str = ""
+    """Why no name server answers; the rest is from an earlier round then."""
+
+    @property
+    def clusters(self) -> list[str]:
+        return sorted({one.cluster for one in self.brokers})
+
+    def master(self, broker_name: str) -> BrokerState | None:
+        return next((one for one in self.brokers if one.name == broker_name and one.is_master), None)
+
+    def alarms(self) -> list[Alarm]:
+        found = [Alarm("name servers", "no name server answers: {why}", {"why": self.error})] if self.error else []
+        for one in self.brokers:
+            subject = f"{one.name} {one.address}"
+            if one.error:
+                found.append(Alarm(subject, "the broker does not answer: {why}", {"why": one.error}))
+            if (one.disk_ratio or 0) >= DISK_WARNING:
+                found.append(Alarm(subject, "the disk is {used} full", {"used": f"{one.disk_ratio:.0%}"}))
+        for name in sorted({one.name for one in self.brokers} - {one.name for one in self.brokers if one.is_master}):
+            found.append(Alarm(name, "the broker group has no master: nothing can be sent to it"))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTraffic:
+    puts_per_s: float
+    day_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """A group's offsets on the brokers that answered, and the others in `failures`."""
+
+    queues: Mapping[MessageQueue, OffsetWrapper]
+    consume_tps: float
+    failures: Mapping[str, str]
+    """Why brokers are missing, by name."""
+
+    @property
+    def backlog(self) -> int:
+        return sum(max(0, at.broker_offset - at.consumer_offset) for at in self.queues.values())
+
+    def delay_ms(self, now_ms: int) -> int | None:
+        """Return an upper limit of the age of the next message: that of the last one consumed. None if unknown."""
+        times = [at.last_timestamp for at in self.queues.values() if at.broker_offset > at.consumer_offset]
+        return 0 if not times else now_ms - min(times) if min(times) > 0 else None
+
+
+class Collector:
+    """Runs between `start` and `close`. `snapshot` is replaced, never changed."""
+
+    def __init__(self, client: AdminClient, history: History, interval_s: float, requests_per_second: float) -> None:
+        self.snapshot = Snapshot()
+        self._client = client
+        self._history = history
+        self._interval_s = interval_s
+        self._turn_s = TURN_SHARE / requests_per_second
+        budget = RequestBudget(requests_per_second)
+        self.topic_traffic = Measurements(self._traffic, self._brokers_of_topic, budget, interval_s)
+        self.topic_offsets = Measurements(self._offsets, self._brokers_of_topic, budget, interval_s)
+        self.group_progress = Measurements(self._progress, self._brokers_of_group, budget, interval_s)
+        self._tables_s = -TABLES_INTERVAL_S
+        self._first = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._measure_in_turn())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for one in (self.topic_traffic, self.topic_offsets, self.group_progress):
+            await one.close()
+
+    async def wait_first(self, wait_s: float = 2.0) -> Snapshot:
+        """Return the snapshot, after the first round or `wait_s`."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._first.wait(), wait_s)
+        return self.snapshot
+
+    async def refresh(self) -> None:
+        """Read everything again, after a change."""
+        self._tables_s = -TABLES_INTERVAL_S
+        await self._round()
+
+    async def topic(self, name: str) -> TopicState | None:
+        """Return a topic, even one that is newer than the tables."""
+        await self._look_again(name in self.snapshot.topics)
+        return self.snapshot.topics.get(name)
+
+    async def group(self, name: str) -> GroupState | None:
+        """Return a group, even one that is newer than the tables."""
+        await self._look_again(name in self.snapshot.groups)
+        return self.snapshot.groups.get(name)
+
+    async def _look_again(self, is_known: bool) -> None:
+        if not is_known and time.monotonic() - self._tables_s >= self._interval_s:
+            await self.refresh()
+
+    async def _run(self) -> None:
+        while True:
+            begin_s = time.monotonic()
+            try:
+                await self._round()
+                self._first.set()
+            except Exception:
+                logger.exception("the console could not read the cluster")
+            await asyncio.sleep(max(0.0, begin_s + self._interval_s - time.monotonic()))
+
+    async def _round(self) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        before = self.snapshot
+        try:
+            info = await self._client.cluster.info()
+        except MQError as error:
+            self.snapshot = Snapshot(before.time_ms, before.brokers, before.topics, before.groups, str(error))
+            return
+        known = [
+            BrokerState(data.cluster, data.broker_name, broker_id, address)
+            for data in sorted(info.broker_addr_table.values(), key=lambda data: (data.cluster, data.broker_name))
+            for broker_id, address in sorted(data.broker_addrs.items())
+        ]
+        brokers = tuple(await gather_to_completion(self._state(one) for one in known))
+        topics, groups = before.topics, before.groups
+        if time.monotonic() - self._tables_s >= TABLES_INTERVAL_S:
+            self._tables_s = time.monotonic()
+            topics, groups = await self._tables(brokers, before)
+        self.snapshot = Snapshot(now_ms, brokers, topics, groups)
+        await self._history.add(now_ms // 1000, _samples(brokers))
+
+    async def _state(self, one: BrokerState) -> BrokerState:
+        try:
+            stats = await self._client.brokers.runtime_stats(one.address)
+        except MQError as error:
+            return BrokerState(one.cluster, one.name, one.broker_id, one.address, error=str(error))
+        return BrokerState(one.cluster, one.name, one.broker_id, one.address, stats)
+
+    async def _tables(
+        self, brokers: Collection[BrokerState], before: Snapshot
+    ) -> tuple[dict[str, TopicState], dict[str, GroupState]]:
+        """The topics and groups of all masters; of one that does not answer those known before."""
+        topics: dict[str, dict[str, TopicConfig]] = {}
+        groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
+        for one in brokers:
+            if not one.is_master:
+                continue
+            try:
+                if one.error:
+                    raise MQError(one.error)
+                configs = await self._client.topics.configs(one.address)
+                subscriptions = await self._client.groups.configs(one.address)
+            except MQError:
+                configs = {name: of.brokers[one.name] for name, of in before.topics.items() if one.name in of.brokers}
+                subscriptions = {
+                    name: of.brokers[one.name] for name, of in before.groups.items() if one.name in of.brokers
+                }
+            for name, config in configs.items():
+                topics.setdefault(name, {})[one.name] = config
+            for name, subscription in subscriptions.items():
+                groups.setdefault(name, {})[one.name] = subscription
+        servers = {name for one in brokers for name in (one.cluster, one.name)}
+        return (
+            {name: TopicState(name, kind_of_topic(name, servers), of) for name, of in sorted(topics.items())},
+            {name: GroupState(name, of) for name, of in sorted(groups.items())},
+        )
+
+    # Single topics and groups.
+
+    def _brokers_of_topic(self, name: str) -> int:
+        found = self.snapshot.topics.get(name)
+        return len(found.brokers) if found else 1
+
+    def _brokers_of_group(self, name: str) -> int:
+        found = self.snapshot.groups.get(name)
+        return len(found.brokers) if found else 1
+
+    async def _traffic(self, name: str) -> TopicTraffic:
+        found = self.snapshot.topics.get(name)
+        masters = [self.snapshot.master(broker) for broker in (found.brokers if found else ())]
+        rates = [await self._client.brokers.rate(one.address, TOPIC_PUT_NUMS, name) for one in masters if one]
+        return TopicTraffic(sum(tps for tps, _ in rates), sum(count for _, count in rates))
+
+    async def _offsets(self, name: str) -> dict[MessageQueue, TopicOffset]:
+        return await self._client.topics.stats(name)
+
+    async def _progress(self, name: str) -> GroupProgress:
+        queues: dict[MessageQueue, OffsetWrapper] = {}
+        tps, failures = 0.0, {}
+        found = self.snapshot.groups.get(name)
+        for broker in found.brokers if found else ():
+            master = self.snapshot.master(broker)
+            try:
+                if master is None:
+                    raise MQError("no master")
+                stats = await self._client.groups.consume_stats_at(master.address, name)
+            except MQError as error:
+                failures[broker] = str(error)
+                continue
+            queues |= stats.offset_table
+            tps += stats.consume_tps
+        return GroupProgress(dict(sorted(queues.items())), tps, failures)
+
+    async def _measure_in_turn(self) -> None:
+        await self._first.wait()
+        while True:
+            begin_s = time.monotonic()
+            for name in list(self.snapshot.groups):
+                await self.group_progress.get([name], self._interval_s)
+                await asyncio.sleep(self._brokers_of_group(name) * self._turn_s)
+            await asyncio.sleep(max(0.0, begin_s + self._interval_s - time.monotonic()))
+
+
+def _samples(brokers: Collection[BrokerState]) -> dict[str, float]:
+    """The values of the history, by name: `puts_per_s broker-a`."""
+    return {
+        f"{kind} {one.name}": value
+        for one in brokers
+        if one.is_master
+        for kind in ("puts_per_s", "gets_per_s", "disk_ratio")
+        if (value := getattr(one, kind)) is not None
+    }

@@ -1,0 +1,49 @@
+"""The parts of a console, as every page and the API use them."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Self
+
+from rucola.admin import AdminClient
+from rucola.client.connection_options import ConnectionOptions
+from rucola.console import accounts, audit
+from rucola.console.accounts import Accounts
+from rucola.console.actions import Actions
+from rucola.console.audit import Audit
+from rucola.console.collector import Collector
+from rucola.console.config import ConsoleConfig
+from rucola.console.database import Database
+from rucola.console.history import History
+
+REQUEST_TIMEOUT_MS = 3000
+
+
+class Console:
+    """`async with Console(namesrv, config) as console` observes a cluster until the block ends."""
+
+    def __init__(self, namesrv: str | ConnectionOptions | None, config: ConsoleConfig) -> None:
+        self.config = config
+        directory = config.directory
+        self.database = Database(directory and directory / "console.db", audit.SCHEMA + accounts.SCHEMA)
+        self.client = AdminClient(namesrv, timeout_ms=REQUEST_TIMEOUT_MS)
+        self.history = History(directory and directory / "history.db")
+        self.audit = Audit(self.database)
+        self.accounts = Accounts(config.accounts, self.database)
+        self.collector = Collector(self.client, self.history, config.interval_s, config.requests_per_second)
+        self.actions = Actions(self.client, self.audit, self.collector)
+        self._running = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as started:
+            started.push_async_callback(self.client.close)
+            for database in (self.database, self.history):
+                await database.open()
+                started.push_async_callback(database.close)
+            await self.collector.start()
+            started.push_async_callback(self.collector.close)
+            self._running = started.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()

@@ -1,0 +1,88 @@
+"""Every command of the catalogue as a form: the list, the form, the question, and the result.
+
+A command that changes something runs in two steps. The form leads to a page that says what will happen, and this page
+runs it. The second form carries a hash of what it said: if that has changed meanwhile, the new text is shown, and
+nothing runs.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from starlette.responses import Response
+
+from rucola.admin.commands import CATALOGUE, Command, InvalidArguments, Result, Risk
+from rucola.admin.commands.arguments import InvalidArgument, command_line, is_local, parse, remote_arguments, schema
+from rucola.admin.commands.authorization import required_role
+from rucola.console.visit import Visit, page
+from rucola.errors import ConfigError
+from rucola.presentation import Table, to_json
+
+_OWN = {"token", "seen"}
+"""Fields of a form that are no arguments."""
+
+
+@page("/commands", navigation="Commands")
+async def commands(visit: Visit) -> Response:
+    by_subject: dict[str, list[Command]] = {}
+    for one in CATALOGUE.values():
+        if not is_local(one):
+            by_subject.setdefault(one.subject, []).append(one)
+    return visit.render("commands.html", by_subject=by_subject, required_role=required_role)
+
+
+@page("/run/{command}", takes_forms=True)
+async def run(visit: Visit) -> Response:
+    one = CATALOGUE.get(visit.request.path_params["command"])
+    if one is None or is_local(one):
+        raise ConfigError(visit.text("there is no such command here"))
+    is_sent = visit.request.method == "POST"
+    given = {name: value for name, value in (visit.form if is_sent else visit.query).items() if name not in _OWN}
+    wants_result = is_sent or (one.risk is Risk.READ and (bool(given) or not schema(one)["required"]))
+    if not wants_result:
+        return _form(visit, one, given)
+    try:
+        arguments = parse(one, given)
+        line = command_line(one, arguments)
+        if one.risk is not Risk.READ:
+            question = await visit.console.actions.question(visit.account, one, arguments)
+            seen = sha256(f"{line}\n{question}".encode()).hexdigest()
+            if visit.form.get("seen") != seen:
+                return visit.render(
+                    "confirm.html", command=one, given=given, line=line, question=question, seen=seen,
+                    has_changed="seen" in visit.form,
+                )  # fmt: skip
+        results = await visit.console.actions.run(visit.account, visit.peer, one, arguments)
+    except InvalidArguments as error:
+        return _form(visit, one, given, error)
+    notes = [note for result in results for note in result.notes]
+    is_failure = any(result.is_failure for result in results)
+    parts = [part for result in results for part in _parts(one, result)]
+    return visit.render(
+        "result.html", command=one, given=given, line=line, parts=parts, notes=notes, is_failure=is_failure
+    )
+
+
+def _form(visit: Visit, one: Command, given: dict[str, str], error: InvalidArguments | None = None) -> Response:
+    return visit.render(
+        "form.html", status=400 if error else 200, command=one, given=given, arguments=list(remote_arguments(one)),
+        error=str(error or ""), wrong=error.subject if isinstance(error, InvalidArgument) else "",
+        clusters=visit.console.collector.snapshot.clusters,
+    )  # fmt: skip
+
+
+def _parts(one: Command, result: Result) -> list[object]:
+    """The lines and tables of a result."""
+    value = to_json(result.value)
+    if one.columns and value is not None:
+        return [Table(one.columns, value)]
+    if result.text is None:
+        return [] if value is None else [Table(("",), [(str(value),)])]
+    lines: list[object] = []
+    for part in result.text:
+        # Lines that follow each other are one text.
+        if isinstance(part, str) and lines and isinstance(lines[-1], str):
+            lines[-1] += f"\n{part}"
+        else:
+            lines.append(part)
+    return lines

@@ -1,0 +1,68 @@
+"""Consumer groups: a list with backlogs, and one group with its members and queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from rucola.console.collector import GroupState
+from rucola.console.visit import Paging, Visit, page
+from rucola.domain.client import ConsumerConnection
+from rucola.domain.queue import MessageQueue
+from rucola.errors import ConfigError, MQError
+
+
+@page("/groups", navigation="Groups")
+async def groups(visit: Visit) -> Response:
+    collector = visit.console.collector
+    snapshot = await collector.wait_first()
+    text, sort = visit.query.get("q", "").strip(), visit.query.get("sort", "backlog")
+    found = [
+        one for one in snapshot.groups.values() if text.lower() in one.name.lower() and visit.may_view_group(one.name)
+    ]
+    if sort == "backlog":
+
+        def backlog(one: GroupState) -> tuple[int, str]:
+            known = collector.group_progress.known(one.name)
+            return -known.value.backlog if known and known.value else 0, one.name
+
+        found.sort(key=backlog)
+    paging = Paging.of(visit, len(found))
+    rows = found[paging.rows]
+    progress = await collector.group_progress.get(one.name for one in rows)
+    return visit.render("groups.html", rows=rows, progress=progress, paging=paging, q=text, sort=sort)
+
+
+@page("/group")
+async def group(visit: Visit) -> Response:
+    name = visit.query.get("name", "")
+    collector = visit.console.collector
+    await collector.wait_first()
+    found = await collector.group(name) if visit.may_view_group(name) else None
+    if found is None:
+        raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
+    measured = (await collector.group_progress.get([name], 3)).get(name)
+    topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
+    (members, problem), delays = await asyncio.gather(_members(visit, name), _delays(visit, name, topics))
+    return visit.render(
+        "group.html", group=found, measured=measured, members=members, problem=problem, delays=delays,
+        topics=topics,
+    )  # fmt: skip
+
+
+async def _members(visit: Visit, name: str) -> tuple[ConsumerConnection | None, str]:
+    """The members, and why they are unknown."""
+    try:
+        return await visit.console.client.groups.find_consumer_connection(name), ""
+    except MQError as error:
+        return None, str(error)
+
+
+async def _delays(visit: Visit, name: str, topics: list[str]) -> Mapping[MessageQueue, int]:
+    """The age of the next message by queue; empty if brokers do not answer."""
+    try:
+        return await visit.console.client.groups.consume_delays(name, topics)
+    except MQError:
+        return {}

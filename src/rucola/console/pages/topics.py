@@ -1,0 +1,46 @@
+"""Topics: a list from the snapshot, with the traffic of the rows that it shows, and one topic with its queues."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from rucola.console.collector import KINDS
+from rucola.console.visit import Paging, Visit, page
+from rucola.errors import TopicNotFound
+
+
+@page("/topics", navigation="Topics")
+async def topics(visit: Visit) -> Response:
+    collector = visit.console.collector
+    snapshot = await collector.wait_first()
+    text, kind = visit.query.get("q", "").strip(), visit.query.get("kind", "normal")
+    found = [
+        one
+        for one in snapshot.topics.values()
+        if (kind == "all" or one.kind == kind) and text.lower() in one.name.lower() and visit.may_view_topic(one.name)
+    ]
+    sort = visit.query.get("sort", "name")
+    if sort == "queues":
+        found.sort(key=lambda one: (-one.write_queues, one.name))
+    paging = Paging.of(visit, len(found))
+    rows = found[paging.rows]
+    traffic = await collector.topic_traffic.get(one.name for one in rows)
+    return visit.render(
+        "topics.html", rows=rows, traffic=traffic, paging=paging, q=text, kind=kind, sort=sort, kinds=(*KINDS, "all")
+    )
+
+
+@page("/topic")
+async def topic(visit: Visit) -> Response:
+    name = visit.query.get("name", "")
+    collector = visit.console.collector
+    await collector.wait_first()
+    found = await collector.topic(name) if visit.may_view_topic(name) else None
+    if found is None:
+        raise TopicNotFound(visit.text("there is no topic {name}", name=name), subject=name)
+    offsets = (await collector.topic_offsets.get([name], 3))[name]
+    traffic = (await collector.topic_traffic.get([name], 3)).get(name)
+    consumers = await visit.console.client.topics.consumer_groups(name)
+    return visit.render(
+        "topic.html", topic=found, offsets=offsets, traffic=traffic, groups=filter(visit.may_view_group, consumers)
+    )

@@ -1,0 +1,235 @@
+"""One request of a page: who asks, in which language, what the form says; and rendering the answer.
+
+Every value that a template shows is escaped. Texts are English in the code and in templates, and translated by the
+catalogue of the visitor's language, `translations/LANGUAGE/*.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from rucola.acl.requirements import ResourceType
+from rucola.admin.commands.authorization import Account, Role
+from rucola.console.accounts import SESSION_S
+from rucola.console.console import Console
+from rucola.presentation import printable
+
+COOKIE: Final = "rucola_session"
+DIRECTORY: Final = Path(__file__).parent
+LANGUAGES: Final = {"en": "English", "zh": "中文"}
+THEMES: Final = "auto", "light", "dark"
+ROWS: Final = 50
+"""Rows of a page of a list."""
+
+
+@cache
+def translations(language: str) -> dict[str, str]:
+    """Return the texts of a language by English text."""
+    texts: dict[str, str] = {}
+    for path in sorted((DIRECTORY / "translations" / language).glob("*.json")):
+        texts |= json.loads(path.read_text(encoding="utf-8"))
+    return texts
+
+
+@cache
+def static_hash(name: str) -> str:
+    return sha256((DIRECTORY / "static" / name).read_bytes()).hexdigest()[:12]
+
+
+def time_element(time_ms: int | None) -> Markup:
+    """A time for `console.js`, which shows it in the reader's zone; UTC without JavaScript."""
+    if not time_ms or time_ms <= 0:
+        return Markup("–")
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    iso = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}">{}</time>').format(iso, f"{moment:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def number_text(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def duration(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "–"
+    seconds = milliseconds / 1000
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("rucola.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "time": time_element, "number": number_text, "duration": duration, "printable": printable,
+        "rate": lambda value: number_text(value, 1), "percent": lambda value: "–" if value is None else f"{value:.0%}",
+    }  # fmt: skip
+    return environment
+
+
+_ENVIRONMENT: Final = _environment()
+
+
+def peer_of(request: Request) -> str:
+    """Return the address that sends a request, a proxy's if there is one."""
+    return request.client.host if request.client else ""
+
+
+@dataclass(slots=True)
+class Visit:
+    """A request with its account; `form` has the fields of a POST, whose token was right."""
+
+    console: Console
+    request: Request
+    account: Account
+    cookie: str
+    form: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.request.query_params
+
+    @property
+    def peer(self) -> str:
+        return peer_of(self.request)
+
+    @property
+    def language(self) -> str:
+        chosen = self.request.cookies.get("language", "")
+        if chosen in LANGUAGES:
+            return chosen
+        accepted = self.request.headers.get("accept-language", "")
+        wanted = (part.strip().split(";")[0].split("-")[0].lower() for part in accepted.split(","))
+        return next((one for one in wanted if one in LANGUAGES), "en")
+
+    @property
+    def theme(self) -> str:
+        chosen = self.request.cookies.get("theme", "")
+        return chosen if chosen in THEMES else "auto"
+
+    def text(self, english: str, /, **fields: object) -> str:
+        """Return a text in the visitor's language, with its fields."""
+        found = translations(self.language).get(english, english)
+        return found.format(**fields) if fields else found
+
+    def url(self, path: str, /, **query: object) -> str:
+        """Return the address of a page, below the proxy's prefix; arguments that are None or "" are left out."""
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return self.console.config.prefix + quote(path) + ("?" + urlencode(given) if given else "")
+
+    @property
+    def page_path(self) -> str:
+        """The path of this page, without the proxy's prefix."""
+        return str(self.request.scope["path"])
+
+    def here(self, **query: object) -> str:
+        """Return the address of this page with other values in its query."""
+        return self.url(self.page_path, **{**self.query, **query})
+
+    def static(self, name: str) -> str:
+        return self.url(f"/static/{name}", v=static_hash(name))
+
+    def may(self, role: str, type_: str = "", name: str = "") -> bool:
+        """Whether the account has a role, such as `operator`, for a `Topic` or `Group`."""
+        return self.account.may(Role[role.upper()], ResourceType(type_) if type_ else None, name)
+
+    def may_view_topic(self, name: str) -> bool:
+        return self.account.may(Role.VIEWER, ResourceType.TOPIC, name)
+
+    def may_view_group(self, name: str) -> bool:
+        return self.account.may(Role.VIEWER, ResourceType.GROUP, name)
+
+    def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
+        """Return a page of `templates/`, which sees the visit as `visit`, and `t`, `url` and `snapshot`."""
+        text = _ENVIRONMENT.get_template(template).render(
+            visit=self, t=self.text, url=self.url, here=self.here, static=self.static,
+            token=self.console.accounts.token(self.cookie), snapshot=self.console.collector.snapshot,
+            now_ms=time.time_ns() // 1_000_000, navigation=[page for page in PAGES if page.navigation], **values,
+        )  # fmt: skip
+        return HTMLResponse(text, status)
+
+    def back(self, path: str) -> Response:
+        """Redirect to an address that a form of ours carried; to the first page if it is another site's."""
+        prefix = self.console.config.prefix
+        is_ours = path.startswith(f"{prefix}/") and not path.startswith("//") and "\\" not in path
+        return RedirectResponse(path if is_ours else f"{prefix}/", 303)
+
+    def redirect(self, path: str, /, **query: object) -> Response:
+        return RedirectResponse(self.url(path, **query), 303)
+
+
+def set_cookie(visit: Visit, response: Response, name: str, value: str, max_age: int = SESSION_S) -> None:
+    """Set a cookie that scripts do not see and other sites do not send."""
+    is_proxy = visit.peer in visit.console.config.trusted_proxies
+    scheme = visit.request.headers.get("x-forwarded-proto", "") if is_proxy else visit.request.url.scheme
+    path = visit.console.config.prefix or "/"
+    response.set_cookie(name, value, max_age, path=path, secure=scheme == "https", httponly=True, samesite="strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """A page of a list: `number` from 1 on."""
+
+    number: int
+    count: int
+    """Pages."""
+    total: int
+    """Rows of all pages."""
+
+    @classmethod
+    def of(cls, visit: Visit, total: int) -> Paging:
+        count = max(1, -(-total // ROWS))
+        given = visit.query.get("page", "1")
+        return cls(min(max(1, int(given)), count) if given.isdecimal() and len(given) < 10 else 1, count, total)
+
+    @property
+    def rows(self) -> slice:
+        return slice((self.number - 1) * ROWS, self.number * ROWS)
+
+
+Answer: TypeAlias = Callable[[Visit], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    path: str
+    answer: Answer
+    navigation: str = ""
+    """The title in the navigation; empty for a page that others link."""
+    takes_forms: bool = False
+    is_public: bool = False
+    """Shown to visitors who are not logged in."""
+
+
+PAGES: Final[list[Page]] = []
+"""All pages, in the order of the navigation, as `pages` imports their modules."""
+
+
+def page(
+    path: str, *, navigation: str = "", takes_forms: bool = False, is_public: bool = False
+) -> Callable[[Answer], Answer]:
+    """Add a coroutine to the pages; a page that takes forms gets those with the right token only."""
+
+    def add(answer: Answer) -> Answer:
+        PAGES.append(Page(path, answer, navigation, takes_forms, is_public))
+        return answer
+
+    return add

@@ -1,0 +1,111 @@
+"""The collector and the history: requests to brokers, freshness, and bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from rucola.console.history import MAX_BYTES, RESOLUTIONS, History
+from rucola.console.visit import ROWS
+from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.remoting.connection import Connection
+from support.cluster import cluster
+from support.console import visitor
+
+TOPICS, GROUPS = 5000, 2000
+TABLES = {
+    RequestCode.GET_BROKER_RUNTIME_INFO: {"table": {"putTps": "1.0 1.0 1.0"}},
+    RequestCode.GET_ALL_TOPIC_CONFIG: TopicConfigSerializeWrapper(
+        topic_config_table={f"topic-{n:04}": TopicConfig(topic_name=f"topic-{n:04}") for n in range(TOPICS)}
+    ),
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: SubscriptionGroupWrapper(
+        subscription_group_table={
+            f"group-{n:04}": SubscriptionGroupConfig(group_name=f"group-{n:04}") for n in range(GROUPS)
+        }
+    ),
+    RequestCode.VIEW_BROKER_STATS_DATA: {},
+    RequestCode.GET_CONSUME_STATS: {"consumeTps": 0.5, "offsetTable": {}},
+}  # fmt: skip
+BODIES = {code: msgspec.json.encode(table) for code, table in TABLES.items()}
+
+
+async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
+    """At most a few requests a broker, and one a row and broker; none for rows that were shown lately."""
+    asked: list[tuple[int, str]] = []
+
+    def answer(_: Connection, command: RemotingCommand) -> RemotingCommand:
+        asked.append((command.code, str(command.ext_fields)))
+        if command.code == RequestCode.VIEW_BROKER_STATS_DATA:
+            return command.response(ResponseCode.SYSTEM_ERROR, "nothing was counted")
+        return command.response(ResponseCode.SUCCESS, body=BODIES[RequestCode(command.code)])
+
+    async with cluster(tmp_path) as running:
+        for name in ("broker-a", "broker-b"):
+            await running.scripted_broker(name, "topic-0000", dict.fromkeys(BODIES, answer))
+        async with visitor(running.namesrv, interval_s=3600, requests_per_second=1000) as console:
+            await console.console.collector.wait_first(60)
+            tables = 3 * 2
+            assert len([code for code, _ in asked if code != RequestCode.GET_CONSUME_STATS]) == tables
+            for path, total in (("/topics", TOPICS), ("/groups", GROUPS)):
+                first = await console.get(f"{path}?sort=name")
+                assert f"{total:,} rows" in first.text
+                assert len(first.content) < 30_000
+                again = await console.get(f"{path}?sort=name&page=2")
+                assert f"-{ROWS:04}" in again.text
+                assert "-0000" not in again.text
+                await console.get(f"{path}?sort=name&q=-00")
+            await console.get("/")
+            assert (await console.get("/topic?name=none")).status_code == 404
+        rates = [fields for code, fields in asked if code == RequestCode.VIEW_BROKER_STATS_DATA]
+        assert len(rates) == 2 * 2 * ROWS, "of two pages, and nothing for rows that were shown before"
+        assert max(Counter(asked).values()) == 2, "each question once at each broker"
+        assert len(asked) - len(rates) - tables <= 2 * GROUPS
+
+
+async def test_samples_are_kept_in_three_resolutions(tmp_path: Path) -> None:
+    day = 86_400
+    history = History(tmp_path / "history.db")
+    await history.open()
+    begin = 1_000_000 * 900
+    for step in range(0, 3600, 10):
+        await history.add(begin + step, {"puts": float(step), "gets": 1.0})
+    end = begin + 3590
+    assert len(await history.samples("puts", end - 600, end)) == 61
+    assert await history.samples("none", end - 600, end) == []
+    assert [one.value for one in await history.samples("puts", end - day, end)][:2] == [25.0, 85.0]
+    assert [one.time_s for one in await history.samples("puts", end - 30 * day, end)] == [
+        begin + n * 900 for n in range(4)
+    ]
+    await history.close()
+    again = History(tmp_path / "history.db")
+    await again.open()
+    await again.add(begin + 91 * day, {"puts": 1.0})
+    assert len(await again.samples("puts", 0, begin + 91 * day)) == 1, "all expired but the newest"
+    await again.close()
+    assert [one.kept_s for one in RESOLUTIONS] == [7200, 2 * day, 90 * day]
+
+
+async def test_the_history_never_outgrows_its_limit(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db", max_bytes=400 << 10)
+    await history.open()
+    for step in range(40):
+        await history.add(900_000_000 + 10 * step, {f"series {n}": 1.0 for n in range(200)})
+    newest = await history.samples("series 7", 900_000_000, 900_000_400)
+    await history.close()
+    assert newest[-1].time_s == 900_000_390
+    assert (tmp_path / "history.db").stat().st_size <= 400 << 10
+    assert MAX_BYTES == 200 << 20
+
+
+async def test_a_directory_that_cannot_be_written_costs_the_history(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    history = History(tmp_path / "file" / "history.db")
+    await history.open()
+    await history.add(900, {"puts": 1.0})
+    assert (history.is_kept, len(await history.samples("puts", 0, 900))) == (False, 1)
+    await history.close()
