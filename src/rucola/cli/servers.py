@@ -147,7 +147,8 @@ async def _standalone(broker: Broker, namesrv_port: int, console_port: int | Non
                 from rucola.console.config import ConsoleConfig
                 from rucola.console.server import ConsoleServer
             cluster = ConnectionOptions(broker.config.namesrv_addr, ClientTls.of(broker.config.tls))
-            directory = broker.store_config.store_path_root_dir / "console"
+            store = broker.store_config.store_path_root_dir.absolute()
+            directory = store.with_name(f"{store.name}-console")  # not in the store, whose check knows every file
             console = ConsoleServer(cluster, ConsoleConfig(port=console_port, directory=directory))
             ready += f" console={(await running.enter_async_context(console)).url}"
 

@@ -1,0 +1,35 @@
+"""`rucola console` and `rucola standalone --console` as processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.servers import run, server
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_standalone_server_has_its_console_and_another_process_may_be_one(tmp_path: Path) -> None:
+    store, ports = tmp_path / "store", ("--namesrv-port", "0", "--broker-port", "0")
+    both = server("standalone", "--store", store, *ports, "--console", "--console-port", "0", log=tmp_path / "log")
+    with both as running:
+        found = re.search(r"namesrv=(\S+) .* console=(http://127\.0\.0\.1:\d+/)$", running.first_line)
+        assert found, running.first_line
+        assert "master" in httpx.get(found[2]).text
+        directory = tmp_path / "state"
+        arguments = "console", "-n", found[1], "--port", "0", "--directory", directory, "--prefix", "/rucola"
+        with server(*arguments, log=tmp_path / "console.log") as console:
+            ready = re.fullmatch(r"rucola ready console=(http://127\.0\.0\.1:\d+/rucola/)\n", console.first_line)
+            assert ready, console.first_line
+            assert "master" in httpx.get(ready[1]).text
+            assert console.stop() == 0
+        assert (directory / "history.db").exists()
+        assert running.stop() == 0
+    assert (tmp_path / "store-console" / "console.db").exists()
+    assert run("store", "check", store).returncode == 0
+    refused = run("console", "--bind", "0.0.0.0", "--port", "0")
+    assert (refused.returncode, "accounts" in refused.stderr) == (1, True)
