@@ -27,7 +27,7 @@ from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.domain.topic import TopicConfig
 from rucola.message import MessageExt
-from rucola.message.record import decode
+from rucola.message.record import decode, split
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
@@ -125,7 +125,7 @@ class PopStore:
                 attempt,
             )
             for queue in result.queues
-            for offset, record, attempt in zip(queue.queue_offsets, queue.records, queue.attempts, strict=True)
+            for (offset, record), attempt in zip(split(queue.records).items(), queue.attempts, strict=True)
         ]  # fmt: skip
 
     def ack(self, *held: Held) -> Acknowledged:

@@ -145,8 +145,11 @@ class BatchAck(Struct, kw_only=True):
     def count(self) -> int:
         return int.from_bytes(self.bit_set, "little").bit_count()
 
-    def queue_offsets(self) -> list[int]:
-        start = self.start_offset
+    def queue_offsets(self) -> Sequence[int]:
+        start, bits = self.start_offset, int.from_bytes(self.bit_set, "little")
+        first = (bits & -bits).bit_length() - 1
+        if bits and (bits >> first) + 1 & bits >> first == 0:  # all of them from the first to the last
+            return range(start + first, start + bits.bit_length())
         return [
             start + 8 * found.start() + bit for found in _IS_SET.finditer(self.bit_set) for bit in _BITS[found[0][0]]
         ]

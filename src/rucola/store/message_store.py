@@ -625,9 +625,10 @@ class MessageStore:
         return min(queue.nearest_offset(timestamp_ms, self._log.store_timestamp), end - 1)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        if self._pending:
+        queue = self._queues.get(name := (topic, queue_id))
+        if self._pending and self._next_offsets.get(name, 0) > (0 if queue is None else queue.max_offset):
             self._reput_unless_stalled()
-        queue = self._queues.get((topic, queue_id))
+            queue = self._queues.get(name)
         if queue is not None and queue.log_begin < (begin := self._log.files.begin):
             queue.raise_min_offset(begin)
         return queue

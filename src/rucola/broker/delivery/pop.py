@@ -217,10 +217,12 @@ class PopConsumerService(Delivery[None]):
 
     # States.
 
-    def follows(self, queue: PopQueue) -> bool:
-        """Whether a queue has a state, which agrees with the offset of the group."""
+    def following(self, queue: PopQueue) -> PopState | None:
+        """Return the state of a queue, if it agrees with the offset of the group."""
         known = self._committed.get(queue)
-        return known is not None and known == self._offsets.get(queue.group, queue.topic, queue.queue_id)
+        if known is None or known != self._offsets.get(queue.group, queue.topic, queue.queue_id):
+            return None
+        return self.states[queue]
 
     def open(self, queues: Sequence[PopQueue], begin: Callable[[PopQueue], int], now_ms: int) -> None:
         """Make sure that queues have states, which follow the offsets of the group. Raises Refused.

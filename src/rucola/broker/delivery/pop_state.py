@@ -123,7 +123,7 @@ class Removed(Struct, frozen=True, array_like=True, tag=True):
     """There is no state any more."""
 
 
-_NO_GROUPS: Final[Mapping[int, str]] = {}
+NO_GROUPS: Final[Mapping[int, str]] = {}
 
 PopRecord: TypeAlias = Pop | FirstPop | Done | Change | Begin | Snapshot | Removed
 
@@ -174,15 +174,14 @@ class PopState:
         """Whether no other delivery or change followed. True after the invisible time until the next delivery."""
         return bool(self.held(handle.pop_time_ms, handle.invisible_ms, (handle.queue_offset,)))
 
-    def held(self, pop_time_ms: int, invisible_ms: int, queue_offsets: Iterable[int]) -> list[int]:
+    def held(self, pop_time_ms: int, invisible_ms: int, queue_offsets: Sequence[int]) -> Sequence[int]:
         """Return those messages of one delivery after which no other delivery or change followed."""
+        found = list(map(self.outstanding.get, queue_offsets))
+        # Usually all have one state.
+        if found and found.count(found[0]) == len(found):
+            return queue_offsets if _is_of(found[0], pop_time_ms, invisible_ms) else ()
         return [
-            offset
-            for offset in queue_offsets
-            if (one := self.outstanding.get(offset)) is not None
-            and one.pop_time_ms == pop_time_ms
-            and one.invisible_ms == invisible_ms
-            and one.attempt
+            offset for offset, one in zip(queue_offsets, found, strict=True) if _is_of(one, pop_time_ms, invisible_ms)
         ]
 
     def is_done(self, queue_offset: int) -> bool:
@@ -236,7 +235,7 @@ class PopState:
         max_messages: int,
         visible: Sequence[int] = (),
         candidates: Sequence[int] = (),
-        message_groups: Mapping[int, str] = _NO_GROUPS,
+        message_groups: Mapping[int, str] = NO_GROUPS,
         next_offset: int = 0,
         client: str = "",
         attempt_id: str | None = None,
@@ -249,8 +248,11 @@ class PopState:
         reads on, and `message_groups` those of them that have one; what does not fit is left for the next receive.
         """
         taken = list(visible)
-        last_of_group = {self.outstanding[offset].message_group: offset for offset in visible}
         end, room = self.next_offset, self.room
+        if not message_groups and 0 < len(candidates) <= min(room, max_messages - len(taken)):
+            taken += candidates
+            end, candidates = candidates[-1] + 1, ()
+        last_of_group = {self.outstanding[offset].message_group: offset for offset in visible}
         for offset in candidates:
             if len(taken) >= max_messages or not room:
                 break
@@ -393,3 +395,10 @@ class PopState:
     def _is_current(self, item: tuple[int, int, int]) -> bool:
         message = self.outstanding.get(item[1])
         return message is not None and message.pop_time_ms == item[2]
+
+
+def _is_of(held: Outstanding | None, pop_time_ms: int, invisible_ms: int) -> bool:
+    """Whether the last delivery or change of a message is this one."""
+    return (
+        held is not None and held.pop_time_ms == pop_time_ms and held.invisible_ms == invisible_ms and held.attempt > 0
+    )

@@ -30,7 +30,7 @@ from rucola.broker.state import BrokerState
 from rucola.domain.subscription import SUB_ALL, TAG
 from rucola.errors import RemoteProtocolError
 from rucola.http2.grpc import Call
-from rucola.message.record import decode
+from rucola.message.record import decode, split
 from rucola.message.topics import check_group, check_topic
 from rucola.protocol.grpc.definition_pb2 import Assignment, Code, FilterType, Status
 from rucola.protocol.grpc.service_pb2 import (
@@ -201,7 +201,7 @@ class ReceiveAdapter:
         responses = [ReceiveMessageResponse(status=OK)]
         for queue in popped.queues:
             is_retry = queue.topic != pop.topic
-            for offset, record, attempt in zip(queue.queue_offsets, queue.records, queue.attempts, strict=True):
+            for (offset, record), attempt in zip(split(queue.records).items(), queue.attempts, strict=True):
                 found = decode(record)
                 found.topic = pop.topic
                 message = message_of(found)

@@ -14,7 +14,7 @@ NOTIFICATION (200054) and POP_ROLLBACK (200056) are not supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rucola import refusals
 from rucola.access import Action, Check, Refused, Resource
@@ -27,7 +27,7 @@ from rucola.broker.services.results import NothingPopped, Popped
 from rucola.domain.pop import PopStatus
 from rucola.domain.subscription import SUB_ALL, TAG
 from rucola.message.properties import POP_CK, is_true
-from rucola.message.record import with_topic
+from rucola.message.record import split, with_topic
 from rucola.message.topics import pop_retry_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -157,21 +157,21 @@ class PopAdapter:
     def _found(self, command: RemotingCommand, pop: PopRequest, popped: Popped) -> RemotingCommand:
         revive_qid = ORDER_QUEUE if pop.is_ordered else 0
         body: list[bytes] = []
-        offsets: list[tuple[str, int, list[int]]] = []
+        offsets: list[tuple[str, int, Sequence[int]]] = []
         counts: list[tuple[str, int, int, int]] = []
         for queue in popped.queues:
             is_retry = queue.topic != pop.topic
             mark, first = retry_mark(is_retry=is_retry), queue.queue_offsets[0]
             offsets.append((mark, queue.queue_id, queue.queue_offsets))
             if is_retry:
-                for offset, record in zip(queue.queue_offsets, queue.records, strict=True):
+                for offset, record in split(queue.records).items():
                     handle = ExtraInfo(
                         first, popped.pop_time_ms, popped.invisible_ms, revive_qid, mark, self._broker_name,
                         queue.queue_id, offset,
                     )  # fmt: skip
                     body.append(with_topic(record, pop.topic, f"{POP_CK}\x01{handle}".encode()))
             else:
-                body += queue.records
+                body.append(queue.records)
             if pop.is_ordered:
                 attempts = zip(queue.queue_offsets, queue.attempts, strict=True)
                 counts += ((mark, queue.queue_id, offset, attempt - 1) for offset, attempt in attempts if attempt > 1)
@@ -211,7 +211,7 @@ class PopAdapter:
 
     def _acknowledge(self, request: Request[object], group: str, acks: list[Ack]) -> Reply:
         done = self._service.acknowledge(group, acks)
-        stale = sum(done.stale)
+        stale = sum(map(len, done.stale))
 
         def answer() -> RemotingCommand:
             if stale:

@@ -25,14 +25,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rucola import refusals
 from rucola.access import Caller, Refused
 from rucola.broker.delivery.pop import MAX_OUTSTANDING
 from rucola.broker.delivery.pop_log import PopQueue
-from rucola.broker.delivery.pop_state import Change, Done, Handle, Outstanding, Pop, PopRecord, PopState
+from rucola.broker.delivery.pop_state import NO_GROUPS, Change, Done, Handle, Outstanding, Pop, PopRecord, PopState
 from rucola.broker.durability import Durability, Missing
 from rucola.broker.message_filter import MessageFilter
 from rucola.broker.services.fetch import FetchService
@@ -75,8 +75,8 @@ class Ack(NamedTuple):
 
 class Acknowledged(NamedTuple):
     accepted: int
-    stale: list[int]
-    """How many messages of each acknowledgement the caller does not hold any more."""
+    stale: list[list[int]]
+    """Of each acknowledgement the messages that the caller does not hold any more."""
     end: int
     """End of the log that contains the acknowledgement."""
 
@@ -101,15 +101,9 @@ class PopService:
         now_ms = self._state.clock()
         self._pop.revive(now_ms)
         queues, rest, is_cut = self._queues(request, now_ms)
-        for queue in queues:
-            self._state.limits.check_offset(self._state.offsets, *_offset_key(queue))
-        self._pop.open(queues, lambda queue: self._begin(queue, request), now_ms)
-        states = [self._pop.states[queue] for queue in queues]
-        receive = _Receive(
-            self._state, request, wanted, now_ms, max([now_ms, *(state.pop_time_ms + 1 for state in states)])
-        )
-        repeated = request.attempt_id is not None and receive.repeat(queues)
-        if not repeated:
+        last_ms = max([self._pop.states[queue].pop_time_ms for queue in queues], default=0)
+        receive = _Receive(self._state, request, wanted, now_ms, max(now_ms, last_ms + 1))
+        if request.attempt_id is None or not receive.repeat(queues):
             for queue in queues:
                 receive.take(queue)
         if receive.changes:
@@ -119,12 +113,13 @@ class PopService:
             self._state.stats.record_miss()
             return NothingPopped(rest, receive.is_unfinished or is_cut)
         popped = Popped(receive.pop_time_ms, request.invisible_ms, rest, [])
-        for queue, records in receive.found.items():
-            offsets = sorted(records)
-            attempts = [self._pop.states[queue].outstanding[offset].attempts for offset in offsets]
-            found = [records[offset] for offset in offsets]
-            popped.queues.append(PoppedQueue(queue.topic, queue.queue_id, offsets, found, attempts))
-            self._state.stats.record_get(request.group, request.topic, len(found), sum(map(len, found)))
+        for queue, (taken, records) in receive.found.items():
+            state, offsets = self._pop.states[queue], taken.taken
+            attempts: Sequence[int] = (1,) * len(offsets)
+            if state.is_ordered or taken.is_repeated:
+                attempts = [state.outstanding[offset].attempts for offset in offsets]
+            popped.queues.append(PoppedQueue(queue.topic, queue.queue_id, offsets, records, attempts))
+            self._state.stats.record_get(request.group, request.topic, len(offsets), len(records))
         return popped
 
     def _check(self, caller: Caller, request: PopRequest) -> MessageFilter:
@@ -158,22 +153,23 @@ class PopService:
             config = self._state.topics.get(topic)
             count = 0 if config is None else config.read_queue_nums
             # At random, since any order could fall into step with the receives of a group, and pass over a queue.
-            begin = random.randrange(max(1, count))  # noqa: S311 - spreads load
+            begin = int(random.random() * count)  # noqa: S311 - spreads load
             names = [PopQueue(topic, group, (begin + number) % count) for number in range(count)]
         retry = PopQueue(pop_retry_topic(group, topic), group, 0)
-        names.insert(0 if random.randrange(RETRY_SHARE) == 0 else len(names), retry)  # noqa: S311
+        names.insert(0 if random.random() * RETRY_SHARE < 1 else len(names), retry)  # noqa: S311
         rest = 0
         queues: list[PopQueue] = []
+        new: list[PopQueue] = []
         repeated: list[PopQueue] = []
         for queue in names:
             end = self._store.max_offset(queue.topic, queue.queue_id, visible=True)
             if end == 0 and queue is retry:
                 continue
-            state = self._pop.states.get(queue)
-            if state is None or not self._pop.follows(queue):
+            if (state := self._pop.following(queue)) is None:
                 rest += end
                 if end or request.begins_at_end:
                     queues.append(queue)
+                    new.append(queue)
             else:
                 rest += max(0, end - state.next_offset)
                 if state.can_be_read(now_ms, end):
@@ -181,7 +177,13 @@ class PopService:
                 if request.attempt_id is not None and state.repeated(request.attempt_id, now_ms):
                     repeated.append(queue)
         queues = repeated or queues
-        return queues[:MAX_QUEUES], rest, len(queues) > MAX_QUEUES
+        read = queues[:MAX_QUEUES]
+        if new and not repeated:
+            new = [queue for queue in new if queue in read]
+            for queue in new:
+                self._state.limits.check_offset(self._state.offsets, *_offset_key(queue))
+            self._pop.open(new, lambda queue: self._begin(queue, request), now_ms)
+        return read, rest, len(queues) > MAX_QUEUES
 
     def _begin(self, queue: PopQueue, request: PopRequest) -> int:
         if request.begins_at_end and queue.topic == request.topic:
@@ -192,25 +194,27 @@ class PopService:
 
     def acknowledge(self, group: str, acks: Iterable[Ack]) -> Acknowledged:
         """Finish messages. Raises Refused."""
-        done: dict[PopQueue, set[int]] = {}
+        done: dict[PopQueue, Sequence[int]] = {}
         accepted, stale = 0, []
         for ack in acks:
+            offsets = ack.queue_offsets
             state = self._pop.states.get(queue := PopQueue(ack.topic, group, ack.queue_id))
-            if state is None:
-                stale.append(len(ack.queue_offsets))
-                continue
-            held = state.held(ack.pop_time_ms, ack.invisible_ms, ack.queue_offsets)
-            count = len(held)
-            if count < len(ack.queue_offsets):
-                count += sum(map(state.is_done, ack.queue_offsets))
-            accepted += count
-            stale.append(len(ack.queue_offsets) - count)
+            held: Sequence[int] = ()
+            if state is not None:
+                held = state.held(ack.pop_time_ms, ack.invisible_ms, offsets)
+            if len(held) == len(offsets):
+                refused = []
+            else:
+                taken = set(held)
+                refused = [one for one in offsets if one not in taken and (state is None or not state.is_done(one))]
+            accepted += len(offsets) - len(refused)
+            stale.append(refused)
             if held:
-                done.setdefault(queue, set()).update(held)
+                done[queue] = sorted({*done[queue], *held}) if queue in done else held
         # One that is repeated may not be durable yet.
         end = self._store.max_physical_offset
         if done:
-            changes = [(queue, Done(tuple(sorted(offsets)))) for queue, offsets in done.items()]
+            changes = [(queue, Done(tuple(offsets))) for queue, offsets in done.items()]
             end = self._pop.record(changes, self._state.clock())
         return Acknowledged(accepted, stale, end)
 
@@ -359,7 +363,8 @@ class _Receive:
         self, state: BrokerState, request: PopRequest, wanted: MessageFilter, now_ms: int, pop_time_ms: int
     ) -> None:
         self.changes: list[tuple[PopQueue, PopRecord]] = []
-        self.found: dict[PopQueue, dict[int, bytes]] = {}
+        self.found: dict[PopQueue, tuple[Pop, bytes]] = {}
+        """What each queue's receive takes, and the records of these messages."""
         self.added = 0
         self.is_unfinished = False
         self.pop_time_ms = pop_time_ms
@@ -385,57 +390,58 @@ class _Receive:
                         self.pop_time_ms, self._now_ms, request.invisible_ms, records, request.client, attempt_id,
                         is_renewed=request.is_renewed,
                     )  # fmt: skip
-                    self._take(queue, again, records)
+                    self._take(queue, again, b"".join(records.values()))
         return bool(self.found)
 
     def take(self, queue: PopQueue) -> None:
         """Take messages of one queue, as far as there is room."""
         if self._left <= 0:
             return
-        state = self._pop.states[queue]
-        records: dict[int, bytes] = {}
-        visible = list(self._visible(queue, state, records))
+        request, state = self._request, self._pop.states[queue]
+        visible = self._visible(queue, state) if state.is_ordered else {}
         begin = state.next_offset
-        taken: Pop | None = None
         while True:
-            candidates, next_offset, is_end = self._candidates(queue, state, begin, len(visible), records)
-            groups = {}
-            if self._request.is_ordered:
-                groups = {offset: _message_group(records[offset]) for offset in candidates}
+            found = self._read(queue, state, begin, visible)
+            offsets, joined = found.offsets, found.joined
+            groups = _message_groups(split(joined)) if request.is_ordered else NO_GROUPS
             taken = state.receive(
-                self.pop_time_ms, self._now_ms, self._request.invisible_ms, self._left, visible, candidates,
-                groups, next_offset, self._request.client, self._request.attempt_id,
-                is_renewed=self._request.is_renewed,
+                self.pop_time_ms, self._now_ms, request.invisible_ms, self._left, tuple(visible), offsets, groups,
+                found.next_offset, request.client, request.attempt_id, is_renewed=request.is_renewed,
             )  # fmt: skip
-            if taken is not None or is_end:
+            if taken is not None or found.is_end:
                 break
             # Nothing matched so far.
-            begin = next_offset
-            self._pop.read_on(queue, next_offset)
+            begin = found.next_offset
+            self._pop.read_on(queue, begin)
             if self._reads <= 0:
                 self.is_unfinished = True
                 break
         if taken is None:
-            if next_offset > state.next_offset:
-                self._pop.read_on(queue, next_offset)
+            if found.next_offset > state.next_offset:
+                self._pop.read_on(queue, found.next_offset)
             return
-        self._take(queue, taken, records)
+        if len(taken.taken) != len(offsets) or visible:
+            records = visible | split(joined)
+            joined = b"".join([records[offset] for offset in taken.taken])
+        self._take(queue, taken, joined)
 
-    def _take(self, queue: PopQueue, taken: Pop, records: dict[int, bytes]) -> None:
+    def _take(self, queue: PopQueue, taken: Pop, records: bytes) -> None:
         self.changes.append((queue, taken))
         self.added += taken.next_offset - self._pop.states[queue].next_offset
         if taken.taken:
-            self.found[queue] = {offset: records[offset] for offset in taken.taken}
+            self.found[queue] = taken, records
         else:  # later messages of other groups may follow
             self.is_unfinished = True
         self._room -= len(taken.added)
         self._left -= len(taken.taken)
-        self._bytes_left -= sum(map(len, self.found.get(queue, {}).values()))
+        self._bytes_left -= len(records)
 
-    def _visible(self, queue: PopQueue, state: PopState, records: dict[int, bytes]) -> Iterator[int]:
+    def _visible(self, queue: PopQueue, state: PopState) -> dict[int, bytes]:
+        """Return the messages of message groups that this receive can take."""
+        records: dict[int, bytes] = {}
         size = 0
         gone = []
-        for offset in state.visible(self._now_ms, self._left) if state.is_ordered else ():
+        for offset in state.visible(self._now_ms, self._left):
             record = self._record(queue, offset)
             if record is None:
                 gone.append(offset)
@@ -444,35 +450,46 @@ class _Receive:
             if size > self._bytes_left and (records or self.found):
                 break
             records[offset] = record
-            yield offset
         if gone:  # the log has deleted them
             self.changes.append((queue, Done(tuple(gone))))
+        return records
 
-    def _candidates(
-        self, queue: PopQueue, state: PopState, begin: int, visible: int, records: dict[int, bytes]
-    ) -> tuple[list[int], int, bool]:
-        """Read messages from `begin` on; return them, where to read on, and whether reading on is of no use."""
-        count = min(self._left - visible, state.room, self._room)
-        size = self._bytes_left - sum(map(len, records.values()))
-        if count <= 0 or (size <= 0 and (records or self.found)):
-            return [], state.next_offset, True
+    def _read(self, queue: PopQueue, state: PopState, begin: int, visible: dict[int, bytes]) -> _Read:
+        """Read messages from `begin` on."""
+        count = min(self._left - len(visible), state.room, self._room)
+        size = self._bytes_left - sum(map(len, visible.values()))
+        is_first = not (visible or self.found)
+        if count <= 0 or (size <= 0 and not is_first):
+            return _Read((), b"", state.next_offset, True)
         self._reads -= 1
         wanted = self._wanted if queue.topic == self._request.topic else _of_topic(self._request.topic)
         accepts = None if wanted.codes is None else wanted.codes.__contains__
         result = self._store.get(
             queue.topic, queue.queue_id, begin, count, max_bytes=max(0, size), accepts=accepts, matches=wanted.matches
         )
-        assert isinstance(result.joined, bytes)
-        if result.count and size < len(result.joined) and (records or self.found):
-            return [], begin, True
-        found = split(result.joined)
-        records.update(found)
-        next_offset = result.next_begin_offset
-        return list(found), next_offset, next_offset >= result.max_offset or next_offset <= begin
+        joined, end = result.joined, result.next_begin_offset
+        assert isinstance(joined, bytes)
+        if result.count and size < len(joined) and not is_first:
+            return _Read((), b"", begin, True)
+        offsets = range(begin, end) if end - begin == result.count else tuple(split(joined))
+        return _Read(offsets, joined, end, end >= result.max_offset or end <= begin)
 
     def _record(self, queue: PopQueue, offset: int) -> bytes | None:
         units = self._store.units(queue.topic, queue.queue_id, offset, 1)
         return self._store.record_at(units[0][0]) if units else None
+
+
+class _Read(NamedTuple):
+    offsets: Sequence[int]
+    joined: bytes
+    """The records, one after the other."""
+    next_offset: int
+    is_end: bool
+    """Whether reading on is of no use."""
+
+
+def _message_groups(records: Mapping[int, bytes]) -> dict[int, str]:
+    return {offset: _message_group(record) for offset, record in records.items()}
 
 
 def _message_group(record: bytes) -> str:

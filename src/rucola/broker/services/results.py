@@ -71,15 +71,16 @@ class Waiting(Struct, frozen=True, gc=False):
 
 
 class PoppedQueue(Struct, gc=False):
-    """Messages of one queue that a receive took; the three lists are parallel, in queue order."""
+    """Messages of one queue that a receive took, in queue order."""
 
     topic: str
     """The topic that was asked for, or its retry topic for the group."""
     queue_id: int
-    queue_offsets: list[int]
-    records: list[bytes]
-    attempts: list[int]
-    """1 for the first delivery from this queue."""
+    queue_offsets: Sequence[int]
+    records: bytes
+    """One after the other."""
+    attempts: Sequence[int]
+    """Of each, 1 for the first delivery from this queue."""
 
 
 class Popped(Struct, gc=False):
