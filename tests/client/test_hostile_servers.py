@@ -22,7 +22,7 @@ from rucola.client import (
     PushConsumer,
     TransactionProducer,
 )
-from rucola.client.consumer import assignment, fetcher, pull_consumer
+from rucola.client.consumer import assignment, decoding, fetcher
 from rucola.client.producer import sender, transaction
 from rucola.client.route import MAX_ADDRESSES, topic_route
 from rucola.domain.role import SWITCHOVER
@@ -99,7 +99,7 @@ async def test_a_pull_of_bombs_is_decompressed_in_parts_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response of 16 MB could otherwise expand to a terabyte, each body within its own limit."""
-    monkeypatch.setattr(pull_consumer, "MAX_PULLED_SIZE", 3_000_000)
+    monkeypatch.setattr(decoding, "MAX_PULLED_SIZE", 3_000_000)
     bomb = compress(bytes(1_000_000), CompressionType.ZSTD)
     records = [record(number, bomb, CompressionType.ZSTD.sys_flag) for number in range(8)]
     async with cluster(tmp_path) as running, PullConsumer("g", running.namesrv) as consumer:

@@ -25,6 +25,7 @@ from rucola.client import (
     SimpleConsumer,
     sync,
 )
+from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer import pop_fetcher
 from rucola.domain.pop import PopStatus
 from rucola.protocol.body import decode_body
@@ -244,9 +245,11 @@ async def test_a_listener_that_outlasts_the_invisible_time_is_not_called_with_wh
         slow.listen(listen)
         async with slow:
             await seen.reach(1)
+            until_ms = precise_monotonic_ms() + 200  # or earlier, as the member knows it
             slow.suspend()
             async with member(running) as other:
                 assert sorted(await take(other, 3)) == [0, 1, 2]
+            await until(lambda: precise_monotonic_ms() >= until_ms)
             go_on.set()
             await until(lambda: slow.stats()["T"].held == 0)
         assert seen.items == [0]

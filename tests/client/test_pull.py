@@ -11,7 +11,7 @@ from threading import Event, get_ident
 import pytest
 
 from rucola.client import MessageQueue, PullConsumer, PullStatus
-from rucola.client.consumer import pull_consumer
+from rucola.client.consumer import decoding, pull_consumer
 from rucola.errors import BrokerError, InvalidMessage, RemotingConnectError, RemotingTimeout, TopicNotFound
 from rucola.message import Message, MessageInner
 from rucola.message.compression import CompressionType, read_body
@@ -155,7 +155,7 @@ async def test_bodies_are_decompressed_beside_the_loop_within_the_timeout(
         threads.append(get_ident())
         return read_body(body, sys_flag)
 
-    monkeypatch.setattr(pull_consumer, "read_body", read)
+    monkeypatch.setattr(decoding, "read_body", read)
     async with queue_clients(tmp_path) as (_, producer, consumer, queue):
         for body in (b"small", bytes(100_000)):
             await producer.send(Message("T", body))

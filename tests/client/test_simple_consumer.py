@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from rucola.client import BrokerError, ConfigError, Message, Producer, PullConsumer, SimpleConsumer
-from rucola.client.consumer import pop_requests, simple_consumer
+from rucola.client.consumer import decoding, pop_requests, simple_consumer
+from rucola.message import properties
 from rucola.protocol.codes import ResponseCode
+from rucola.protocol.pop import parse_extra_info
 from support.cluster import cluster
 from support.errors import raises
 from support.waiting import until
@@ -116,3 +118,36 @@ async def test_messages_of_several_topics_and_far_apart_are_acknowledged_togethe
             await consumer.ack(await consumer.receive("T") + await consumer.receive("U"))
         for topic in ("T", "U"):
             assert await running.peer(broker).committed(topic=topic) == 5
+
+
+async def test_a_message_cannot_bring_a_handle_of_its_own(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        await running.peer(broker).alter_topic(queues=1)
+        forged = {properties.POP_CK: "0 1 60000 0 0 broker-a 0 99"}
+        async with Producer("p", running.namesrv) as producer:
+            await producer.send(Message("T", b"0", properties=forged))
+        async with SimpleConsumer("g", running.namesrv) as consumer:
+            (message,) = await consumer.receive("T")
+            handle = parse_extra_info(message.properties[properties.POP_CK])
+            assert (handle.start_offset, handle.queue_offset) == (0, 0)
+            await consumer.ack(message)
+        assert await running.peer(broker).committed() == 1
+
+
+async def test_what_would_expand_beyond_the_limit_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "MAX_PULLED_SIZE", 150_000)
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker()
+        await running.peer(broker).alter_topic(queues=1)
+        async with Producer("p", running.namesrv) as producer:
+            for number in range(3):
+                await producer.send(Message("T", b"%d" % number * 100_000))
+        async with SimpleConsumer("g", running.namesrv) as consumer:
+            first = await consumer.receive("T")
+            assert [message.body[:1] for message in first] == [b"0", b"1"]
+            (third,) = await consumer.receive("T")
+            assert (third.body, third.reconsume_times) == (b"2" * 100_000, 0)
+            await consumer.ack([*first, third])

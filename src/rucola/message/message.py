@@ -185,6 +185,15 @@ _properties_slot: Any = MessageExt.__dict__["properties"]
 setattr(MessageExt, "properties", property(_parsed, _properties_slot.__set__))  # noqa: B010 - no attribute for mypy
 
 
+def add_properties(message: MessageExt, encoded: bytes) -> None:
+    """Add properties to a decoded record, without parsing the others."""
+    found = _properties_slot.__get__(message)
+    if found.__class__ is dict:
+        found.update(properties.parse(encoded))
+    else:
+        _properties_slot.__set__(message, b"%b\x02%b" % (found, encoded))
+
+
 class MessageInner(msgspec.Struct, gc=False):
     """A message that a broker puts into its store.
 

@@ -34,6 +34,7 @@ from msgspec import Struct, field
 
 from rucola.errors import RemoteProtocolError
 from rucola.message import MessageExt, properties
+from rucola.message.message import add_properties
 from rucola.message.topics import pop_retry_topic
 from rucola.protocol.body import Body
 from rucola.protocol.command import Header
@@ -209,33 +210,36 @@ def order_count_info(counts: Iterable[tuple[str, int, int, int]]) -> str:
     return ";".join(f"{mark} qo{queue_id}%{offset} {count}" for mark, queue_id, offset, count in counts)
 
 
-def add_handles(messages: Iterable[MessageExt], header: PopMessageResponseHeader, broker_name: str) -> None:
+def add_handles(messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str) -> list[ExtraInfo]:
     """Add the handles of a response to its messages, and in order how often each was delivered before.
 
-    Raises RemoteProtocolError.
+    Return the handle of the first message of the same queue and receive, for each. Raises RemoteProtocolError.
     """
-    starts = {}
-    for part in (header.start_offset_info or "").split(";"):
-        mark, _, rest = part.partition(" ")
-        queue_id, _, offset = rest.partition(" ")
-        starts[mark, queue_id] = offset
+    firsts: dict[tuple[str, int], tuple[ExtraInfo, bytes]] = {}
     counts = dict(part.rsplit(" ", 1) for part in (header.order_count_info or "").split(";") if part)
     try:
+        for part in (header.start_offset_info or "").split(";") if messages else ():
+            mark, queue_id, offset = part.split(" ")
+            first = ExtraInfo(
+                int(offset), header.pop_time, header.invisible_time, header.revive_qid, mark, broker_name,
+                int(queue_id), int(offset),
+            )  # fmt: skip
+            begin = f"{properties.POP_CK}\x01{first}".removesuffix(offset).encode()
+            firsts[mark, first.queue_id] = first, begin
+        has_retries = any(mark == _RETRY for mark, _ in firsts)
+        found = []
         for message in messages:
-            text = message.properties.get(properties.POP_CK)
-            if text is None:
-                start = int(starts[_NORMAL, str(message.queue_id)])
-                text = message.properties[properties.POP_CK] = str(
-                    ExtraInfo(
-                        start, header.pop_time, header.invisible_time, header.revive_qid, _NORMAL, broker_name,
-                        message.queue_id, message.queue_offset,
-                    )
-                )  # fmt: skip
-            mark = parse_extra_info(text).retry
-            if (count := counts.get(f"{mark} qo{message.queue_id}%{message.queue_offset}")) is not None:
+            # Records of a retry topic have their handles.
+            mark = _RETRY if has_retries and properties.POP_CK in message.properties else _NORMAL
+            first, begin = firsts[mark, message.queue_id]
+            found.append(first)
+            if mark == _NORMAL:
+                add_properties(message, b"%b%d" % (begin, message.queue_offset))
+            if counts and (count := counts.get(f"{mark} qo{message.queue_id}%{message.queue_offset}")) is not None:
                 message.reconsume_times += int(count)
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError(f"broker {broker_name} sent messages without handles ({error!r})") from None
+    return found
 
 
 def _real_topic(topic: str, group: str, retry: str) -> str:

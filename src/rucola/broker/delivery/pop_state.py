@@ -137,7 +137,7 @@ class PopState:
     limit: int = MAX_OUTSTANDING
     pop_time_ms: int = 0
     """The last one."""
-    outstanding: OrderedDict[int, Outstanding] = field(default_factory=OrderedDict)
+    outstanding: dict[int, Outstanding] = field(default_factory=dict)
     """By queue offset, ascending: only offsets from `next_offset` on are added."""
     _groups: dict[str, OrderedDict[int, None]] = field(default_factory=dict, compare=False, repr=False)
     """The outstanding messages of each message group, ascending."""

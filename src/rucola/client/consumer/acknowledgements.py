@@ -2,15 +2,14 @@
 
 Nothing is repeated beyond the invisible time of its message.
 
-The acknowledgements of a broker are sent together: those that come while a request is on its way follow in the next.
+The acknowledgements of a broker are sent together, those of LINGER_MS and of the time that a request takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
 from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer.assigned_queue import AssignedQueue
@@ -22,6 +21,8 @@ from rucola.protocol.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
+LINGER_MS = 10
+"""How long acknowledgements wait for others, unless in order."""
 PAUSE_MS = 1000
 """The pause after a failure."""
 
@@ -35,11 +36,11 @@ class Acknowledgements:
         self._context = context
         self._requests = requests
         self._outages = context.instance.outages
-        self._pending: dict[str, dict[Held, float]] = {}
-        """By broker: messages to acknowledge, and when they are visible again."""
+        self._pending: dict[str, dict[Held, None]] = {}
+        """By broker, those of whose messages some are to be acknowledged, in order."""
         self._sending: set[str] = set()
         """Brokers with a task that acknowledges."""
-        self._suspended: list[Held] = []
+        self._suspended: list[tuple[Held, int]] = []
         """Messages that were not delivered, to be given back."""
 
     async def open(self) -> None:
@@ -48,21 +49,24 @@ class Acknowledgements:
     async def read(self, queue: MessageQueue) -> int | None:
         return 0  # the broker's POP state has the offset of the group
 
-    def add(self, held: Held, until_ms: float) -> None:
+    def add(self, held: Held, queue_offset: int) -> None:
         """Acknowledge a message soon."""
+        held.queue_offsets.append(queue_offset)
         broker = held.handle.broker_name
-        self._pending.setdefault(broker, {})[held] = until_ms
+        if (pending := self._pending.get(broker)) is None:
+            pending = self._pending[broker] = {}
+        pending[held] = None
         if broker not in self._sending:
             self._sending.add(broker)
             name = f"acknowledgements of {self._context.group} at {broker}"
             self._context.background.start(self._acknowledge_all(broker), name)
 
-    def change_invisible(self, held: Held, until_ms: float, invisible_ms: int, *, suspend: bool = False) -> None:
+    def change_invisible(self, held: Held, queue_offset: int, invisible_ms: int, *, suspend: bool = False) -> None:
         """Let others receive a message after `invisible_ms`."""
         name = f"retry of {held.topic} by {self._context.group}"
-        self._context.background.start(self._change_invisible(held, until_ms, invisible_ms, suspend), name)
+        self._context.background.start(self._change_invisible(held, queue_offset, invisible_ms, suspend), name)
 
-    def give_back(self, messages: Iterable[Held]) -> None:
+    def give_back(self, messages: Iterable[tuple[Held, int]]) -> None:
         """Let others receive messages that were not delivered, with the next commit."""
         self._suspended += messages
 
@@ -70,13 +74,15 @@ class Acknowledgements:
         """Send the rest: messages that are given back and, when the consumer closes, the last acknowledgements."""
         suspended, self._suspended = self._suspended, []
         await asyncio.gather(
-            *(self._change_once(held, 0, suspend=True) for held in suspended),
+            *(self._change_once(held, offset, 0, suspend=True) for held, offset in suspended),
             *(self._acknowledge_once(broker) for broker in list(self._pending) if broker not in self._sending),
         )
 
     async def _acknowledge_all(self, broker: str) -> None:
         try:
             while self._pending.get(broker):
+                if not self._context.options.orderly:  # which would delay the next messages of a message group
+                    await asyncio.sleep(LINGER_MS / 1000)
                 if not await self._acknowledge_once(broker):
                     await asyncio.sleep(PAUSE_MS / 1000)
                     self._drop_visible(broker)
@@ -84,9 +90,9 @@ class Acknowledgements:
             self._sending.discard(broker)
 
     async def _acknowledge_once(self, broker: str) -> bool:
-        """Send all pending acknowledgements of a broker; return whether it answered."""
+        """Send the acknowledgements that are pending now; return whether the broker answered."""
         pending = self._pending.get(broker, {})
-        while batch := list(islice(pending, MAX_ACKED)):
+        for batch in list(_batches(pending)):
             purpose = f"group {self._context.group}: acknowledgement of messages at {broker}"
             try:
                 await self._requests.ack(broker, batch)
@@ -96,39 +102,55 @@ class Acknowledgements:
                     return False
                 logger.info("group %s: some messages were acknowledged too late: %s", self._context.group, error)
             self._outages.succeeded(broker, purpose)
-            for held in batch:
-                del pending[held]
+            for held, offsets in batch.items():
+                del held.queue_offsets[: len(offsets)]
+                if not held.queue_offsets:
+                    del pending[held]
         return True
 
     def _drop_visible(self, broker: str) -> None:
         pending, now_ms = self._pending[broker], precise_monotonic_ms()
-        visible = [held for held, until_ms in pending.items() if until_ms <= now_ms]
+        visible = [held for held in pending if held.until_ms <= now_ms]
         for held in visible:
             del pending[held]
         if visible:
             logger.warning(
                 "group %s: %d messages of broker %s could not be acknowledged in time and are delivered again",
-                self._context.group, len(visible), broker,
+                self._context.group, sum(len(held.queue_offsets) for held in visible), broker,
             )  # fmt: skip
 
-    async def _change_invisible(self, held: Held, until_ms: float, invisible_ms: int, suspend: bool) -> None:
-        while precise_monotonic_ms() < until_ms:
-            if await self._change_once(held, invisible_ms, suspend=suspend):
+    async def _change_invisible(self, held: Held, queue_offset: int, invisible_ms: int, suspend: bool) -> None:
+        while precise_monotonic_ms() < held.until_ms:
+            if await self._change_once(held, queue_offset, invisible_ms, suspend=suspend):
                 break
             await asyncio.sleep(PAUSE_MS / 1000)
 
-    async def _change_once(self, held: Held, invisible_ms: int, *, suspend: bool) -> bool:
+    async def _change_once(self, held: Held, queue_offset: int, invisible_ms: int, *, suspend: bool) -> bool:
         """Return whether the broker answered."""
         broker = held.handle.broker_name
         purpose = f"group {self._context.group}: change of the invisible time at {broker}"
         try:
-            await self._requests.change_invisible(held, invisible_ms, suspend=suspend)
+            await self._requests.change_invisible(held, queue_offset, invisible_ms, suspend=suspend)
         except MQError as error:
             if not _is_stale(error):
                 self._outages.failed(broker, purpose, error)
                 return False
         self._outages.succeeded(broker, purpose)
         return True
+
+
+def _batches(pending: Iterable[Held]) -> Iterator[dict[Held, list[int]]]:
+    """Yield the messages that are to be acknowledged, up to MAX_ACKED at a time."""
+    batch, room = dict[Held, list[int]](), MAX_ACKED
+    for held in pending:
+        offsets = held.queue_offsets
+        while len(offsets) > room:
+            yield batch | {held: offsets[:room]}
+            offsets, batch, room = offsets[room:], {}, MAX_ACKED
+        batch[held] = offsets[:]
+        room -= len(offsets)
+    if batch:
+        yield batch
 
 
 def _is_stale(error: MQError) -> bool:

@@ -20,7 +20,7 @@ from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.fetcher import SUSPEND_MS, Fetcher
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.client.consumer.pop_process_queue import THRESHOLD, PopProcessQueue
-from rucola.client.consumer.pop_requests import PopRequests, held
+from rucola.client.consumer.pop_requests import PopRequests
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import ConsumeRetry
 from rucola.client.stats import ConsumeCounters
@@ -62,7 +62,7 @@ class PopFetcher(Fetcher):
 
     def release(self, assigned: AssignedQueue) -> None:
         if isinstance(process_queue := assigned.process_queue, PopProcessQueue):
-            self._acknowledgements.give_back(one for one, _ in process_queue.give_up_waiting())
+            self._acknowledgements.give_back(process_queue.give_up_waiting())
 
     def _cancel(self, assigned: AssignedQueue) -> None:
         # The response to a receive may have messages.
@@ -82,20 +82,22 @@ class PopFetcher(Fetcher):
             header = self._header(subscription, process_queue.room, attempt_id)
             self._receiving.add(assigned)
             try:
-                messages = await self._requests.pop(assigned.queue.broker_name, header)
+                received = await self._requests.pop(assigned.queue.broker_name, header)
             except MQError as error:
                 self._receiving.discard(assigned)
                 await self._failed(assigned, error)
                 continue
             finally:
                 self._receiving.discard(assigned)
+            messages = received.messages
             if assigned.is_revoked:
-                self._acknowledgements.give_back(map(held, messages))
+                offsets = [message.queue_offset for message in messages]
+                self._acknowledgements.give_back(zip(received.held, offsets, strict=True))
                 await self._acknowledgements.commit()
                 return
             attempt_id = None
             self._succeeded(assigned, messages, begin_ms)
-            process_queue.receive(messages, precise_monotonic_ms() + header.invisible_time)
+            process_queue.receive(received)
             if subscription.tags_set:
                 # The broker compares hashes.
                 for message in messages:
@@ -170,8 +172,8 @@ class PopRetry(ConsumeRetry):
         process_queue = delivery.process_queue
         assert isinstance(process_queue, PopProcessQueue)
         for message in messages:
-            if (given_up := process_queue.give_up(message)) is not None:
-                self._acknowledgements.change_invisible(*given_up, invisible_ms, suspend=suspend)
+            if (held := process_queue.give_up(message)) is not None:
+                self._acknowledgements.change_invisible(held, message.queue_offset, invisible_ms, suspend=suspend)
         delivery.check_capacity()
 
 

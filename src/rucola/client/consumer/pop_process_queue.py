@@ -6,10 +6,10 @@ time is over, after which another member may have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from rucola.client.clock import precise_monotonic_ms
-from rucola.client.consumer.pop_requests import Held, held
+from rucola.client.consumer.pop_requests import Held, Received
 from rucola.client.consumer.process_queue import ProcessQueue, PullLimits, ReadAhead
 from rucola.message import MessageExt
 
@@ -20,37 +20,41 @@ THRESHOLD = 96
 class PopProcessQueue(ProcessQueue):
     """The messages by identity, since they are of several queues. `acknowledge` gets each that is completed."""
 
-    __slots__ = ("_acknowledge", "_entries", "_threshold")
+    __slots__ = ("_acknowledge", "_entries", "_started", "_threshold")
 
     def __init__(
-        self, limits: PullLimits, read_ahead: ReadAhead, acknowledge: Callable[[Held, float], None], threshold: int
+        self,
+        limits: PullLimits,
+        read_ahead: ReadAhead,
+        acknowledge: Callable[[Held, int], None],
+        threshold: int,
     ) -> None:
         super().__init__(0, limits, read_ahead)
         self._acknowledge = acknowledge
         self._threshold = threshold
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, tuple[MessageExt, Held]] = {}
+        """Each message, and those that it was received with."""
+        self._started: set[int] = set()
 
-    def receive(self, messages: Iterable[MessageExt], until_ms: float) -> None:
-        """Add messages that are held until then, on the monotonic clock."""
-        for message in messages:
-            size = len(message.body)
-            self._entries[id(message)] = _Entry(message, held(message), until_ms)
-            self._sizes[id(message)] = size
-            self.size += size
-            self._read_ahead.size += size
+    def receive(self, received: Received) -> None:
+        keys = list(map(id, received.messages))
+        sizes = [len(message.body) for message in received.messages]
+        self._entries.update(zip(keys, zip(*received, strict=True), strict=True))
+        self._sizes.update(zip(keys, sizes, strict=True))
+        self.size += sum(sizes)
+        self._read_ahead.size += sum(sizes)
 
     def start(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
         """Return those that are still held, and are delivered now."""
         now_ms = precise_monotonic_ms()
         started = []
         for message in messages:
-            entry = self._entries.get(id(message))
-            if entry is None:
+            if (entry := self._entries.get(key := id(message))) is None:
                 continue
-            if entry.until_ms <= now_ms:
+            if entry[1].until_ms <= now_ms:
                 self.give_up(message)
                 continue
-            entry.is_started = True
+            self._started.add(key)
             started.append(message)
         return started
 
@@ -58,29 +62,27 @@ class PopProcessQueue(ProcessQueue):
         return id(message) in self._entries
 
     def complete(self, message: MessageExt) -> bool:
-        entry = self._give_up(message)
-        if entry is None:
+        held = self.give_up(message)
+        if held is None:
             return False
-        self._acknowledge(entry.held, entry.until_ms)
+        self._acknowledge(held, message.queue_offset)
         return True
 
-    def give_up(self, message: MessageExt) -> tuple[Held, float] | None:
-        """Return a message as it is held, and until when, for the last time; None if it is complete already."""
-        entry = self._give_up(message)
-        return None if entry is None else (entry.held, entry.until_ms)
+    def give_up(self, message: MessageExt) -> Held | None:
+        """Return those that a message was received with, for the last time; None if it is complete already."""
+        entry = self._entries.pop(key := id(message), None)
+        if entry is None:
+            return None
+        self._started.discard(key)
+        self._remove(key)
+        return entry[1]
 
-    def give_up_waiting(self) -> list[tuple[Held, float]]:
+    def give_up_waiting(self) -> list[tuple[Held, int]]:
         """Give up what was not delivered."""
-        waiting = [entry for entry in self._entries.values() if not entry.is_started]
-        for entry in waiting:
-            self._give_up(entry.message)
-        return [(entry.held, entry.until_ms) for entry in waiting]
-
-    def _give_up(self, message: MessageExt) -> _Entry | None:
-        entry = self._entries.pop(id(message), None)
-        if entry is not None:
-            self._remove(id(message))
-        return entry
+        waiting = [entry for key, entry in self._entries.items() if key not in self._started]
+        for message, _ in waiting:
+            self.give_up(message)
+        return [(held, message.queue_offset) for message, held in waiting]
 
     @property
     def room(self) -> int:
@@ -93,13 +95,3 @@ class PopProcessQueue(ProcessQueue):
         # A receive for one message costs as much as one for a batch.
         least = max(1, min(self.limits.count, self._threshold) // 2)
         return self.room >= least and self.size < self.limits.size and not self.is_total_full
-
-
-class _Entry:
-    __slots__ = ("held", "is_started", "message", "until_ms")
-
-    def __init__(self, message: MessageExt, held: Held, until_ms: float) -> None:
-        self.message = message
-        self.held = held
-        self.until_ms = until_ms
-        self.is_started = False

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from rucola.client.clock import precise_monotonic_ms
+from rucola.client.consumer.decoding import decoded
 from rucola.client.instance import ClientInstance
 from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, ConfigError
 from rucola.message import MessageExt, properties
-from rucola.message.record import decode_many
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -27,6 +28,7 @@ from rucola.protocol.pop import (
     add_handles,
     parse_extra_info,
 )
+from rucola.remoting.deadline import Deadline
 
 REQUEST_TIMEOUT_MS: Final = 5000
 MAX_ACKED: Final = 256
@@ -36,11 +38,25 @@ _MAX_BITS: Final = 8 * (MAX_BITS // MAX_ACKED - 1)
 """Messages in the bit set of one receive, so that those of a whole request are below MAX_BITS bytes."""
 
 
-class Held(NamedTuple):
-    """A message as its holder names it."""
+class Held:
+    """The messages of one queue that one receive delivered, as their holder names them."""
 
-    topic: str
-    handle: ExtraInfo
+    __slots__ = ("handle", "queue_offsets", "topic", "until_ms")
+
+    def __init__(self, topic: str, handle: ExtraInfo, until_ms: float = 0) -> None:
+        self.topic = topic
+        self.handle = handle
+        """That of the first one."""
+        self.until_ms = until_ms
+        """When they are visible again, on the monotonic clock."""
+        self.queue_offsets: list[int] = []
+        """Of those that are to be acknowledged."""
+
+
+class Received(NamedTuple):
+    messages: list[MessageExt]
+    held: list[Held]
+    """Of each message, those that it was received with."""
 
 
 class PopRequests:
@@ -48,41 +64,55 @@ class PopRequests:
         self._group = group
         self._instance = instance
 
-    async def pop(self, broker: str, header: PopMessageRequestHeader) -> list[MessageExt]:
+    async def pop(self, broker: str, header: PopMessageRequestHeader) -> Received:
         """Return messages with their handles; none after `poll_time`. BrokerError, RemotingError."""
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
         queue = MessageQueue(header.topic, broker, 0)
-        response = await self._instance.invoke_master(queue, request, REQUEST_TIMEOUT_MS + header.poll_time)
+        timeout_ms = REQUEST_TIMEOUT_MS + header.poll_time
+        response = await self._instance.invoke_master(queue, request, timeout_ms)
         if response.code in _NOTHING:
-            return []
+            return Received([], [])
         _check(response, broker)
-        messages = decode_many(response.body)
-        add_handles(messages, response.decode_header(PopMessageResponseHeader), broker)
-        return messages
+        source = f"a receive of {header.topic} from broker {broker}"
+        messages, count = await decoded(response.body, source, Deadline(REQUEST_TIMEOUT_MS))
+        handles = add_handles(messages, response.decode_header(PopMessageResponseHeader), broker)
+        until_ms = precise_monotonic_ms() + header.invisible_time
+        held: list[Held] = []
+        for handle in handles:  # the same one for those of a queue
+            is_known = held and held[-1].handle is handle
+            held.append(held[-1] if is_known else Held(header.topic, handle, until_ms))
+        for message, one in zip(messages[count:], held[count:], strict=True):
+            await self.change_invisible(one, message.queue_offset, 0, suspend=True)
+        return Received(messages[:count], held[:count])
 
-    async def ack(self, broker: str, messages: Sequence[Held]) -> None:
-        """Finish messages of one broker, at most MAX_ACKED. BrokerError, RemotingError.
+    async def ack(self, broker: str, messages: Mapping[Held, Sequence[int]]) -> None:
+        """Finish messages of one broker by their queue offsets, at most MAX_ACKED. BrokerError, RemotingError.
 
         The code NO_MESSAGE means that one is not held any more; the others are finished.
         """
-        acks, single = _batches(self._group, messages) if len(messages) > 1 else ([], messages)
-        requests = [(held, RemotingCommand.request(RequestCode.ACK_MESSAGE, self._ack_header(held))) for held in single]
+        acks, single = _batches(self._group, messages)
+        requests = [
+            (held.topic, RemotingCommand.request(RequestCode.ACK_MESSAGE, self._ack_header(held, offset)))
+            for held, offset in single
+        ]
         if acks:
             body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=acks))
-            requests.append((messages[0], RemotingCommand.request(RequestCode.BATCH_ACK_MESSAGE, body=body)))
+            requests.append((acks[0].topic, RemotingCommand.request(RequestCode.BATCH_ACK_MESSAGE, body=body)))
         errors = await asyncio.gather(
-            *(self._invoke(held.topic, broker, request) for held, request in requests), return_exceptions=True
+            *(self._invoke(topic, broker, request) for topic, request in requests), return_exceptions=True
         )
         for error in errors:
             if isinstance(error, BaseException):
                 raise error
 
-    async def change_invisible(self, held: Held, invisible_ms: int, *, suspend: bool = False) -> ExtraInfo:
+    async def change_invisible(
+        self, held: Held, queue_offset: int, invisible_ms: int, *, suspend: bool = False
+    ) -> ExtraInfo:
         """Let nobody else receive a message for `invisible_ms` from now; return its new handle. Errors as `ack`.
 
         With `suspend`, its delivery does not count as an attempt.
         """
-        topic, handle = held
+        topic, handle = held.topic, held.handle._replace(queue_offset=queue_offset)
         header = ChangeInvisibleTimeRequestHeader(
             consumer_group=self._group,
             topic=handle.real_topic(topic, self._group),
@@ -99,8 +129,8 @@ class PopRequests:
             pop_time=changed.pop_time, invisible_time=changed.invisible_time, revive_qid=changed.revive_qid
         )
 
-    def _ack_header(self, held: Held) -> AckMessageRequestHeader:
-        topic, handle = held
+    def _ack_header(self, held: Held, queue_offset: int) -> AckMessageRequestHeader:
+        topic, handle = held.topic, held.handle._replace(queue_offset=queue_offset)
         return AckMessageRequestHeader(
             consumer_group=self._group,
             topic=handle.real_topic(topic, self._group),
@@ -114,12 +144,20 @@ class PopRequests:
         return _check(response, broker)
 
 
-def held(message: MessageExt) -> Held:
-    """Return a received message as its holder names it. ConfigError if it was not received by POP."""
-    text = message.properties.get(properties.POP_CK)
-    if text is None:
-        raise ConfigError(f"message {message.msg_id} has no handle: it was not received by POP")
-    return Held(message.topic, parse_extra_info(text))
+def held_by_broker(messages: Iterable[MessageExt]) -> dict[str, dict[Held, list[int]]]:
+    """Return received messages as their holder names them. ConfigError if one was not received by POP."""
+    found: dict[str, dict[Held, list[int]]] = {}
+    known: dict[tuple[str, str], Held] = {}
+    for message in messages:
+        text = message.properties.get(properties.POP_CK)
+        if text is None:
+            raise ConfigError(f"message {message.msg_id} has no handle: it was not received by POP")
+        begin, _, offset = text.rpartition(" ")
+        if (held := known.get((message.topic, begin))) is None or not offset.isdecimal():
+            handle = parse_extra_info(text)
+            held = known[message.topic, begin] = Held(message.topic, handle._replace(queue_offset=handle.start_offset))
+        found.setdefault(held.handle.broker_name, {}).setdefault(held, []).append(int(offset))
+    return found
 
 
 def _check(response: RemotingCommand, broker: str) -> RemotingCommand:
@@ -128,33 +166,30 @@ def _check(response: RemotingCommand, broker: str) -> RemotingCommand:
     return response
 
 
-def _batches(group: str, messages: Iterable[Held]) -> tuple[list[BatchAck], list[Held]]:
-    """Return one entry for each receive and queue; and messages that are too far from the first of their receive."""
-    numbers: dict[tuple[str, ExtraInfo], list[int]] = {}
-    far = []
-    for one in messages:
-        number = one.handle.queue_offset - one.handle.start_offset
-        if number < _MAX_BITS:
-            numbers.setdefault((one.topic, one.handle._replace(queue_offset=0)), []).append(number)
-        else:
-            far.append(one)
-    acks = [
-        BatchAck(
-            consumer_group=group,
-            topic=topic,
-            retry=handle.retry,
-            start_offset=handle.start_offset,
-            queue_id=handle.queue_id,
-            revive_queue_id=handle.revive_qid,
-            pop_time=handle.pop_time,
-            invisible_time=handle.invisible_time,
-            bit_set=_bits(found),
-        )
-        for (topic, handle), found in numbers.items()
-    ]
+def _batches(group: str, messages: Mapping[Held, Sequence[int]]) -> tuple[list[BatchAck], list[tuple[Held, int]]]:
+    """Return one entry for each receive and queue; and messages that are alone or too far from the first of theirs."""
+    if sum(map(len, messages.values())) == 1:
+        return [], [(held, offset) for held, offsets in messages.items() for offset in offsets]
+    acks, far = [], []
+    for held, offsets in messages.items():
+        handle, near = held.handle, 0
+        for offset in offsets:
+            if 0 <= (number := offset - handle.start_offset) < _MAX_BITS:
+                near |= 1 << number
+            else:
+                far.append((held, offset))
+        if near:
+            acks.append(
+                BatchAck(
+                    consumer_group=group,
+                    topic=held.topic,
+                    retry=handle.retry,
+                    start_offset=handle.start_offset,
+                    queue_id=handle.queue_id,
+                    revive_queue_id=handle.revive_qid,
+                    pop_time=handle.pop_time,
+                    invisible_time=handle.invisible_time,
+                    bit_set=near.to_bytes(near.bit_length() // 8 + 1, "little"),
+                )
+            )
     return acks, far
-
-
-def _bits(numbers: Iterable[int]) -> bytes:
-    bits = sum(1 << number for number in set(numbers))
-    return bits.to_bytes(bits.bit_length() // 8 + 1, "little")

@@ -13,8 +13,6 @@ as stored, with `body_error`, while Apache loses the rest of the pull.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from enum import Enum
 
@@ -22,6 +20,7 @@ import msgspec
 
 from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
+from rucola.client.consumer.decoding import decoded
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import UNREACHABLE, ClientInstance
 from rucola.domain import subscription as subscriptions
@@ -29,9 +28,8 @@ from rucola.domain.queue import MessageQueue
 from rucola.domain.role import MASTER_ID
 from rucola.domain.route import ClusterInfo
 from rucola.domain.subscription import SUB_ALL, SubscriptionData
-from rucola.errors import BrokerError, InvalidMessage, RemoteProtocolError, RemotingConnectError, RemotingTimeout
-from rucola.message import MessageExt, record, sysflag
-from rucola.message.compression import read_body
+from rucola.errors import BrokerError, RemoteProtocolError, RemotingConnectError
+from rucola.message import MessageExt
 from rucola.message.topics import check_tags, check_topic
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -54,11 +52,7 @@ from rucola.protocol.route import TopicList
 from rucola.remoting.deadline import Deadline
 from rucola.remoting.tls import ClientTls
 
-logger = logging.getLogger(__name__)
-
 PULL_BATCH_SIZE = 32
-MAX_PULLED_SIZE = 128 * 1024 * 1024
-"""Bytes of decompressed bodies at which a pull has enough: a response of 16 MB could expand to any size otherwise."""
 PULL_TIMEOUT_MS = 10_000
 """The timeout of a pull, in addition to the time for which the broker may hold it."""
 OFFSET_TIMEOUT_MS = 5000
@@ -155,10 +149,9 @@ class PullConsumer(GroupClient):
         result = await self.pull_records(
             queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
         )
-        messages, is_whole = _decode(result.records, queue, max_count)
-        if any(message.sys_flag & sysflag.COMPRESSED for message in messages):
-            count = await _decompress_in_thread(messages, queue, deadline)
-            messages, is_whole = messages[:count], is_whole and count == len(messages)
+        messages, count = await decoded(result.records, f"a pull from {queue}", deadline, max_count)
+        is_whole = count == len(messages) and sum([each.store_size for each in messages]) == len(result.records)
+        messages = messages[:count]
         next_offset = result.next_begin_offset if is_whole else messages[-1].queue_offset + 1
         if next_offset < result.next_begin_offset:
             _check_next_offset(result.status, next_offset, queue, queue_offset)
@@ -310,42 +303,6 @@ def _check_next_offset(status: PullStatus, next_offset: int, queue: MessageQueue
         raise RemoteProtocolError(
             f"a pull from {queue} at offset {queue_offset} returned {status.name} with the next offset {next_offset}"
         )
-
-
-def _decode(records: bytes, queue: MessageQueue, max_count: int) -> tuple[list[MessageExt], bool]:
-    """Return a pull's messages as stored, and whether these are all of its records. RemoteProtocolError if damaged."""
-    try:
-        messages = record.decode_many(records, decompress=False, max_count=max_count)
-    except InvalidMessage as error:
-        raise RemoteProtocolError(f"a pull from {queue} returned a damaged record: {error}") from None
-    return messages, sum([message.store_size for message in messages]) == len(records)
-
-
-async def _decompress_in_thread(messages: list[MessageExt], queue: MessageQueue, deadline: Deadline) -> int:
-    """Decompress bodies beside the event loop, which megabytes would hold up; return how many messages are enough."""
-    try:
-        async with deadline.scope():
-            return await asyncio.to_thread(_decompress, messages, queue)
-    except TimeoutError:
-        raise RemotingTimeout(
-            f"the messages of a pull from {queue} were not decompressed within {deadline.timeout_ms:g} ms: the threads "
-            "of the event loop's executor are busy"
-        ) from None
-
-
-def _decompress(messages: list[MessageExt], queue: MessageQueue) -> int:
-    size = 0
-    for count, message in enumerate(messages):
-        if size >= MAX_PULLED_SIZE:
-            return count
-        if message.sys_flag & sysflag.COMPRESSED:
-            message.body, message.body_error = read_body(message.body, message.sys_flag)
-        if message.body_error is not None:
-            logger.warning(
-                "%s, offset %d: the body is returned as stored: %s", queue, message.queue_offset, message.body_error
-            )
-        size += len(message.body)
-    return len(messages)
 
 
 def _with_subscribed_tags(messages: list[MessageExt], subscription: SubscriptionData) -> list[MessageExt]:

@@ -21,7 +21,7 @@ from typing import Final, TypedDict
 from rucola.acl.credentials import Credentials
 from rucola.client.clock import monotonic_ms, now_ms
 from rucola.client.connection_options import ConnectionOptions
-from rucola.client.consumer.pop_requests import MAX_ACKED, Held, PopRequests, held
+from rucola.client.consumer.pop_requests import MAX_ACKED, PopRequests, held_by_broker
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.domain.subscription import SUB_ALL
@@ -115,7 +115,7 @@ class SimpleConsumer(GroupClient):
                 left_ms = max(0, deadline_ms - monotonic_ms())
                 turn_ms = left_ms if len(brokers) == 1 else min(left_ms, TURN_MS)
                 header.poll_time = int(turn_ms) if is_waiting else 0
-                if found := await self._requests.pop(broker, header):
+                if found := (await self._requests.pop(broker, header)).messages:
                     return found
             if monotonic_ms() >= deadline_ms:
                 return []
@@ -125,18 +125,15 @@ class SimpleConsumer(GroupClient):
         """Finish messages. BrokerError with code NO_MESSAGE if one is not held any more."""
         self._check_open()
         chosen = [messages] if isinstance(messages, MessageExt) else list(messages)
-        by_broker: dict[str, list[Held]] = {}
-        for message in chosen:
-            one = held(message)
-            by_broker.setdefault(one.handle.broker_name, []).append(one)
-        for broker, of_broker in by_broker.items():
-            for first in range(0, len(of_broker), MAX_ACKED):
-                await self._requests.ack(broker, of_broker[first : first + MAX_ACKED])
+        for first in range(0, len(chosen), MAX_ACKED):
+            for broker, of_broker in held_by_broker(chosen[first : first + MAX_ACKED]).items():
+                await self._requests.ack(broker, of_broker)
 
     async def change_invisible(self, message: MessageExt, invisible_ms: int) -> None:
         """Let nobody else receive a message for `invisible_ms` from now; its handle changes. Errors as `ack`."""
         self._check_open()
-        handle = await self._requests.change_invisible(held(message), invisible_ms)
+        ((held, offsets),) = held_by_broker([message]).popitem()[1].items()
+        handle = await self._requests.change_invisible(held, offsets[0], invisible_ms)
         message.properties[properties.POP_CK] = str(handle)
 
     async def _brokers(self, topic: str) -> Sequence[str]:
