@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rucola.broker.broker import Broker
 from rucola.broker.election_metrics import ElectionCollector
@@ -26,13 +24,20 @@ from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.metrics_config import MetricsExporterType
 from support.cluster import HOST, Cluster, cluster
-from support.metrics import BROKER_LABELS, Samples, http_request, sample_value, scrape
+from support.metrics import (
+    BROKER_LABELS,
+    Samples,
+    documented_names,
+    families_of,
+    http_request,
+    names_of,
+    sample_value,
+    scrape,
+)  # fmt: skip
 from support.peer import pull_header
 from support.pop import ack, receive
 from support.replication import end_of, follows, pair, send
 from support.waiting import until
-
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 @asynccontextmanager
@@ -81,22 +86,16 @@ async def test_topic_and_group_metrics_are_exported(tmp_path: Path) -> None:
 
 
 async def test_the_page_documents_exactly_the_exported_metrics(tmp_path: Path) -> None:
-    broker_table, _ = PAGE.split("### Name server")
-    named = set(re.findall(r"`(rocketmq_\w+)`", "".join(re.findall(r"^\| (.*?) \|", broker_table, re.MULTILINE))))
-
     async with metered_broker(tmp_path) as (_, broker):
-        _, body = await http_request(broker.config.metrics_prom_exporter_port, b"GET /metrics HTTP/1.1\r\n\r\n")
-        families = text_string_to_metric_families(body.decode())
-        told = {family.name + "_total" * (family.type == "counter") for family in families}
-        assert told == named - election_metrics()
+        told = names_of(await families_of(broker.config.metrics_prom_exporter_port))
+        assert told == documented_names("Metrics") - election_metrics()
 
 
 def election_metrics() -> set[str]:
     figures = CoordinationFigures(
         Role.MASTER, 7, frozenset({1, 2}), frozenset({1, 2}), False, 3, 8.5, False, frozenset({1})
     )
-    families = ElectionCollector("c", "broker-a", lambda: figures).collect()
-    return {family.name + "_total" * (family.type == "counter") for family in families}
+    return names_of(ElectionCollector("c", "broker-a", lambda: figures).collect())
 
 
 async def test_replication_lag_is_exported(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.grpc_peer import GrpcPeer, grpc_peer, message
-from support.ports import HOST, free_port
+from support.metrics import families_of, samples_of
+from support.ports import HOST, free_port, free_ports
 from support.processes import ADDRESS, Machines
 from support.servers import Server, run, server
 from support.waiting import DEADLINE_S, wait_until
@@ -39,6 +40,12 @@ def send(address: str, count: int = 1) -> None:
     asyncio.run(connect())
 
 
+def sends(metrics_port: int) -> float:
+    """How many calls of SendMessage a worker has counted."""
+    counts = samples_of(asyncio.run(families_of(metrics_port))).get("rocketmq_proxy_requests_total", [])
+    return sum(count for labels, count in counts if labels["method"] == "SendMessage")
+
+
 def workers_of(proxy: Server) -> set[int]:
     return set(map(int, Path(f"/proc/{proxy.process.pid}/task/{proxy.process.pid}/children").read_text().split()))
 
@@ -48,10 +55,14 @@ def test_a_proxy_serves_and_stops(tmp_path: Path, workers: str) -> None:
     with ExitStack() as stack:
         machines = Machines(tmp_path, stack)
         machines.broker()
-        options = ("-n", machines.namesrv, "--listen", f"{HOST}:0", "--workers", workers)
+        (metrics_port,) = free_ports(1, 1)
+        conf = tmp_path / "proxy.conf"
+        conf.write_text(f"metricsExporterType=PROM\nmetricsPromExporterPort={metrics_port}\n")
+        options = ("-n", machines.namesrv, "--listen", f"{HOST}:0", "--workers", workers, "-c", conf)
         proxy = stack.enter_context(server("proxy", *options, log=tmp_path / "proxy.log"))
         address = address_of(proxy)
         send(address)
+        assert sum(sends(metrics_port + number) for number in range(int(workers))) == 1
         taken = run("proxy", "-n", machines.namesrv, "--listen", address, "--workers", workers)
         assert (taken.returncode, taken.stdout) == (1, "")
         assert address in taken.stderr

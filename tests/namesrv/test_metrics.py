@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rucola.errors import BrokerError, ConfigError, RemotingError
 from rucola.namesrv.config import NamesrvConfig, from_properties
@@ -20,9 +17,8 @@ from rucola.protocol.route import RegisterBrokerRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.metrics_config import MetricsExporterType
 from support.errors import raises
-from support.metrics import http_request
+from support.metrics import documented_names, families_of, names_of
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 PROM = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
 
 
@@ -32,13 +28,6 @@ async def metered(**settings: Any) -> AsyncIterator[tuple[Namesrv, RemotingClien
     async with Namesrv("127.0.0.1", 0, config=NamesrvConfig(**PROM, **settings)) as namesrv:
         yield namesrv, client
         await client.close()
-
-
-async def scraped(namesrv: Namesrv) -> dict[str, float]:
-    head, body = await http_request(namesrv.metrics_port, b"GET /metrics HTTP/1.1\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    families = text_string_to_metric_families(body.decode())
-    return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 async def test_connections_and_registrations_are_exported() -> None:
@@ -53,19 +42,16 @@ async def test_connections_and_registrations_are_exported() -> None:
             await client.invoke_ok(
                 f"127.0.0.1:{namesrv.port}", RemotingCommand.request(RequestCode.REGISTER_BROKER, header, b"x")
             )
-        found = await scraped(namesrv)
+        families = await families_of(namesrv.metrics_port)
+        found = {sample.name: sample.value for family in families for sample in family.samples}
         wanted = {"connections": 1, "brokers": 1, "topics": 0, "registrations_total": 1}
         wanted |= {"refused_registrations_total": 1, "unsent_bytes": 0}
         assert {name: found[f"rocketmq_namesrv_{name}"] for name in wanted} == wanted
 
 
 async def test_the_page_documents_exactly_the_exported_metrics() -> None:
-    section = PAGE.split("### Name server")[1].split("###")[0]
-    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE))))
     async with metered() as (namesrv, _):
-        _, body = await http_request(namesrv.metrics_port, b"GET /metrics HTTP/1.1\r\n\r\n")
-        families = list(text_string_to_metric_families(body.decode()))
-        assert {family.name + "_total" * (family.type == "counter") for family in families} == named
+        assert names_of(await families_of(namesrv.metrics_port)) == documented_names("Name server")
 
 
 async def test_a_taken_port_stops_the_start_and_leaves_nothing() -> None:

@@ -53,11 +53,13 @@ from rucola.protocol.pop import PollingInfoRequestHeader
 from rucola.proxy.config import ProxyConfig
 from rucola.proxy.server import Proxy
 from rucola.remoting.connection import Connection
+from rucola.remoting.metrics_config import MetricsExporterType
 from support.access import ADMIN, guarded_cluster
 from support.certificates import Certificates
 from support.cluster import HOST, Cluster, cluster
 from support.errors import raises
 from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message, producer_settings
+from support.metrics import Samples, documented_names, families_of, names_of, sample_value, samples_of
 from support.waiting import until
 
 GROUP, TOPIC = Resource(name="g"), Resource(name="T")
@@ -565,6 +567,51 @@ async def test_a_server_that_stops_answers_receives(tmp_path: Path, is_direct: b
             await until_not(is_held)
             await direct.send(message(body=b"now"))
             assert [one.body for one in (await direct.receive("broker-b"))[1]] == [b"now"]
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+async def test_metrics(tmp_path: Path) -> None:
+    settings = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
+    async with proxied(tmp_path) as found, proxy_of(found.cluster, **settings) as proxy, grpc_peer(proxy.address) as it:
+        client = Client(it.channel)
+        for topic in ("Other", "il legal"):
+            await client.send(message(topic=Resource(name=topic)))
+        async with client.telemetry(producer_settings("T")) as stream:
+            await stream.read()
+            call = client.receiving("broker-b", wait_ms=20_000)
+            reading = asyncio.ensure_future(call.read())
+
+            async def samples() -> Samples:
+                return samples_of(await families_of(proxy.metrics_port))
+
+            async def is_held() -> bool:
+                return sample_value(await samples(), "rocketmq_proxy_held_receives") == 1
+
+            await until(is_held)
+            values = await samples()
+            for name, value in (("telemetry_streams", 1), ("connections", 1), ("unsent_bytes", 0)):
+                assert sample_value(values, f"rocketmq_proxy_{name}") == value
+            call.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await found.brokers["broker-b"].stop()
+        await until(lambda: proxy.brokers.connected == ["broker-a"])
+        assert await failure(client.receive("broker-b")) is grpc.StatusCode.UNAVAILABLE
+        for unknown in range(3):
+            await failure(client.channel.unary_unary(f"{SERVICE}/Unknown{unknown}")(b""))
+        families = await families_of(proxy.metrics_port)
+        assert names_of(families) == documented_names("Proxy")
+        values = samples_of(families)
+        requests = {(of["method"], of["code"]): count for of, count in values["rocketmq_proxy_requests_total"]}
+        assert requests == {
+            ("SendMessage", "OK"): 1, ("SendMessage", "ILLEGAL_TOPIC"): 1, ("ReceiveMessage", "CANCELLED"): 1,
+            ("ReceiveMessage", "UNAVAILABLE"): 1,
+        }  # fmt: skip
+        for name, connected in (("broker-a", 1), ("broker-b", 0)):
+            assert sample_value(values, "rocketmq_proxy_broker_connected", broker=name) == connected
+        failures = values["rocketmq_proxy_broker_failures_total"]
+        assert failures == [({"broker": "broker-b", "status": "UNAVAILABLE"}, 1)]
 
 
 async def test_tls_on_both_sides(tmp_path: Path) -> None:

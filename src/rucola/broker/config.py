@@ -32,7 +32,7 @@ from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.client import host_and_port
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.metrics_config import MetricsExporterType
-from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
+from rucola.remoting.tls_config import TlsConfig, with_tls_file
 from rucola.settings import INT_MAX, Bytes, Count, Interval, Milliseconds, Port, Range, Seconds, Secret
 from rucola.store.config import StoreConfig
 
@@ -335,11 +335,6 @@ class BrokerConfig:
     def has_access_control(self) -> bool:
         """Whether every request needs an account with the right permission, or a white address."""
         return self.acl_enable or (self.authentication_enabled and self.authorization_enabled)
-
-    @property
-    def requires_client_certificates(self) -> bool:
-        """Whether every connection is by mutual TLS."""
-        return self.tls.is_enforced and self.tls.server_need_client_auth is ClientAuth.require
 
     @property
     def namesrv_addresses(self) -> list[str]:

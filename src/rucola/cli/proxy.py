@@ -48,16 +48,22 @@ STOP_TIMEOUT_S: Final = 10.0
     help="Number of processes that share the port. A process uses one core.",
 )  # fmt: skip
 @click.option("--listening-socket", type=int, hidden=True)
+@click.option("--worker", type=int, default=1, hidden=True)
 @config_option
 @log_options
 def proxy(
-    namesrv: str | None, listen: str | None, workers: int, listening_socket: int | None, config_file: Path | None
+    namesrv: str | None,
+    listen: str | None,
+    workers: int,
+    listening_socket: int | None,
+    worker: int,
+    config_file: Path | None,
 ) -> None:
     """Serve clients of RocketMQ 5 with all brokers of a cluster on one gRPC port.
 
     Forwards each call to the broker that it is for; accounts are checked there. Brokers with accounts tell their gRPC
     port only to an account that may read the cluster: give one in conf/tools.yml, or in ROCKETMQ_ACCESS_KEY and
-    ROCKETMQ_SECRET_KEY. The file has the keys tls.*, insecure and those of connections. Prints `rucola ready
+    ROCKETMQ_SECRET_KEY. The file has the keys tls.*, insecure, metrics* and those of connections. Prints `rucola ready
     grpc=HOST:PORT` when it is ready; SIGTERM and SIGINT stop it cleanly, SIGHUP reloads certificates. Workers that end
     are started again.
 
@@ -71,6 +77,8 @@ def proxy(
     if listen is not None:
         host, port = host_and_port(listen)
         config = replace(config, bind_address=host, grpc_server_port=port)
+    if config.metrics_prom_exporter_port:
+        config = replace(config, metrics_prom_exporter_port=config.metrics_prom_exporter_port + worker - 1)
     cluster = ConnectionOptions(namesrv, ClientTls.of(config.tls))
     if listening_socket is not None:
         run_server(_serve(Proxy(cluster, config, socket.socket(fileno=listening_socket))))
@@ -157,8 +165,8 @@ class _Workers:
             # In a separate session: Ctrl-C reaches only this process, which stops the workers.
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rucola.cli.supervised", str(os.getpid()), "rucola", *self._command,
-                "--listening-socket", str(descriptor), stdin=DEVNULL, stdout=PIPE, env=environment,
-                pass_fds=(descriptor,), start_new_session=True,
+                "--listening-socket", str(descriptor), "--worker", str(number), stdin=DEVNULL, stdout=PIPE,
+                env=environment, pass_fds=(descriptor,), start_new_session=True,
             )  # fmt: skip
             self._processes[number] = process
             assert process.stdout is not None

@@ -16,7 +16,7 @@ from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.netty_settings import NETTY_SERVER_SETTINGS
-from rucola.remoting.tls_config import ClientAuth, TlsConfig, with_tls_file
+from rucola.remoting.tls_config import TlsConfig, with_tls_file
 from rucola.settings import Bytes, Count, Port, Seconds
 
 WITHOUT_EFFECT: Final = NETTY_SERVER_SETTINGS.keys() | {"clusterTest", "productEnvName"}
@@ -87,10 +87,6 @@ class NamesrvConfig:
     def fixed_keys(self) -> set[str]:
         listed = {key.strip() for key in self.config_black_list.split(";")}
         return listed | _FIXED | settings.keys_of([ConnectionLimits, TlsConfig])
-
-    @property
-    def requires_client_certificates(self) -> bool:
-        return self.tls.is_enforced and self.tls.server_need_client_auth is ClientAuth.require
 
     @property
     def has_access_control(self) -> bool:

@@ -20,7 +20,6 @@ from rucola.access import Interceptor
 from rucola.acl.access_control import AccessControl, PlainAccounts
 from rucola.acl.audit_log import AuditLog
 from rucola.acl.plain_acl_files import REFRESH_INTERVAL_MS, PlainAclFiles, acl_home
-from rucola.errors import ConfigError, missing_extra
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.kv import KVConfig
 from rucola.namesrv.remoting import ConfigurationAdapter, KVAdapter, RouteAdapter
@@ -31,8 +30,8 @@ from rucola.remoting.budget import ServerBudget
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.connection import Connection
 from rucola.remoting.endpoints import processor_table
-from rucola.remoting.exposure import check_exposure, check_metrics_exposure
-from rucola.remoting.metrics_config import MetricsExporterType
+from rucola.remoting.exposure import check_exposure
+from rucola.remoting.metrics_config import MetricsExporterType, metrics_extra, serve_metrics
 from rucola.remoting.server import RemotingServer
 from rucola.remoting.tls import ServerTls
 from rucola.slices import in_slices
@@ -213,13 +212,8 @@ class Namesrv:
         """Serve /metrics if enabled. ConfigError without the extra `metrics`, whose import is therefore local."""
         if config.metrics_exporter_type is not MetricsExporterType.PROM:
             return
-        try:
+        with metrics_extra():
             from rucola.namesrv.metrics import NamesrvCollector
-            from rucola.remoting.metrics_server import MetricsServer
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"metricsExporterType=PROM: {missing_extra(error, 'metrics')}") from None
-        host = config.metrics_prom_exporter_host
-        check_metrics_exposure(host, is_mutual_tls=config.requires_client_certificates, insecure=config.insecure)
         gate = self._access.gate
         collector = NamesrvCollector(
             self._server.connections,
@@ -228,9 +222,7 @@ class Namesrv:
             self._budget,
             lambda: 0 if gate is None else gate.denied,
         )
-        metrics = MetricsServer(host, config.metrics_prom_exporter_port, collector.collect, self._tls)
-        await metrics.start()
-        self._metrics = metrics
+        self._metrics = await serve_metrics(config, collector.collect, self._tls)
 
     async def _scan(self) -> None:
         while True:

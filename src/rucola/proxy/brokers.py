@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from rucola.admin.client import AdminClient
@@ -55,6 +56,8 @@ class ProxiedBroker:
         self.address = address
         """Its address for remoting; `Brokers` replaces it if another master takes over."""
         self.is_connected = False
+        self.failures: Counter[str] = Counter()
+        """Calls that failed here, by the status of gRPC."""
         self.known_s = 0.0
         """When the name servers last knew it, in the loop's time."""
         self._brokers = brokers
@@ -145,9 +148,8 @@ class Brokers:
         self._lookups.close()
         await asyncio.gather(*(broker.close() for broker in self._brokers.values()), return_exceptions=True)
 
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._brokers)
+    def __iter__(self) -> Iterator[ProxiedBroker]:
+        return iter(self._brokers.values())
 
     @property
     def connected(self) -> list[str]:

@@ -9,6 +9,7 @@ from rucola import settings
 from rucola.broker.config import GRPC_SERVER_PORT
 from rucola.remoting.budget import ConnectionLimits
 from rucola.remoting.exposure import LOOPBACK
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls_config import TlsConfig, with_tls_file
 from rucola.settings import Port
 
@@ -23,6 +24,12 @@ class ProxyConfig:
     """Whether to serve other machines without TLS and accounts. Only for a network of trusted machines."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     connection_limits: ConnectionLimits = field(default_factory=lambda: ConnectionLimits(reserved_descriptors=64))
+    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    """PROM serves metrics to Prometheus over HTTP; see docs/metrics.md."""
+    metrics_prom_exporter_host: str = LOOPBACK
+    """Address of the metrics endpoint. Any other than 127.0.0.1 needs mutual TLS, or insecure=true."""
+    metrics_prom_exporter_port: Port = 5559
+    """Port of the metrics endpoint, the first of several workers; the next one has the next port. 0 for free ports."""
 
     def __post_init__(self) -> None:
         settings.check(self)

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from rucola.broker.grpc.codes import common_status
 from rucola.broker.grpc.methods import CLIENT_ID, SERVICE, Encoded, decode, name_of
@@ -51,7 +52,7 @@ from rucola.protocol.grpc.service_pb2 import (
     SendMessageResponse,
 )
 from rucola.protocol.pop import parse_extra_info
-from rucola.proxy.brokers import Brokers, Fields
+from rucola.proxy.brokers import Brokers, Fields, ProxiedBroker
 from rucola.proxy.transaction_ids import with_broker, without_broker
 
 _OF_CONNECTION: Final = (b"content-type", b"te")
@@ -61,6 +62,9 @@ ALL_TIMEOUT_S: Final = 2.0
 """Time for the responses of several brokers; clients wait for 3 seconds."""
 
 T = TypeVar("T", bound=Encoded)
+Handler: TypeAlias = Callable[[Call, bytes], Awaitable[bytes]]
+"""Returns the first message of the response."""
+_CODES: Final = {value: name for name, value in Code.items()}
 
 
 def fields_of(call: Call) -> Fields:
@@ -82,16 +86,22 @@ class Forwarder:
         self._brokers = brokers
         self._endpoints = endpoints
         self._on_terminated = on_terminated
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Calls that have ended, by method and by the code of the response, or the status of gRPC without one."""
         self._turn = 0
         self._receiving: set[asyncio.Task[None] | None] = set()
         """Those receives that wait for the broker."""
 
+    @property
+    def held_receives(self) -> int:
+        """How many receives wait for a broker's response."""
+        return len(self._receiving)
+
     def methods(self) -> Mapping[str, Method]:
-        handlers = {
+        handlers: dict[str, Handler] = {
             "QueryRoute": self.query_route,
             "QueryAssignment": self.query_assignment,
             "SendMessage": self.send,
-            "ReceiveMessage": self.receive,
             "AckMessage": self.ack,
             "ChangeInvisibleDuration": self.change,
             "ForwardMessageToDeadLetterQueue": self.forward_to_dead_letters,
@@ -101,11 +111,29 @@ class Forwarder:
             "NotifyClientTermination": self.terminate,
         }
         others = {name: self.forward_to_any for name in NOT_IMPLEMENTED if name not in handlers}
-        return {f"/{SERVICE}/{name}": spawned(handler) for name, handler in (handlers | others).items()}
+        answering = {name: _answering(handler) for name, handler in (handlers | others).items()}
+        answering["ReceiveMessage"] = self.receive
+        return {f"/{SERVICE}/{name}": spawned(self._counted(name, handler)) for name, handler in answering.items()}
+
+    def _counted(self, name: str, handler: Handler) -> Callable[[Call, bytes], Coroutine[Any, Any, None]]:
+        async def handle(call: Call, data: bytes) -> None:
+            code = Status.INTERNAL.name
+            try:
+                code = _code_of(await handler(call, data))
+            except Failed as error:
+                code = error.status.name
+                raise
+            except asyncio.CancelledError:
+                code = Status.CANCELLED.name
+                raise
+            finally:
+                self.requests[name, code] += 1
+
+        return handle
 
     # One broker.
 
-    async def receive(self, call: Call, data: bytes) -> None:
+    async def receive(self, call: Call, data: bytes) -> bytes:
         task = asyncio.current_task()
         self._receiving.add(task)
         try:
@@ -117,7 +145,16 @@ class Forwarder:
             raise
         finally:
             self._receiving.discard(task)
-        await self._send_on(call, own, message)
+        first = message or b""
+        try:
+            while message is not None:
+                call.send(message)
+                await call.drain()
+                message = await own.read()
+            call.finish()
+        finally:
+            own.cancel()
+        return first
 
     def answer_receives(self) -> None:
         """Answer the receives that wait, so that the server can stop."""
@@ -125,31 +162,31 @@ class Forwarder:
             if task is not None:
                 task.cancel()
 
-    async def change(self, call: Call, data: bytes) -> None:
-        await self._relay(call, await self._holder(decode(ChangeInvisibleDurationRequest, data).receipt_handle), data)
+    async def change(self, call: Call, data: bytes) -> bytes:
+        handle = decode(ChangeInvisibleDurationRequest, data).receipt_handle
+        return await self._ask(call, await self._holder(handle), data)
 
-    async def forward_to_dead_letters(self, call: Call, data: bytes) -> None:
+    async def forward_to_dead_letters(self, call: Call, data: bytes) -> bytes:
         request = decode(ForwardMessageToDeadLetterQueueRequest, data)
-        await self._relay(call, await self._holder(request.receipt_handle), data)
+        return await self._ask(call, await self._holder(request.receipt_handle), data)
 
-    async def end_transaction(self, call: Call, data: bytes) -> None:
+    async def end_transaction(self, call: Call, data: bytes) -> bytes:
         request = decode(EndTransactionRequest, data)
         request.transaction_id, name = without_broker(request.transaction_id)
         if not name and request.transaction_id.strip():  # it may be an id of each broker
             text = f"the transaction id {request.transaction_id[:64]!r} names no broker"
             status = definition_pb2.Status(code=Code.INVALID_TRANSACTION_ID, message=text)
-            call.reply(EndTransactionResponse(status=status).SerializeToString())
-            return
-        await self._relay(call, name or await self._brokers.any(), request.SerializeToString())
+            return EndTransactionResponse(status=status).SerializeToString()
+        return await self._ask(call, name or await self._brokers.any(), request.SerializeToString())
 
-    async def recall(self, call: Call, data: bytes) -> None:
+    async def recall(self, call: Call, data: bytes) -> bytes:
         handle = parse_recall_handle(decode(RecallMessageRequest, data).recall_handle)
-        await self._relay(call, handle.broker_name if handle else await self._brokers.any(), data)
+        return await self._ask(call, handle.broker_name if handle else await self._brokers.any(), data)
 
-    async def forward_to_any(self, call: Call, data: bytes) -> None:
-        await self._relay(call, await self._brokers.any(), data)
+    async def forward_to_any(self, call: Call, data: bytes) -> bytes:
+        return await self._ask(call, await self._brokers.any(), data)
 
-    async def send(self, call: Call, data: bytes) -> None:
+    async def send(self, call: Call, data: bytes) -> bytes:
         request = decode(SendMessageRequest, data)
         first = request.messages[0] if request.messages else definition_pb2.Message()
         topic, group = name_of(first.topic), first.system_properties.message_group
@@ -159,7 +196,7 @@ class Forwarder:
             for entry in response.entries:
                 entry.transaction_id = with_broker(entry.transaction_id, name)
             answer = response.SerializeToString()
-        call.reply(answer)
+        return answer
 
     async def _send(self, call: Call, topic: str, group: str, data: bytes) -> tuple[str, bytes]:
         names = (await self._brokers.of_topic(topic)).writable or [await self._brokers.any()]
@@ -180,46 +217,45 @@ class Forwarder:
 
     # Several brokers.
 
-    async def query_route(self, call: Call, data: bytes) -> None:
+    async def query_route(self, call: Call, data: bytes) -> bytes:
         request = decode(QueryRouteRequest, data)
         response, others = await self._of_topic(call, name_of(request.topic), data, QueryRouteResponse)
         for other in others:
             response.message_queues.extend(other.message_queues)
         for queue in response.message_queues:
             queue.broker.endpoints.CopyFrom(self._endpoints_for(request.endpoints))
-        call.reply(response.SerializeToString())
+        return response.SerializeToString()
 
-    async def query_assignment(self, call: Call, data: bytes) -> None:
+    async def query_assignment(self, call: Call, data: bytes) -> bytes:
         request = decode(QueryAssignmentRequest, data)
         response, others = await self._of_topic(call, name_of(request.topic), data, QueryAssignmentResponse)
         for other in others:
             response.assignments.extend(other.assignments)
         for assignment in response.assignments:
             assignment.message_queue.broker.endpoints.CopyFrom(self._endpoints_for(request.endpoints))
-        call.reply(response.SerializeToString())
+        return response.SerializeToString()
 
-    async def heartbeat(self, call: Call, data: bytes) -> None:
+    async def heartbeat(self, call: Call, data: bytes) -> bytes:
         response, _ = await self._ask_all(call, self._brokers.connected, data, HeartbeatResponse)
-        call.reply(response.SerializeToString())
+        return response.SerializeToString()
 
-    async def terminate(self, call: Call, data: bytes) -> None:
+    async def terminate(self, call: Call, data: bytes) -> bytes:
         response, _ = await self._ask_all(call, self._brokers.connected, data, NotifyClientTerminationResponse)
         if response.status.code == Code.OK:
             self._on_terminated(str(call.metadata.get(CLIENT_ID, "")))
-        call.reply(response.SerializeToString())
+        return response.SerializeToString()
 
-    async def ack(self, call: Call, data: bytes) -> None:
+    async def ack(self, call: Call, data: bytes) -> bytes:
         request = decode(AckMessageRequest, data)
         parts: dict[str, list[int]] = {}
         for at, entry in enumerate(request.entries):
             parts.setdefault(_broker_of(entry.receipt_handle), []).append(at)
         if len(parts) <= 1:
-            await self._relay(call, next(iter(parts), "") or await self._brokers.any(), data)
-            return
+            return await self._ask(call, next(iter(parts), "") or await self._brokers.any(), data)
         entries: list[Any] = [None] * len(request.entries)
         await asyncio.gather(*(self._ack(call, name, request, places, entries) for name, places in parts.items()))
         status = common_status([entry.status for entry in entries])
-        call.reply(AckMessageResponse(status=status, entries=entries).SerializeToString())
+        return AckMessageResponse(status=status, entries=entries).SerializeToString()
 
     async def _ack(
         self, call: Call, name: str, request: AckMessageRequest, places: Sequence[int], entries: list[Any]
@@ -256,20 +292,6 @@ class Forwarder:
 
     # Calls.
 
-    async def _relay(self, call: Call, name: str, data: bytes) -> None:
-        """Forward a call, and all messages of its response."""
-        await self._send_on(call, *await self._begin(call, name, data))
-
-    async def _send_on(self, call: Call, own: ClientCall, message: bytes | None) -> None:
-        try:
-            while message is not None:
-                call.send(message)
-                await call.drain()
-                message = await own.read()
-            call.finish()
-        finally:
-            own.cancel()
-
     async def _ask(self, call: Call, name: str, data: bytes) -> bytes:
         """Return the only message of a response. Raises Failed."""
         own, answer = await self._begin(call, name, data)
@@ -285,26 +307,32 @@ class Forwarder:
             async with asyncio.timeout(ALL_TIMEOUT_S):
                 return await self._ask(call, name, data)
         except TimeoutError:
+            (await self._brokers.find(name)).failures[Status.DEADLINE_EXCEEDED.name] += 1
             raise Failed(Status.UNAVAILABLE, f"broker {name} has not answered in {ALL_TIMEOUT_S} s") from None
 
     async def _begin(self, call: Call, name: str, data: bytes) -> tuple[ClientCall, bytes | None]:
         """Return a broker's call and the first message of its response. A call that it refuses is made again."""
         broker = await self._brokers.find(name)
         for pause_s in (*PAUSES_S, None):
-            left_s = None if call.deadline_s is None else call.deadline_s - asyncio.get_running_loop().time()
-            own = await broker.call(call.path, fields_of(call), left_s)
-            own.send(data)
-            own.finish()
             try:
-                return own, await own.read()
-            except NotProcessed:
-                if pause_s is None:
+                return await self._attempt(broker, call, data)
+            except Failed as error:
+                if pause_s is None or not isinstance(error, NotProcessed) or not broker.is_connected:
+                    broker.failures[error.status.name] += 1
                     raise
                 await asyncio.sleep(pause_s)
-            except BaseException:
-                own.cancel()
-                raise
         raise AssertionError
+
+    async def _attempt(self, broker: ProxiedBroker, call: Call, data: bytes) -> tuple[ClientCall, bytes | None]:
+        left_s = None if call.deadline_s is None else call.deadline_s - asyncio.get_running_loop().time()
+        own = await broker.call(call.path, fields_of(call), left_s)
+        try:
+            own.send(data)
+            own.finish()
+            return own, await own.read()
+        except BaseException:
+            own.cancel()
+            raise
 
     async def _reader(self, topic: str) -> str:
         names = (await self._brokers.of_topic(topic)).all or self._brokers.connected
@@ -319,6 +347,20 @@ class Forwarder:
     def _endpoints_for(self, asked: Endpoints) -> Endpoints:
         """Return the proxy's endpoints: those that a client has, so that it comes back the same way."""
         return asked if asked.addresses else self._endpoints
+
+
+def _answering(handler: Handler) -> Handler:
+    async def handle(call: Call, data: bytes) -> bytes:
+        answer = await handler(call, data)
+        call.reply(answer)
+        return answer
+
+    return handle
+
+
+def _code_of(response: bytes) -> str:
+    """Return the name of the code in a response of any method: all begin with a status."""
+    return _CODES.get(HeartbeatResponse.FromString(response).status.code, "UNRECOGNIZED")
 
 
 def _broker_of(receipt_handle: str) -> str:

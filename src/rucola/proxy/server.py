@@ -18,6 +18,7 @@ from rucola.proxy.telemetry import TelemetryStreams
 from rucola.remoting.addresses import address_of
 from rucola.remoting.budget import ServerBudget
 from rucola.remoting.exposure import check_exposure
+from rucola.remoting.metrics_config import MetricsExporterType, metrics_extra, serve_metrics
 from rucola.remoting.tls import ServerTls
 
 
@@ -37,6 +38,8 @@ class Proxy:
         self.server = GrpcServer(
             config.bind_address, config.grpc_server_port, {}, tls=self._tls, budget=budget, listening=listening
         )
+        self.metrics_port = 0
+        """The port of the metrics endpoint, if there is one."""
         self._running = AsyncExitStack()
 
     @property
@@ -74,6 +77,13 @@ class Proxy:
                 **self._telemetry.methods(),
                 **discovery_methods(lambda: bool(self.brokers.connected)),
             }
+            if self.config.metrics_exporter_type is MetricsExporterType.PROM:
+                with metrics_extra():
+                    from rucola.proxy.metrics import ProxyCollector
+                collector = ProxyCollector(self.server, self.brokers, forwarder, self._telemetry)
+                metrics = await serve_metrics(self.config, collector.collect, self._tls)
+                running.push_async_callback(metrics.stop)
+                self.metrics_port = metrics.port
             await self.server.start()
             running.push_async_callback(self.server.stop)  # while the brokers are still connected
             running.callback(self._telemetry.end_all)

@@ -100,6 +100,11 @@ class TlsConfig:
         """Whether only TLS is served."""
         return self.server_mode is TlsMode.enforcing
 
+    @property
+    def is_mutual(self) -> bool:
+        """Whether only clients with a certificate are served."""
+        return self.is_enforced and self.server_need_client_auth is ClientAuth.require
+
     def of_own_client(self) -> TlsConfig:
         """Return settings for a client of a server with these, in the same process."""
         return replace(self, enable=self.enable or self.is_enforced)
