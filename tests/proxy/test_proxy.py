@@ -18,7 +18,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.client.connection_options import ConnectionOptions
 from rucola.errors import BrokerError, ConfigError, RemotingError
-from rucola.http2.grpc import unary
+from rucola.http2.grpc import Call, unary
 from rucola.http2.server import GrpcServer
 from rucola.message.record import decode_many
 from rucola.namesrv.config import NamesrvConfig
@@ -50,6 +50,7 @@ from rucola.protocol.grpc.service_pb2 import (
     TelemetryCommand,
 )
 from rucola.protocol.pop import PollingInfoRequestHeader
+from rucola.proxy import brokers
 from rucola.proxy.config import ProxyConfig
 from rucola.proxy.server import Proxy
 from rucola.remoting.connection import Connection
@@ -129,6 +130,22 @@ async def proxied(path: Path, **settings: Any) -> AsyncIterator[Proxied]:
             await running.create_topic(broker, "T", queues=2)
         async with proxy_of(running) as proxy, grpc_peer(proxy.address) as peer:
             yield Proxied(running, brokers, proxy, Client(peer.channel))
+
+
+@asynccontextmanager
+async def scripted_broker(
+    cluster: Cluster, method: str, handle: Callable[[Call, bytes], None]
+) -> AsyncIterator[GrpcServer]:
+    """The gRPC port of a peer that calls itself broker-a, and answers as the test says."""
+    server = GrpcServer(HOST, 0, {f"{SERVICE}/{method}": unary(handle)})
+    await server.start()
+
+    def config(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.response(ResponseCode.SUCCESS, body=f"grpcServerPort={server.port}\n".encode())
+
+    await cluster.scripted_broker("broker-a", "T", {RequestCode.GET_BROKER_CONFIG: config})
+    yield server
+    await server.stop()
 
 
 async def failure(call: Any) -> grpc.StatusCode:
@@ -229,21 +246,16 @@ async def test_large_messages_pass(tmp_path: Path) -> None:
 
 async def test_a_busy_broker_is_asked_again(tmp_path: Path) -> None:
     """It refuses calls while responses wait on the connection, which all clients of the proxy share."""
-    loop = asyncio.get_running_loop()
-    busy = GrpcServer(HOST, 0, {f"{SERVICE}/RecallMessage": unary(lambda call, data: call.reply(data))})
-    await busy.start()
-
-    def config(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return request.response(ResponseCode.SUCCESS, body=f"grpcServerPort={busy.port}\n".encode())
-
-    async with cluster(tmp_path) as running:
-        await running.scripted_broker("broker-a", "T", {RequestCode.GET_BROKER_CONFIG: config})
-        async with proxy_of(running) as proxy, grpc_peer(proxy.address) as client:
-            (connection,) = busy.connections
-            connection.http2.is_refusing = True
-            loop.call_later(0.02, setattr, connection.http2, "is_refusing", False)
-            await client.ask("RecallMessage")
-    await busy.stop()
+    async with (
+        cluster(tmp_path) as running,
+        scripted_broker(running, "RecallMessage", lambda call, data: call.reply(data)) as busy,
+        proxy_of(running) as proxy,
+        grpc_peer(proxy.address) as client,
+    ):
+        (connection,) = busy.connections
+        connection.http2.is_refusing = True
+        asyncio.get_running_loop().call_later(0.02, setattr, connection.http2, "is_refusing", False)
+        await client.ask("RecallMessage")
 
 
 async def test_a_broker_that_is_gone_takes_nothing_and_loses_nothing(tmp_path: Path) -> None:
@@ -283,6 +295,24 @@ async def test_the_next_master_is_followed(tmp_path: Path) -> None:
         received = await found.client.receive_all()
         for messages in received.values():
             assert {one.body for one in messages} == {b"before", b"after"}
+
+
+async def test_the_next_master_of_one_that_hangs_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "REFRESH_INTERVAL_S", 3600.0)
+    began = asyncio.Event()
+    async with (
+        cluster(tmp_path) as running,
+        scripted_broker(running, "SendMessage", lambda call, data: began.set()),
+        proxy_of(running) as proxy,
+        grpc_peer(proxy.address) as client,
+    ):
+        hanging = asyncio.ensure_future(client.send(message()))
+        await began.wait()
+        master = await running.start_broker("broker-a", grpc_server_port=0)
+        hanging.cancel()
+        await until(lambda: [broker.address for broker in proxy.brokers] == [master.address])
+        await until(lambda: proxy.brokers.connected == ["broker-a"])
+        assert (await client.send(message())).status.code == Code.OK
 
 
 async def test_receipt_handles_lead_to_their_broker(tmp_path: Path) -> None:

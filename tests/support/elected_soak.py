@@ -4,20 +4,22 @@
 
 In each round the master is killed (kill -9), stopped in order, or paused until another one is master; in some rounds,
 etcd is killed as well and started again once all has gone on for a while. Producers send all the time, one message
-after the other without retries; a reader polls all queues, and members that receive by POP acknowledge or crash. At
-the end
+after the other without retries; a reader polls all queues, and members that receive by POP acknowledge or crash. A
+producer and some members are clients of gRPC behind a proxy. At the end
 
 - every message that was answered with SEND_OK is at its queue offset, with its hash;
 - queue offsets are without gap or repeat, in the order of the log;
 - a send that was acknowledged before another one began has the smaller offset, and no message is stored twice;
-- two groups that receive by POP, one of them in order, have acknowledged every message, and got none again after it;
+- groups that receive by POP, one of them in order, have acknowledged every message, and got none again after it;
+- what was accepted through the proxy is stored once;
 - the reader has seen every message once, in order, and nothing that is not in the log now (nonmonotonic poll, dirty
   read, stuck consumer);
 - the logs of all brokers have the same bytes, and their stores are sound.
 
 Between two faults, while all members are in sync, every send is answered with SEND_OK.
 
-Prints the median and the worst failover time: from the fault to the first send that began after it and was stored.
+Prints the median and the worst failover time: from the fault to the first send that began after it and was stored,
+of producers that are connected to the brokers and through the proxy.
 If a check fails, the directory with all stores and logs is kept.
 """
 
@@ -38,10 +40,14 @@ from operator import ge
 from pathlib import Path
 
 from rucola.client import Producer
+from rucola.client.connection_options import ConnectionOptions
 from rucola.client.producer.send_request import SendResult
+from rucola.proxy.config import ProxyConfig
+from rucola.proxy.server import Proxy
 from support.elected_group import ElectedGroup
 from support.etcd import EtcdServer
 from support.pop_ledger import PopLedger
+from support.proxied_clients import ProxiedSends
 from support.send_ledger import Polls, SendLedger, Stored, check_ledgers, read_all
 from support.waiting import until
 
@@ -65,21 +71,24 @@ class SoakResult:
     failed: int = 0
     polled: int = 0
     popped: int = 0
+    proxied: int = 0
     failovers_s: dict[str, list[float]] = field(default_factory=dict)
+    proxied_failovers_s: dict[str, list[float]] = field(default_factory=dict)
 
     def text(self) -> str:
         lines = [
             f"{self.acknowledged} messages acknowledged, none lost; {self.without_guarantee} stored without the "
             f"guarantee, {self.failed} refused or without an answer; {self.polled} polled in order, "
-            f"{self.popped} received by POP"
+            f"{self.popped} received by POP; {self.proxied} accepted through the proxy"
         ]
-        everything = [each for times in self.failovers_s.values() for each in times]
-        for fault, times in {**self.failovers_s, "all": everything}.items():
-            if times:
-                lines.append(
-                    f"{fault:6} {len(times):4} promotions, failover median {statistics.median(times):.2f} s, "
-                    f"worst {max(times):.2f} s"
-                )
+        for way, failovers_s in ("", self.failovers_s), (" through the proxy", self.proxied_failovers_s):
+            everything = [each for times in failovers_s.values() for each in times]
+            for fault, times in {**failovers_s, "all": everything}.items():
+                if times:
+                    lines.append(
+                        f"{fault:6} {len(times):4} promotions, failover{way} median {statistics.median(times):.2f} s, "
+                        f"worst {max(times):.2f} s"
+                    )
         return "\n".join(lines)
 
 
@@ -93,7 +102,12 @@ class ElectedSoak:
         self._stored_s = 0.0
         """When the last send that was stored had begun."""
         self._polls = Polls()
-        self._pops = [PopLedger("pop", seed=seed), PopLedger("pop-in-order", orderly=True, seed=seed)]
+        self._pops = [
+            PopLedger("pop", seed=seed),
+            PopLedger("pop-in-order", orderly=True, seed=seed),
+            PopLedger("pop-proxied", is_proxied=True, seed=seed),
+        ]
+        self._proxied_sends = ProxiedSends()
         self._is_quiet = False
         self._shows_progress = shows_progress
         self.result = SoakResult()
@@ -102,10 +116,21 @@ class ElectedSoak:
         """Run so many promotions, and check everything. AssertionError if a promise did not hold."""
         await self._group.create_topic(queues=4)
         # An error of a client that is no MQError ends the run: the task group raises it.
-        async with Producer("soak", self._group.namesrv, retry_times=0) as producer, asyncio.TaskGroup() as clients:
+        proxied = Proxy(ConnectionOptions(self._group.namesrv), ProxyConfig(grpc_server_port=0))
+        async with (
+            Producer("soak", self._group.namesrv, retry_times=0) as producer,
+            proxied as proxy,
+            asyncio.TaskGroup() as clients,
+        ):
             senders = [clients.create_task(self._send(ledger, producer)) for ledger in self._ledgers]
             reader = clients.create_task(self._polls.run(self._group.namesrv, SEND_PAUSE_S))
-            pops = [clients.create_task(ledger.run(self._group.namesrv, POP_MEMBERS)) for ledger in self._pops]
+            senders.append(clients.create_task(self._proxied_sends.run(proxy.address, SEND_PAUSE_S)))
+            pops = [
+                clients.create_task(
+                    ledger.run(proxy.address if ledger.is_proxied else self._group.namesrv, POP_MEMBERS)
+                )
+                for ledger in self._pops
+            ]
             for number in range(promotions):
                 await self._quiet()
                 if number % ETCD_EACH == ETCD_EACH - 1:
@@ -165,6 +190,8 @@ class ElectedSoak:
         await until(lambda: self._stored_s > begin_s, SETTLE_S)
         seconds = loop.time() - fault_s
         await until(lambda: self._has_moved(first), SETTLE_S)
+        await until(lambda: self._proxied_sends.stored_s > begin_s, SETTLE_S)
+        self.result.proxied_failovers_s.setdefault(fault, []).append(loop.time() - fault_s)
         if fault == "pause":
             group.signal(first, signal.SIGCONT)
         else:
@@ -188,6 +215,7 @@ class ElectedSoak:
     async def _check(self, stored: Stored) -> None:
         check_ledgers(self._ledgers, stored)
         self._polls.check(stored)
+        self._proxied_sends.check(stored)
         for ledger in self._pops:
             ledger.check(stored)
         result, group = self.result, self._group
@@ -197,6 +225,7 @@ class ElectedSoak:
         result.failed = len(others) - result.without_guarantee
         result.polled = self._polls.count
         result.popped = sum(ledger.received for ledger in self._pops)
+        result.proxied = len(self._proxied_sends.accepted)
         await group.stop()
 
 
@@ -207,7 +236,7 @@ async def soak(
     with ExitStack() as stack:
         etcd = EtcdServer(path / "etcd")
         stack.callback(etcd.stop)
-        group = ElectedGroup(path, stack, etcd, brokers)
+        group = ElectedGroup(path, stack, etcd, brokers, grpcServerPort="0")
         return await ElectedSoak(group, seed, producers, shows_progress=shows_progress).run(promotions)
 
 

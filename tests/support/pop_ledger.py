@@ -7,12 +7,15 @@ import hashlib
 import random
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from rucola.client import SimpleConsumer
 from rucola.errors import BrokerError, MQError
 from rucola.message import MessageExt
 from rucola.protocol.codes import ResponseCode
+from support.proxied_clients import ProxiedConsumer, Received
 from support.send_ledger import TOPIC, Stored
 
 INVISIBLE_MS = 15_000
@@ -21,13 +24,19 @@ IN_TIME_S = 10.0
 CRASH_EACH = 20
 """In one of so many receives the member crashes."""
 CRASH_INVISIBLE_MS = 1000
+PROXIED_CRASH_INVISIBLE_MS = 10_000
+"""The shortest that a receive by gRPC may ask for."""
 PAUSE_S = 0.1
+
+Member: TypeAlias = SimpleConsumer | ProxiedConsumer
 
 
 @dataclass
 class PopLedger:
     group: str
     orderly: bool = False
+    is_proxied: bool = False
+    """Whether members receive by gRPC, through a proxy."""
     seed: int = 1
     received: int = 0
     acknowledged: dict[bytes, bool] = field(default_factory=dict)
@@ -41,25 +50,31 @@ class PopLedger:
     _prefix: Counter[int] = field(default_factory=Counter)
     """By queue: the offset below which all are in `_sent`."""
 
-    async def run(self, namesrv: str, members: int) -> None:
-        """Consume until cancelled."""
+    async def run(self, address: str, members: int) -> None:
+        """Consume until cancelled; `address` is that of the name server or the proxy."""
         chance = random.Random(self.seed)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(members):
-                tasks.create_task(self._live(namesrv, chance))
+                tasks.create_task(self._live(address, chance))
 
-    async def _live(self, namesrv: str, chance: random.Random) -> None:
+    def _member(self, address: str) -> Member:
+        if self.is_proxied:
+            return ProxiedConsumer(self.group, address)
+        return SimpleConsumer(self.group, address, orderly=self.orderly)
+
+    async def _live(self, address: str, chance: random.Random) -> None:
         while True:
-            async with SimpleConsumer(self.group, namesrv, orderly=self.orderly) as consumer:
+            async with self._member(address) as consumer:
                 crashes = False
                 while not crashes:
                     crashes = chance.randrange(CRASH_EACH) == 0
                     await self._receive(consumer, crashes)
 
-    async def _receive(self, consumer: SimpleConsumer, crashes: bool) -> None:
+    async def _receive(self, consumer: Member, crashes: bool) -> None:
         attempt_id = uuid.uuid4().hex
-        invisible_ms = CRASH_INVISIBLE_MS if crashes else INVISIBLE_MS
-        messages: list[MessageExt] | None = None
+        crash_ms = PROXIED_CRASH_INVISIBLE_MS if self.is_proxied else CRASH_INVISIBLE_MS
+        invisible_ms = crash_ms if crashes else INVISIBLE_MS
+        messages: Sequence[MessageExt | Received] | None = None
         while messages is None:
             begin_s = asyncio.get_running_loop().time()
             try:
@@ -83,7 +98,7 @@ class PopLedger:
             earlier = {(queue_id, offset) for offset in range(self._prefix[queue_id], last)}
             self.overtaken += earlier - self._sent - places
 
-    async def _ack(self, consumer: SimpleConsumer, messages: list[MessageExt], begin_s: float) -> None:
+    async def _ack(self, consumer: Member, messages: Sequence[Any], begin_s: float) -> None:
         while True:
             try:
                 await consumer.ack(messages)
@@ -110,5 +125,5 @@ class PopLedger:
         assert not self.overtaken, f"group {self.group}: later ones came before {self.overtaken}"
 
 
-def _digest(message: MessageExt) -> bytes:
+def _digest(message: MessageExt | Received) -> bytes:
     return hashlib.sha256(message.body).digest()

@@ -236,14 +236,16 @@ class GrpcChannel:
         while self._connections:
             await self._connections[0].closed.wait()
 
+    def abort(self) -> None:
+        """Close all connections, without waiting for it; their calls fail."""
+        for connection in self._connections:
+            connection.abort()
+
     async def close(self) -> None:
         """Close all connections; their calls fail."""
         self._connecting.close()
-        closing = list(self._connections)
-        for connection in closing:
-            connection.abort()
-        for connection in closing:
-            await connection.closed.wait()
+        self.abort()
+        await self.wait_lost()
 
     async def _usable(self) -> _Connection:
         while True:

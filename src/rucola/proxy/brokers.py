@@ -1,9 +1,9 @@
 """Brokers: the masters of a cluster, a connection to the gRPC port of each, and the brokers of a topic.
 
-Name servers list the masters (GET_BROKER_CLUSTER_INFO), a master its port (grpcServerPort, GET_BROKER_CONFIG). Both are
-asked again every 30 s and when a connection is lost, so that the next master of a broker name is followed. A broker
-that cannot be reached is tried every second, and calls to it fail at once, until the name servers have not known it for
-two minutes.
+Name servers list the masters (GET_BROKER_CLUSTER_INFO), a master its port (grpcServerPort, GET_BROKER_CONFIG). Name
+servers are asked again every 30 s, when a connection is lost, and when a broker does not answer in time, so that the
+next master of a broker name is followed: the connection to the one before is closed. A broker that cannot be reached is
+tried every second, and calls to it fail at once, until the name servers have not known it for two minutes.
 
 A topic is on the brokers of its route. A missing topic is on those that create topics, as for clients of 4.x.
 """
@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from rucola.admin.client import AdminClient
@@ -54,7 +55,7 @@ class ProxiedBroker:
     def __init__(self, name: str, address: str, brokers: Brokers) -> None:
         self.name = name
         self.address = address
-        """Its address for remoting; `Brokers` replaces it if another master takes over."""
+        """Its address for remoting."""
         self.is_connected = False
         self.failures: Counter[str] = Counter()
         """Calls that failed here, by the status of gRPC."""
@@ -75,6 +76,13 @@ class ProxiedBroker:
             return await self._channel.call(path, fields, timeout_s)
         except RemotingConnectError as error:
             raise NotProcessed(Status.UNAVAILABLE, f"broker {self.name}: {error}") from None
+
+    def move(self, address: str) -> None:
+        """Connect to another master, unless this is the one."""
+        if address != self.address:
+            self.address = address
+            if self._channel is not None:
+                self._channel.abort()
 
     def close(self) -> asyncio.Task[None]:
         """Close its connection; return the task that does so."""
@@ -132,6 +140,7 @@ class Brokers:
         """By topic: when it was looked up, the oldest first, and its brokers."""
         self._lookups: SingleFlight[str, BrokersOfTopic] = SingleFlight()
         self._refreshed_s = 0.0
+        self._suspected = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -194,14 +203,20 @@ class Brokers:
 
     async def refresh(self) -> None:
         """Ask for the masters again, unless that was done within the last second."""
-        if asyncio.get_running_loop().time() - self._refreshed_s < RETRY_INTERVAL_S:
-            return
+        if asyncio.get_running_loop().time() - self._refreshed_s >= RETRY_INTERVAL_S:
+            await self._try_refresh()
+
+    async def _try_refresh(self) -> None:
         try:
             await self._refresh()
         except MQError as error:
             self.outages.failed("the name servers", error)
         else:
             self.outages.succeeded("the name servers")
+
+    def suspect(self) -> None:
+        """Ask for the masters soon, since one has not answered in time."""
+        self._suspected.set()
 
     async def _look_up(self, topic: str) -> BrokersOfTopic:
         try:
@@ -227,7 +242,7 @@ class Brokers:
         masters = masters_of((await self.admin.cluster.info()).broker_addr_table.values())
         for name, address in masters.items():
             if name in self._brokers:
-                self._brokers[name].address = address
+                self._brokers[name].move(address)
             else:
                 self._brokers[name] = ProxiedBroker(name, address, self)
         for name, broker in list(self._brokers.items()):
@@ -238,5 +253,9 @@ class Brokers:
 
     async def _refresh_regularly(self) -> None:
         while True:
-            await asyncio.sleep(REFRESH_INTERVAL_S)
-            await self.refresh()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_INTERVAL_S):
+                    await self._suspected.wait()
+                    await asyncio.sleep(RETRY_INTERVAL_S)
+            self._suspected.clear()
+            await self._try_refresh()

@@ -308,6 +308,7 @@ class Forwarder:
                 return await self._ask(call, name, data)
         except TimeoutError:
             (await self._brokers.find(name)).failures[Status.DEADLINE_EXCEEDED.name] += 1
+            self._brokers.suspect()
             raise Failed(Status.UNAVAILABLE, f"broker {name} has not answered in {ALL_TIMEOUT_S} s") from None
 
     async def _begin(self, call: Call, name: str, data: bytes) -> tuple[ClientCall, bytes | None]:
@@ -330,8 +331,10 @@ class Forwarder:
             own.send(data)
             own.finish()
             return own, await own.read()
-        except BaseException:
+        except BaseException as error:
             own.cancel()
+            if isinstance(error, asyncio.CancelledError):  # by the client, perhaps since its deadline has passed
+                self._brokers.suspect()
             raise
 
     async def _reader(self, topic: str) -> str:
