@@ -13,16 +13,15 @@ from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.frames import ErrorCode, header_block
 from rucola.http2.grpc import MAX_CALL_BUFFER, Failed, MessageReader, Status, framed
 from rucola.http2.headers import Headers
+from rucola.http2.protocol import Http2Protocol
 from rucola.remoting.addresses import address_of
 from rucola.remoting.client import CONNECT_TIMEOUT_MS, connect_errors
 from rucola.remoting.deadline import Deadline
-from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.single_flight import SingleFlight
 from rucola.remoting.tls import FollowedContext
 
 CHECK_INTERVAL_S: Final = 10.0
 """Time without a byte from the server after which it is asked for a sign of life."""
-MAX_UNANSWERED_PINGS: Final = 3
 MAX_RESPONSE_SIZE: Final = 64 << 20
 MAX_UNSENT: Final = 64 << 20
 """Bytes of requests that may wait for one connection; further calls fail."""
@@ -129,72 +128,32 @@ class ClientCall:
         self._changed.set()
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Http2Protocol):
+    is_client = True
+
     def __init__(self, connections: list[_Connection]) -> None:
+        super().__init__(Http2Connection(None, clock=asyncio.get_running_loop().time))
         self._connections = connections
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._is_flushing = False
-        self._heard_s = self._loop.time()
         self._check_timer: asyncio.TimerHandle | None = None
-        self.http2 = Http2Connection(None, clock=self._loop.time)
-        self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        enable_keepalive(transport.get_extra_info("socket"), is_client=True)
         self._connections.append(self)
-        self.http2.on_output = self._schedule_flush
-        self._flush()
+        super().connection_made(transport)
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
 
-    def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
-        self.http2.receive(data)
-        self._schedule_flush()
-
-    def pause_writing(self) -> None:
-        self.http2.is_paused = True
-
-    def resume_writing(self) -> None:
-        self.http2.is_paused = False
-        self.http2.flush_waiting()
-
     def connection_lost(self, error: Exception | None) -> None:
-        self.http2.lost()
+        super().connection_lost(error)
         self._connections.remove(self)
         if self._check_timer is not None:
             self._check_timer.cancel()
-        self.closed.set()
 
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _schedule_flush(self) -> None:
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        if self._transport is None or self._transport.is_closing():
-            return
-        if output := self.http2.take_output():
-            self._transport.write(output)
-            self.http2.flush_waiting()
+    def _flushed(self, transport: asyncio.Transport, *, has_sent: bool) -> None:
         if self.http2.is_closed or (self.http2.is_left and not self.http2.streams):
-            self._transport.close()
+            transport.close()
 
     def _check(self) -> None:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
-        if self._loop.time() - self._heard_s < CHECK_INTERVAL_S:
-            return
-        if self.http2.unanswered_pings < MAX_UNANSWERED_PINGS:
-            self.http2.ping()
-        else:
-            self.abort()
+        self.ping_if_silent(CHECK_INTERVAL_S)
 
 
 class GrpcChannel:

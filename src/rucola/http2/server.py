@@ -12,10 +12,10 @@ from rucola.access import Caller
 from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.grpc import Call, Method
 from rucola.http2.headers import Headers
+from rucola.http2.protocol import Http2Protocol
 from rucola.outages import log_rate_limited
 from rucola.remoting.addresses import address_of
 from rucola.remoting.budget import UNCOUNTED, Budget, ConnectionLimits, Pause, ServerBudget
-from rucola.remoting.keepalive import enable_keepalive
 from rucola.remoting.listener import Listener
 from rucola.remoting.tls import ServerTls, subject_of
 
@@ -26,11 +26,10 @@ STALL_LIMIT_S: Final = 60.0
 """Time for which a client may take no data of a response."""
 IDLE_LIMIT_S: Final = 120.0
 """Time without a byte from the client after which it is asked for a sign of life, once a check."""
-MAX_UNANSWERED_PINGS: Final = 3
 CLOSE_TIMEOUT_S: Final = 3.0
 
 
-class _ServerConnection(asyncio.Protocol):
+class _ServerConnection(Http2Protocol):
     """A connection with the budget that one of remoting has.
 
     A peer that does not return windows is still read, since it may be about to: during OUTPUT its new streams are
@@ -38,16 +37,13 @@ class _ServerConnection(asyncio.Protocol):
     """
 
     def __init__(self, server: GrpcServer) -> None:
+        super().__init__(Http2Connection(self._open, clock=asyncio.get_running_loop().time))
         self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
         self._budget = Budget(self, server.budget)
-        self.http2 = Http2Connection(self._open, clock=self._loop.time)
-        self._is_admitted = self._is_flushing = self._is_stopping = False
-        self._heard_s = self._sent_s = self._loop.time()
+        self._is_admitted = self._is_stopping = False
+        self._sent_s = self._loop.time()
         self.peer = "?"
         self.caller = Caller(self.peer)
-        self.closed = asyncio.Event()
 
     def _open(self, stream: Stream, headers: Headers) -> Call:
         return Call(stream, self._server.methods, headers, self.caller)
@@ -56,68 +52,48 @@ class _ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        sock = transport.get_extra_info("socket")
-        if not self._server.budget.admit(sock.fileno()):
+        if not self._server.budget.admit(transport.get_extra_info("socket").fileno()):
             transport.abort()
             return
         self._is_admitted = True
-        enable_keepalive(sock, is_client=False)
         if name := transport.get_extra_info("peername"):
             self.peer = address_of(name)
         self.caller = Caller(self.peer, None, subject_of(transport.get_extra_info("peercert")))
         self._server.connections.add(self)
-        self.http2.on_output = self._schedule_flush
-        self._flush()
+        super().connection_made(transport)
         if self._server.is_stopped:
             transport.close()  # accepted before the stop, and made now
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
-        self._is_flushing = True  # everything that a read leads to is one write
         before = self.http2.messages
-        self.http2.receive(data)
+        super().data_received(data)
         if self.http2.partial or self._budget.bytes_in:
             is_complete = not self.http2.partial or self.http2.messages != before
             self._budget.received(0, self.http2.partial, is_complete=is_complete)
-        self._flush()
         if self.http2.is_closed:
             log_rate_limited(
                 logger, logging.WARNING, "HTTP/2", "%s: closing the connection: %s", self.peer, self.http2.error
             )
-            self._close()
+            self.close()
 
     def pause_writing(self) -> None:
-        self.http2.is_paused = True
+        super().pause_writing()
         self._read_or_pause()
 
     def resume_writing(self) -> None:
-        self.http2.is_paused = False
+        super().resume_writing()
         self._read_or_pause()
-        self.http2.flush_waiting()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.http2.lost()
+        super().connection_lost(error)
         self._budget.close()
         if self._is_admitted:
             self._server.budget.release()
         self._server.connections.discard(self)
-        self.closed.set()
 
-    def _schedule_flush(self) -> None:
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if output := self.http2.take_output():
+    def _flushed(self, transport: asyncio.Transport, *, has_sent: bool) -> None:
+        if has_sent:
             self._sent_s = self._loop.time()
-            transport.write(output)
-            self.http2.flush_waiting()
         unsent = transport.get_write_buffer_size() + self.http2.buffered
         if unsent > UNCOUNTED:
             self._budget.sent(unsent)
@@ -126,10 +102,6 @@ class _ServerConnection(asyncio.Protocol):
             self._budget.resume(Pause.OUTPUT)
         if self._is_stopping and not self.http2.streams:
             transport.close()
-
-    def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
 
     # -- for its budget -----------------------------------------------------------------------------------------------
 
@@ -142,10 +114,6 @@ class _ServerConnection(asyncio.Protocol):
 
     def resume(self) -> None:
         self._read_or_pause()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
     def _read_or_pause(self) -> None:
         self.http2.is_refusing = Pause.OUTPUT in self._budget.paused
@@ -161,11 +129,7 @@ class _ServerConnection(asyncio.Protocol):
     def check(self) -> None:
         """Reset stalled streams, and close the connection of a client that does not answer."""
         self.http2.reset_stalled(STALL_LIMIT_S)
-        if self._loop.time() - self._heard_s > IDLE_LIMIT_S:
-            if self.http2.unanswered_pings >= MAX_UNANSWERED_PINGS:
-                self.abort()
-                return
-            self.http2.ping()
+        self.ping_if_silent(IDLE_LIMIT_S)
 
     def go_away(self) -> None:
         if not self._is_stopping:
