@@ -208,6 +208,16 @@ class ScenarioClient:
         expect("the number of messages", len(found), 0)
         expect("the code of a receive without messages", code, Code.MESSAGE_NOT_FOUND)
 
+    def held(self, message: Message) -> dict[str, Any]:
+        """Return what requests about a received message have in common."""
+        system = message.system_properties
+        return {
+            "group": self.group,
+            "topic": self.topic,
+            "receipt_handle": system.receipt_handle,
+            "message_id": system.message_id,
+        }
+
     async def ack(self, message: Message, handle: str = "") -> int:
         """Return the code for one message."""
         system = message.system_properties

@@ -142,12 +142,7 @@ async def _invisible_duration(client: ScenarioClient) -> None:
     await client.receive()
     await client.send(client.message())
     found = await client.received()
-    request = ChangeInvisibleDurationRequest(
-        group=client.group,
-        topic=client.topic,
-        receipt_handle=found.system_properties.receipt_handle,
-        message_id=found.system_properties.message_id,
-    )
+    request = ChangeInvisibleDurationRequest(**client.held(found))
     request.invisible_duration.FromMilliseconds(1000)
     response = await client.call("ChangeInvisibleDuration", request)
     expect("the code of a change", response.status.code, Code.OK)
@@ -254,14 +249,7 @@ async def _dead_letters(client: ScenarioClient) -> None:
     await client.receive()
     await client.send(client.message())
     found = await client.received()
-    request = ForwardMessageToDeadLetterQueueRequest(
-        group=client.group,
-        topic=client.topic,
-        receipt_handle=found.system_properties.receipt_handle,
-        message_id=found.system_properties.message_id,
-        delivery_attempt=1,
-        max_delivery_attempts=1,
-    )
+    request = ForwardMessageToDeadLetterQueueRequest(**client.held(found), delivery_attempt=1, max_delivery_attempts=1)
     response = await client.call("ForwardMessageToDeadLetterQueue", request)
     expect("the code of forwarding", response.status.code, Code.OK)
 

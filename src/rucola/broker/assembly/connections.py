@@ -10,7 +10,7 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.listeners import Listeners
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.background.scheduler import Scheduler
-from rucola.broker.client_calls import CallsByChannel, ClientCalls
+from rucola.broker.client_calls import ProducerCalls, ProducerCallsByChannel
 from rucola.broker.client_registry import ClientChannel, ClientRegistry
 from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
@@ -41,11 +41,11 @@ class Connections:
         self.pops = PopHold(config.max_held_pulls_per_connection, config.max_held_pulls)
         self.stats = BrokerStats(environment.clock(), config.broker_cluster_name)
         self.remoting_calls = RemotingClientCalls()
-        self.grpc_calls: ClientCalls | None = None
-        self.calls = CallsByChannel(self._calls_to)
+        self.grpc_calls: ProducerCalls | None = None
+        self.producer_calls = ProducerCallsByChannel(self._calls_to)
         self.clients = ClientRegistry(
             self._should_notify,
-            self.calls.notify_consumer_ids_changed,
+            self.remoting_calls.notify_consumer_ids_changed,
             self._on_group_left,
             lambda delay_s, call: asyncio.get_running_loop().call_later(delay_s, call),
         )
@@ -119,7 +119,7 @@ class Connections:
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         self.stats.record_put(topics)
 
-    def _calls_to(self, channel: ClientChannel) -> ClientCalls:
+    def _calls_to(self, channel: ClientChannel) -> ProducerCalls:
         return self.remoting_calls if self.grpc_calls is None or isinstance(channel, Connection) else self.grpc_calls
 
     def _on_close(self, connection: Connection) -> None:

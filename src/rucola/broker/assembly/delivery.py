@@ -68,8 +68,8 @@ class DeliveryServices:
         self._persisting = asyncio.Lock()
         """Keeps the periodic task and retention from writing older offsets over newer ones."""
         self._transaction_check = TransactionCheckService(
-            self.kinds.transactions, connections.clients, connections.calls, clock, may_receive(access.interceptor),
-            self._persist,
+            self.kinds.transactions, connections.clients, connections.producer_calls, clock,
+            may_receive(access.interceptor), self._persist,
         )  # fmt: skip
 
     def open(self, running: AsyncExitStack, replication: Replication) -> None:

@@ -90,7 +90,8 @@ class Serving:
         self.services = BrokerServices(
             self.state,
             replication.durability,
-            connections.calls,
+            connections.remoting_calls,
+            connections.producer_calls,
             late,
             access.service,
             _role_service(environment, metadata, storage, replication),
@@ -118,12 +119,12 @@ class Serving:
         )
         self.read_hooks = ReadHooks(reads, runs)
         if connections.grpc is not None:
-            from rucola.broker.grpc.clients import GrpcClientCalls  # imported here: protobuf takes 30 ms
+            from rucola.broker.grpc.clients import GrpcProducerCalls  # imported here: protobuf takes 30 ms
             from rucola.broker.grpc.service import GrpcService
 
             grpc = GrpcService(self.services, self.state, chain, access.gate, connections.pops, late.fetch)
             connections.grpc.methods = grpc.methods
-            connections.grpc_calls, connections.end_grpc_streams = GrpcClientCalls(), grpc.end_streams
+            connections.grpc_calls, connections.end_grpc_streams = GrpcProducerCalls(), grpc.end_streams
         storage.subscribe(connections.on_arrival)
 
     def schedule(self, scheduler: Scheduler) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 
 from rucola.access import Caller
-from rucola.broker.client_calls import ClientCalls
+from rucola.broker.client_calls import ProducerCalls
 from rucola.broker.client_registry import ClientChannel, ClientRegistry
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.outages import Outages
@@ -24,7 +24,7 @@ class TransactionCheckService:
         self,
         transactions: TransactionalMessageService,
         clients: ClientRegistry,
-        calls: ClientCalls,
+        calls: ProducerCalls,
         clock: Callable[[], int],
         may_receive: Callable[[Caller, str | None], bool],
         persist: Callable[[], Awaitable[object]],

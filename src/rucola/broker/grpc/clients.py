@@ -7,11 +7,11 @@ the producer group of each of its topics, so that it is asked about their transa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from rucola.access import Action, Caller, Refused, Resource
-from rucola.broker.client_calls import OffsetReset, PushedReply
+from rucola.broker.client_calls import PushedReply
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.grpc.codes import OK, IllegalCall, status_of
@@ -25,7 +25,6 @@ from rucola.broker.services.pop import MAX_MESSAGES, PopService
 from rucola.broker.state import BrokerState
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
 from rucola.domain.group import SubscriptionGroupConfig
-from rucola.domain.queue import MessageQueue
 from rucola.domain.subscription import SUB_ALL, TAG, SubscriptionData
 from rucola.domain.version import VERSION
 from rucola.http2.grpc import Call, Failed, MessageReceiver
@@ -270,11 +269,8 @@ class _Telemetry:
             self._adapter.leave(self._client)
 
 
-class GrpcClientCalls:
-    """The broker's calls to clients of gRPC; those for which it has no method are not made."""
-
-    def notify_consumer_ids_changed(self, channel: ClientChannel, group: str) -> None:
-        """Nothing: its members share the messages of all queues."""
+class GrpcProducerCalls:
+    """The broker's calls to producers of gRPC."""
 
     def check_transaction(self, channel: ClientChannel, check: TransactionCheckRequest) -> None:
         assert isinstance(channel, GrpcClient)
@@ -284,18 +280,5 @@ class GrpcClientCalls:
         )
         channel.send(TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))
 
-    async def reset_offsets(
-        self,
-        members: Sequence[tuple[ClientChannel, Member]],
-        request: OffsetReset,
-        offsets: Mapping[MessageQueue, int],
-    ) -> None:
-        """Nothing: the broker has the offsets."""
-
     async def push_reply(self, channel: ClientChannel, reply: PushedReply) -> str | None:
         return "clients of gRPC have no requests with replies"
-
-    async def consumer_status(
-        self, channel: ClientChannel, client_id: str, topic: str, group: str
-    ) -> dict[MessageQueue, int] | None:
-        return None

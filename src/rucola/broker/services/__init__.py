@@ -5,6 +5,6 @@
     service (here)                 accepts domain values, returns some or raises Refused
 
 A service imports neither `rucola.protocol` nor a connection (tests/test_house.py). Services reach clients through the
-protocols `ClientChannel` and `ClientCalls`, which the adapters implement. A method that waits for nothing is a plain
-function; a long one is a coroutine, or a generator of steps (`rucola.slices`).
+protocols `ClientChannel`, `ConsumerCalls` and `ProducerCalls`, which the adapters implement. A method that waits for
+nothing is a plain function; a long one is a coroutine, or a generator of steps (`rucola.slices`).
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rucola.broker.client_calls import ClientCalls
+from rucola.broker.client_calls import ConsumerCalls, ProducerCalls
 from rucola.broker.durability import Durability
 from rucola.broker.interceptors import LateChecks
 from rucola.broker.services.access import AccessService
@@ -41,7 +41,8 @@ class BrokerServices:
         self,
         state: BrokerState,
         durability: Durability,
-        calls: ClientCalls,
+        consumer_calls: ConsumerCalls,
+        producer_calls: ProducerCalls,
         late: LateChecks,
         access: AccessService,
         roles: RoleService,
@@ -51,7 +52,7 @@ class BrokerServices:
     ) -> None:
         self.publish = PublishService(state, durability, late.create, topics_registered)
         self.recall = RecallService(state, self.publish)
-        self.reply = ReplyService(state, self.publish, calls, late.receive)
+        self.reply = ReplyService(state, self.publish, producer_calls, late.receive)
         self.retry = RetryService(state, late.read)
         self.transactions = TransactionService(state.transactions, state.clock, late.publish)
         self.fetch = FetchService(state)
@@ -62,9 +63,9 @@ class BrokerServices:
         self.locks = LockService(state)
         self.assignment = AssignmentService(state, route)
         self.topics = TopicService(state, topics_registered)
-        self.groups = GroupService(state, calls)
+        self.groups = GroupService(state, consumer_calls)
         self.consume_stats = ConsumeStatsService(state)
-        self.inspection = InspectionService(state, calls, late.read)
+        self.inspection = InspectionService(state, consumer_calls, late.read)
         self.configuration = ConfigurationService(state, config_file, topics_registered)
         self.runtime_info = RuntimeInfoService(state)
         self.diagnosis = DiagnosisService(state.store, state.topics)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 from rucola import refusals
 from rucola.access import Caller, Check, Refused, Resource
-from rucola.broker.client_calls import ClientCalls
+from rucola.broker.client_calls import ConsumerCalls
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.state import BrokerState
 from rucola.domain.client import (
@@ -32,7 +32,7 @@ MEMBERS_PER_ITERATION = 64
 
 
 class InspectionService:
-    def __init__(self, state: BrokerState, calls: ClientCalls, check_read: Check | None = None) -> None:
+    def __init__(self, state: BrokerState, calls: ConsumerCalls, check_read: Check | None = None) -> None:
         self._check_read = check_read
         self._state = state
         self._calls = calls

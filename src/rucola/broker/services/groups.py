@@ -15,7 +15,7 @@ from collections.abc import Generator
 
 from rucola import refusals
 from rucola.access import Refused
-from rucola.broker.client_calls import ClientCalls, OffsetReset
+from rucola.broker.client_calls import ConsumerCalls, OffsetReset
 from rucola.broker.delivery.pop_log import PopQueue
 from rucola.broker.services.topics import MAX_QUEUE_NUMS, check_range, forget_pop
 from rucola.broker.state import BrokerState
@@ -27,7 +27,7 @@ from rucola.slices import sliced
 
 
 class GroupService:
-    def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
+    def __init__(self, state: BrokerState, calls: ConsumerCalls) -> None:
         self._state = state
         self._calls = calls
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rucola.access import Caller
-from rucola.broker.client_calls import ClientCalls, PushedReply
+from rucola.broker.client_calls import ProducerCalls, PushedReply
 from rucola.broker.services.publish import PublishService
 from rucola.broker.services.requests import PublishRequest
 from rucola.broker.state import BrokerState
@@ -42,7 +42,7 @@ class ReplyService:
         self,
         state: BrokerState,
         publish: PublishService,
-        calls: ClientCalls,
+        calls: ProducerCalls,
         may_receive: Callable[[Caller, str | None], bool],
     ) -> None:
         self._may_receive = may_receive
