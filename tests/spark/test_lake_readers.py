@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import polars
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
@@ -42,6 +43,11 @@ def by_pyiceberg(lake: Path) -> list[str]:
     return canonical(StaticTable.from_metadata(metadata_of(lake)).scan().to_arrow().to_pylist())
 
 
+def by_rest_catalog(lake: Path) -> list[str]:
+    with Archive(lake).serve_catalog() as (host, port), RestCatalog("lake", uri=f"http://{host}:{port}") as catalog:
+        return canonical(catalog.load_table("rucola.messages").scan().to_arrow().to_pylist())
+
+
 def by_polars(lake: Path) -> list[str]:
     with warnings.catch_warnings(action="ignore"):  # it plans faster with a plugin
         return canonical(polars.scan_iceberg(metadata_of(lake)).collect().to_dicts())
@@ -56,6 +62,7 @@ def by_duckdb(lake: Path) -> list[str]:
 READERS: dict[str, Callable[[Path], list[str]]] = {
     "the data source": lambda lake: by_source(lake=str(lake)),
     "pyiceberg": by_pyiceberg,
+    "pyiceberg by a REST catalog": by_rest_catalog,
     "Polars": by_polars,
     "DuckDB": by_duckdb,
 }

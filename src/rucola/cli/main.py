@@ -39,6 +39,7 @@ COMMANDS = {
     "console": ("rucola.cli.console:console", "Show a cluster in a browser."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit, replay and reconcile messages."),
+    "lake": ("rucola.cli.lake:lake", "Serve archived messages to other engines."),
     "reliable": ("rucola.cli.reliable:reliable", "Outbox, relay and idempotent consumption in a database."),
     "tls": ("rucola.cli.tls:tls", "Make certificates for a first try of TLS."),
     "demo": ("rucola.cli.demo:demo", "A tour: a year of flights, sent, consumed and archived."),

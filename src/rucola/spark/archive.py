@@ -16,7 +16,7 @@ change for another table format. Importing it starts no Java runtime.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -208,6 +208,14 @@ class Archive:
         from rucola.spark.lake import removal
 
         removal.forget(self.path, self.catalog, lost, progress_directory=self.progress_directory)
+
+    def serve_catalog(self, host: str = "127.0.0.1", port: int = 0) -> AbstractContextManager[tuple[str, int]]:
+        """Serve the catalog to other engines (see `rucola.spark.lake.rest_catalog.serve_catalog`)."""
+        from rucola.spark.lake import rest_catalog
+
+        if self.catalog is not None:
+            raise ConfigError("other engines use the catalog of this lake as it is", subject=self.catalog)
+        return rest_catalog.serve_catalog(Path(self.path), host, port)
 
     def reindex(self) -> int:
         """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""

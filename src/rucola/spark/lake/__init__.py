@@ -6,6 +6,7 @@
 
     tables          the Iceberg tables of messages and keys, their catalog, commits and expiry
     status          figures of the tables
+    rest_catalog    their catalog, served to other engines
     snapshot        the files of a lake and the archive progress, as the tables have them
     writer          what a run does: staging, publication, deletion of what a killed one has left
     reader          Spark DataFrames over the messages

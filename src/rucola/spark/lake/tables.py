@@ -202,7 +202,7 @@ class Tables:
     def __init__(self, storage: Storage, catalog: Catalog, *, creates: bool, is_embedded: bool) -> None:
         self.storage = storage
         self.is_embedded = is_embedded
-        self._catalog = catalog
+        self.catalog = catalog
         self._read: dict[str, list[tuple[int, DataFile]]] = {}
         if creates:
             if not catalog.table_exists(_MESSAGES_TABLE):
@@ -236,18 +236,18 @@ class Tables:
             fields.append(PartitionField(own.find_field("topic").field_id, 1001, IdentityTransform(), "topic"))
         mapping = create_mapping_from_schema(own).model_dump_json()
         properties = {**_PROPERTIES, "schema.name-mapping.default": mapping}
-        self._catalog.create_table_if_not_exists(name, own, location, PartitionSpec(*fields), properties=properties)
+        self.catalog.create_table_if_not_exists(name, own, location, PartitionSpec(*fields), properties=properties)
 
     def topic(self, topic: str, schema: pa.Schema | None = None) -> Table | None:
         """Return the table of one topic. With a schema it is made if it is missing, otherwise the result is None."""
         name = ("topics", topic)
-        if not self._catalog.table_exists(name):
+        if not self.catalog.table_exists(name):
             if schema is None:
                 return None
-            self._catalog.create_namespace_if_not_exists("topics")
+            self.catalog.create_namespace_if_not_exists("topics")
             directory, _ = partition_directory(topic, None).split("/")
             self._create(name, schema, self.storage.place(f"{TOPICS_DIRECTORY}/{directory}"))
-        table = self._catalog.load_table(name)
+        table = self.catalog.load_table(name)
         if self.storage.relative(table.location()) is None:
             raise _moved(self.storage, table.location())
         return table
