@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
@@ -18,13 +20,16 @@ from pyiceberg.utils.config import Config
 from rucola.cli.main import main
 from rucola.errors import ConfigError, StoreCorrupt, StoreError
 from rucola.spark.archive import Archive
-from rucola.spark.lake import lookup, writer
+from rucola.spark.bodies.json_bodies import JsonBodies
+from rucola.spark.jobs import archive
+from rucola.spark.lake import lookup, runs, topic_tables, writer
 from rucola.spark.lake.parquet_files import read_rows
 from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress, Snapshot
 from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory, ObjectStore
 from rucola.spark.lake.tables import LakeInUse, open_tables, read_snapshot
 from rucola.spark.lake.writer import StagedFiles, open_lake
+from rucola.spark.session import LazySession
 from rucola.spark.source import batch_reader
 from rucola.spark.source.options import parse_read_options
 from support.databases import DatabaseServer, create_database
@@ -126,7 +131,7 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(place: Place, m
     assert files_of(place) > live(snapshot)
     with open_lake(place.location, place.catalog):
         assert files_of(place) > live(snapshot)
-    monkeypatch.setattr(writer, "_DEAD_AFTER_S", -60)
+    monkeypatch.setattr(runs, "_DEAD_AFTER_S", -60)
     with open_lake(place.location, place.catalog):
         pass
     assert files_of(place) == live(snapshot)
@@ -234,11 +239,91 @@ def test_commands_find_a_lake_by_its_catalog(place: Place, small_store: SmallSto
     # A lake that has lost its tables is not begun anew.
     with open_tables(place.location, place.catalog) as own:
         assert own is not None
-        own._catalog.drop_table("rucola.messages")
+        own.catalog.drop_table("rucola.messages")
     with raises(StoreError, subject=place.catalog):
         place.archive.progress()
     with pytest.raises(StoreCorrupt), place.archive.open():
         pass
+
+
+def test_tables_of_topics_are_in_the_catalog(
+    place: Place, small_store: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message once, whatever is killed or raced; with a schema that changes, and files that are merged."""
+    decoders = {"Orders": JsonBodies()}
+
+    def archive_one(number: int) -> None:
+        small_store.put("Orders", body=b'{"id":%d,"n%d":1}' % (number, number))
+        archive.run(LazySession("tests", use_spark=False), small_store.path, place.archive)
+
+    def rows() -> list[tuple[int, int | None]]:
+        with open_tables(place.location, place.catalog) as own:
+            assert own is not None
+            table = own.topic("Orders")
+            assert table is not None
+            found = table.scan().to_arrow().sort_by("commitLogOffset").to_pylist()
+            return [(row["value"]["id"], row["value"][f"n{row['value']['id']}"]) for row in found]
+
+    small_store.put("%RETRY%g")
+    small_store.put("Orders", body=b'{"id":0,"n0":1}')
+    command = ("archive", "--store", small_store.path, "--out", place.location, "--catalog", place.catalog)
+    decoding = ("--decode", "Orders=json", "--table-per-topic")
+    done = CliRunner().invoke(main, ["pipeline", *map(str, command), *decoding])
+    assert done.exit_code == 0, done.output
+    assert rows() == [(0, 1)]
+    number = 0
+    commit = place.catalog_class, "commit_table"
+    for owner, name, calls, after in (
+        (*commit, 1, False),  # of the schema
+        (*commit, 2, False),
+        (*commit, 2, True),
+        (place.storage_class, "writing", 2, True),
+        (place.storage_class, "delete_directory", 1, False),
+    ):
+        archive_one(number := number + 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, Deadly(getattr(owner, name), calls, after=after))
+            with suppress(Killed):
+                place.archive.derive(decoders, keep_replaced_ms=0)
+        assert rows() in ([(each, 1) for each in range(number)], [(each, 1) for each in range(number + 1)])
+        place.archive.derive(decoders, keep_replaced_ms=0)
+        assert rows() == [(each, 1) for each in range(number + 1)]
+        if number == 2:
+            monkeypatch.setattr(topic_tables, "MIN_FILES", 2)  # then files are merged, too
+    # Of two runs that begin at the same progress, one counts.
+    archive_one(number := number + 1)
+
+    class Between(JsonBodies):
+        def decode(self, bodies: pa.BinaryArray, known: pa.StructType | None) -> Any:
+            place.archive.derive(decoders)
+            return super().decode(bodies, known)
+
+    with pytest.raises(LakeInUse):
+        place.archive.derive({"Orders": Between()})
+    assert rows() == [(each, 1) for each in range(number + 1)]
+    # What dead runs have left is deleted with the next messages.
+    archive_one(number + 1)
+    monkeypatch.setattr(runs, "_DEAD_AFTER_S", -60)
+    monkeypatch.setattr(runs.Run, "check_age", lambda _: None)
+    place.archive.derive(decoders, keep_replaced_ms=0)
+    storage = place.snapshot().storage
+    with open_tables(place.location, place.catalog) as own:
+        assert own is not None
+        table = own.topic("Orders")
+        assert table is not None
+        found = {
+            file.path for file in storage.files(own.directory(table)) if not file.path.endswith((".avro", ".json"))
+        }
+        assert found == set(own.paths(table))
+        assert own.topic("%RETRY%g") is not None
+    inferred = CliRunner().invoke(
+        main, ["pipeline", "infer-schema", "--lake", place.location, "--catalog", place.catalog, "-t", "Orders"]
+    )
+    assert "n0" in json.loads(inferred.stdout)["properties"]
+    again = run_command(
+        "decode", "--lake", place.location, "--catalog", place.catalog, "--decode", "Orders=json", "--again"
+    )
+    assert [each["rows"] for each in again["topics"]] == [number + 2]
 
 
 def test_a_catalog_that_cannot_be_used_is_named(tmp_path: Path, small_store: SmallStore) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -362,8 +361,8 @@ def named_files(root: Path) -> set[str]:
         (storage, "sync_directory"),
         (local_io, "sync_all"),
         (SqlCatalog, "commit_table"),
-        (Path, "replace"),
-        (shutil, "rmtree"),
+        (storage.Directory, "writing"),
+        (storage.Directory, "delete_directory"),
     ],
 )
 def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(

@@ -193,9 +193,7 @@ class Archive:
         """Add new messages to the tables of single topics (see `rucola.spark.lake.topic_tables.derive`)."""
         from rucola.spark.lake import topic_tables
 
-        if self.catalog is not None:
-            raise ConfigError("tables of single topics need a lake with the embedded catalog", subject=self.catalog)
-        return topic_tables.derive(self.path, decoders, **options)
+        return topic_tables.derive(self.path, decoders, self.catalog, **options)
 
     def messages_of_files(self, names: Sequence[str]) -> list[LostMessages]:
         """Return what the archive knows of the messages in files, given as errors name them, without opening any."""

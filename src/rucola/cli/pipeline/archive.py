@@ -149,13 +149,10 @@ def archive(
     if names and (len(names) != len(stores) or len(set(names)) != len(names)):
         raise click.UsageError(f"there are {len(stores)} stores and {len(set(names))} names; name each store once")
     with require_spark():
-        from rucola.spark.archive import Archive
         from rucola.spark.jobs.archive import check_store
         from rucola.spark.session import LazySession
     if progress_directory is not None:
         out = with_progress(out, progress_directory)
-    if isinstance(out, Archive) and (decodings or every_topic):
-        raise click.UsageError("tables of single topics need a lake without --catalog")
     for store in stores:
         check_store(store)
     decoders = parse_decodings(decodings)

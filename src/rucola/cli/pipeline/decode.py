@@ -6,9 +6,11 @@ import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from rucola.cli.lake_options import catalog_option
 from rucola.cli.option_types import PathType
 from rucola.cli.output import wide_option
 from rucola.cli.pipeline.archive import lake_option
@@ -17,14 +19,18 @@ from rucola.cli.pipeline.topic_tables import derive_and_print, parse_decodings, 
 from rucola.errors import StoreError
 from rucola.files import replace_file
 
+if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
+
 
 @click.command()
 @lake_option
+@catalog_option
 @topic_tables_options
 @click.option("--again", is_flag=True, help="Write these tables anew from all messages of the lake.")
 @json_option
 @wide_option
-def decode(lake: Path, decodings: Sequence[str], every_topic: bool, again: bool, as_json: bool) -> None:
+def decode(lake: Path | Archive, decodings: Sequence[str], every_topic: bool, again: bool, as_json: bool) -> None:
     """Write tables of single topics from the messages of a lake, as `archive --decode` does.
 
     A body that does not decode is in the table as it is, with the reason in `_decode_error`. After a correction of the
@@ -45,10 +51,11 @@ def decode(lake: Path, decodings: Sequence[str], every_topic: bool, again: bool,
 
 @click.command()
 @lake_option
+@catalog_option
 @click.option("--topic", "-t", required=True, help="Topic with JSON bodies.")
 @click.option("--sample", type=click.IntRange(1), default=10_000, show_default=True, help="Messages to look at.")
 @click.option("--out", type=PathType(dir_okay=False), help="Write the schema to this file.")
-def infer_schema(lake: Path, topic: str, sample: int, out: Path | None) -> None:
+def infer_schema(lake: Path | Archive, topic: str, sample: int, out: Path | None) -> None:
     """Show the JSON Schema of a topic's bodies, from the first messages of a lake.
 
     To confirm it, give the file to `archive --decode`, after changing it if need be. Notes on fields that have no type,

@@ -17,10 +17,10 @@ pyiceberg repeats a refused commit on the table as it has become, which would ar
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -65,6 +65,8 @@ PROGRESS: Final = "rucola.progress."
 """Begin of the properties with the progress of a store or live broker."""
 _FORGOTTEN: Final = "rucola.forgotten."
 """Begin of the properties with the rows of a removed file, by its name. Expiry keeps these files."""
+_TOPIC: Final = "rucola.topic"
+"""The topic of a table, whose name may be another one."""
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _MESSAGES_TABLE: Final = "rucola.messages"
 _KEYS_TABLE: Final = "rucola.keys"
@@ -221,7 +223,9 @@ class Tables:
         if len(self.messages.specs()) > 1:
             raise StoreError(f"another engine has changed the partitions of {found}, which is not supported")
 
-    def _create(self, name: str | tuple[str, str], schema: pa.Schema, location: str) -> None:
+    def _create(
+        self, name: str | tuple[str, str], schema: pa.Schema, location: str, others: Mapping[str, str] = {}
+    ) -> None:
         from pyiceberg.io.pyarrow import pyarrow_to_schema
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.table.name_mapping import create_mapping_from_schema
@@ -235,28 +239,33 @@ class Tables:
         if name == _MESSAGES_TABLE:
             fields.append(PartitionField(own.find_field("topic").field_id, 1001, IdentityTransform(), "topic"))
         mapping = create_mapping_from_schema(own).model_dump_json()
-        properties = {**_PROPERTIES, "schema.name-mapping.default": mapping}
+        properties = {**_PROPERTIES, **others, "schema.name-mapping.default": mapping}
         self.catalog.create_table_if_not_exists(name, own, location, PartitionSpec(*fields), properties=properties)
 
     def topic(self, topic: str, schema: pa.Schema | None = None) -> Table | None:
         """Return the table of one topic. With a schema it is made if it is missing, otherwise the result is None."""
-        name = ("topics", topic)
+        name = ("topics", topic if self.is_embedded else topic_table_name(topic))
         if not self.catalog.table_exists(name):
             if schema is None:
                 return None
             self.catalog.create_namespace_if_not_exists("topics")
-            directory, _ = partition_directory(topic, None).split("/")
-            self._create(name, schema, self.storage.place(f"{TOPICS_DIRECTORY}/{directory}"))
+            if self.is_embedded:
+                path = f"{TOPICS_DIRECTORY}/{partition_directory(topic, None).partition('/')[0]}"
+            else:  # buckets of tables permit it there, as they do the key index
+                path = f"{METADATA_DIRECTORY}/{TOPICS_DIRECTORY}/{name[1]}"
+            self._create(name, schema, self.storage.place(path), {_TOPIC: topic})
         table = self.catalog.load_table(name)
-        if self.storage.relative(table.location()) is None:
-            raise _moved(self.storage, table.location())
+        self.directory(table)
+        if table.properties.get(_TOPIC, topic) != topic:
+            raise StoreError(f"the table {'.'.join(name)} is that of the topic {table.properties[_TOPIC]}")
         return table
 
-    @property
-    def root(self) -> Path:
-        """The directory of a lake that is in one."""
-        assert isinstance(self.storage, Directory)
-        return self.storage.root
+    def directory(self, table: Table) -> str:
+        """Return the path of a topic's table."""
+        path = self.storage.relative(table.location().rstrip("/"))
+        if path is None:
+            raise _moved(self.storage, table.location())
+        return path
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -487,9 +496,9 @@ class Tables:
         """Delete data files that no snapshot names, written before a time in seconds since 1970."""
         self._delete_unnamed((self.keys, self.messages), ("data", f"{KEYS_DIRECTORY}/data"), written_before)
 
-    def delete_orphans_of(self, table: Table) -> None:
-        """Delete files of a topic's table that no snapshot names."""
-        self._delete_unnamed((table,), (f"{self.storage.relative(table.location())}/data",), math.inf)
+    def delete_orphans_of(self, table: Table, written_before: float) -> None:
+        """Delete files of a topic's table that no snapshot names, as `delete_orphans` does."""
+        self._delete_unnamed((table,), (f"{self.directory(table)}/data",), written_before)
 
     def _delete_unnamed(self, tables: Sequence[Table], directories: Sequence[str], written_before: float) -> None:
         named = {
@@ -506,6 +515,14 @@ class Tables:
         name = path.rpartition("/")[2]
         if _OWN_NAME.fullmatch(name) and _FORGOTTEN + name not in self.messages.properties:
             self.storage.delete(path)
+
+
+def topic_table_name(topic: str) -> str:
+    """Return the name of a topic's table in a catalog that may permit lower-case letters, digits and `_` only."""
+    plain = re.sub("[^a-z0-9]+", "_", topic.lower()).strip("_")
+    return (
+        topic if re.fullmatch("[a-z0-9][a-z0-9_]*", topic) else f"{plain}_{zlib.crc32(topic.encode()):08x}".strip("_")
+    )
 
 
 def _expirable(table: Table, keep_replaced_ms: int) -> list[TableSnapshot]:

@@ -22,9 +22,9 @@ former ones, and its number as `#1`. Values of a type that a column cannot have 
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rucola.errors import MQError, RemotingError, StoreCorrupt, StoreError
-from rucola.files import check_ownership, local_path, make_directory
+from rucola.files import local_path
 from rucola.spark.bodies.decoded import (
     TIMESTAMP,
     Decoded,
@@ -48,11 +48,13 @@ from rucola.spark.bodies.decoded import (
     reason,
 )
 from rucola.spark.lake.compaction import MIN_FILES, SMALL_SIZE
-from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, partition_directory, topic_and_day
+from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, partition_directory
 from rucola.spark.lake.parquet_files import by_partition, read_file
-from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists, check_links
+from rucola.spark.lake.runs import Run
+from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, check_exists
+from rucola.spark.lake.storage import Storage
 from rucola.spark.lake.tables import PROGRESS, LakeInUse, Tables, TopicTableError, Value, open_tables, partition_of
-from rucola.spark.lake.writer import KEEP_REPLACED_MS, locked
+from rucola.spark.lake.writer import KEEP_REPLACED_MS, prepared
 from rucola.spark.source.array_conversions import Array, bools, ints, mask
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class DerivedTopic:
 def derive(
     root: str | Path,
     decoders: Mapping[str, Decoder],
+    catalog: str | None = None,
     *,
     every_topic: bool = False,
     again: bool = False,
@@ -96,13 +99,14 @@ def derive(
     no lake, LakeInUse if another run is writing; after all other topics RemotingError if a schema registry does not
     answer, or TopicTableError if the table of a topic cannot be continued.
     """
-    path = local_path(root).resolve()
-    check_exists(path)
-    check_ownership(path)
-    check_links(path)
+    if catalog is None:
+        check_exists(local_path(root).resolve())
     results: list[DerivedTopic] = []
     failure: MQError | None = None
-    with locked(path), open_tables(path) as tables:
+    with (
+        prepared(root) if catalog is None else nullcontext(root) as place,
+        open_tables(place, catalog) as tables,
+    ):
         if tables is None:
             return results
         topics = sorted({file.topic for file in tables.snapshot().rows}) if every_topic else sorted(decoders)
@@ -151,16 +155,14 @@ class _Derivation:
             return None
         table = existing or self._tables.topic(self._topic, MESSAGES)
         assert table is not None
-        staging = Path(table.location()) / "staging"
-        if staging.exists():  # of a run that was killed
-            self._tables.delete_orphans_of(table)
-            shutil.rmtree(staging)
-        make_directory(staging)
+        run = Run(self._tables.storage, f"{self._tables.directory(table)}/data/staging")
+        run.recover(partial(self._tables.delete_orphans_of, table), is_locked=self._tables.is_embedded)
+        run.begin()
         rows = 0
-        staged: list[Path] = []
+        added: list[DataFile] = []
         for chunk in _chunks(self._new_messages(files, known)):
             rows += len(chunk)
-            staged += _write(table, self._decoded(table, chunk), staging, len(staged))
+            added += self._write(table, self._decoded(table, chunk))
         progress = {
             name: replace(each, queues={self._topic: each.queues.get(self._topic, {})}, messages={})
             for name, each in self._tables.progress().items()
@@ -169,19 +171,20 @@ class _Derivation:
         if (self._tables.progress(table), int(table.properties.get(_THROUGH, 0))) != (known, through):
             raise LakeInUse(f"another run has continued {table.location()}; run this one again")
         number = current.sequence_number or 0
-        self._tables.commit(table, _published(self._tables, table, staged), (), progress, {_THROUGH: str(number)})
-        self._merge(table, staging)
-        shutil.rmtree(staging)
+        run.check_age()
+        self._tables.commit(table, added, (), progress, {_THROUGH: str(number)})
+        self._merge(table)
+        run.end()
         self._tables.expire_table(table, keep_replaced_ms)
         return DerivedTopic(self._topic, rows, self._errors, self._reason)
 
-    def _merge(self, table: Table, staging: Path) -> None:
+    def _merge(self, table: Table) -> None:
         """Merge small files of a day, if there are several, into files that are not small."""
         by_day: dict[Value, list[tuple[str, int]]] = {}
         for path, file in zip(self._tables.paths(table), self._tables.files(table), strict=True):
             if file.file_size_in_bytes < SMALL_SIZE:
                 by_day.setdefault(file.partition[0], []).append((path, file.file_size_in_bytes))
-        merged: list[Path] = []
+        merged: list[DataFile] = []
         replaced: list[str] = []
         for files in by_day.values():
             if len(files) < MIN_FILES:
@@ -190,15 +193,28 @@ class _Derivation:
             for (path, _), end in zip(files, np.cumsum([size for _, size in files]).tolist(), strict=True):
                 groups.setdefault(end // SMALL_SIZE, []).append(path)
             for group in groups.values():
-                rows = _read(table, [self._tables.root / path for path in group])
-                merged += _write(table, rows, staging, len(merged))
+                merged += self._write(table, _read(table, self._tables.storage, group))
                 replaced += group
         if replaced:
-            self._tables.commit(table, _published(self._tables, table, merged), replaced)
+            self._tables.commit(table, merged, replaced)
+
+    def _write(self, table: Table, rows: pa.RecordBatch) -> list[DataFile]:
+        """Write rows by day, durably; return the files, `<table>/data/date=<day>/<unique>-00000.parquet`."""
+        files = []
+        for topic, day, part in by_partition(rows):
+            date = partition_directory(topic, day).partition("/")[2]
+            path = f"{self._tables.directory(table)}/data/{date}/{uuid.uuid4().hex}-00000.parquet"
+            size = max(1, len(part) * ROW_GROUP_SIZE // max(part.nbytes, 1))
+            written = pa.Table.from_batches([part])
+            with self._tables.storage.writing(path) as stream:
+                pq.write_table(written, stream, row_group_size=size, compression="zstd", write_page_index=True)
+            self._tables.storage.sync([path])
+            files.append(self._tables.data_file(table, path, partition_of(topic, day)[:1]))
+        return files
 
     def _new_messages(self, files: Sequence[RowFile], known: Mapping[str, ArchiveProgress]) -> Iterator[pa.RecordBatch]:
         for file in files:
-            for batch in read_file(self._tables.root, file, MESSAGES.names):
+            for batch in read_file(self._tables.storage, file, MESSAGES.names):
                 yield batch.filter(mask(_is_new(batch, known, self._topic))) if known else batch
 
     def _decoded(self, table: Table, messages: pa.RecordBatch) -> pa.Table:
@@ -275,48 +291,22 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(parts)
 
 
-def _write(table: Table, rows: pa.RecordBatch, staging: Path, number: int) -> list[Path]:
-    """Write rows by day; return the files, `<staging>/date=<day>/<run>-<number>.parquet`."""
-    paths = []
-    for topic, day, part in by_partition(rows):
-        directory = partition_directory(topic, day).partition("/")[2]
-        path = staging / directory / f"{uuid.uuid4().hex}-{number:05d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        size = max(1, len(part) * ROW_GROUP_SIZE // max(part.nbytes, 1))
-        written = pa.Table.from_batches([part])
-        pq.write_table(written, path, row_group_size=size, compression="zstd", write_page_index=True)
-        paths.append(path)
-    return paths
-
-
-def _read(table: Table, paths: Iterable[Path]) -> pa.RecordBatch:
+def _read(table: Table, storage: Storage, paths: Iterable[str]) -> pa.RecordBatch:
     """Return the rows of files with the columns that the table has now, in the order of the log."""
     kind = table.schema().as_struct()
     # Not by pyiceberg, for which a null list is an empty one.
     parts = []
     for path in paths:
         try:
-            read = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+            with storage.reading(path) as source:
+                read = pq.ParquetFile(source, page_checksum_verification=True).read()
         except (pa.ArrowException, OSError) as error:
             why = f"the file cannot be read: {first_line(error)}"
-            raise StoreCorrupt(path, 0, f"{why}; `rucola pipeline decode --again` writes the table anew") from error
+            advice = "`rucola pipeline decode --again` writes the table anew"
+            raise StoreCorrupt(storage.place(path), 0, f"{why}; {advice}") from error
         parts += [_conformed(array, kind, {}) for array in read.to_struct_array().chunks]
     rows = pa.RecordBatch.from_struct_array(pa.concat_arrays(parts))
     return rows.take(pc.sort_indices(rows, [("brokerName", "ascending"), ("commitLogOffset", "ascending")]))
-
-
-def _published(tables: Tables, table: Table, staged: Iterable[Path]) -> list[DataFile]:
-    """Move staged files to their places, durably; return their entries."""
-    found = []
-    for path in staged:
-        directory = Path(table.location()) / "data" / path.parent.name
-        make_directory(directory)
-        path.replace(directory / path.name)
-        found.append(
-            (str((directory / path.name).relative_to(tables.root)), partition_of(*topic_and_day(str(path)))[:1])
-        )
-    tables.storage.sync(path for path, _ in found)
-    return [tables.data_file(table, path, partition) for path, partition in found]
 
 
 # -- schema ------------------------------------------------------------------------------------------------------------

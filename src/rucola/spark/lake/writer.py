@@ -33,8 +33,6 @@ Files are never renamed, since object stores cannot. No reader sees a file befor
 
 **Several runs at once.** With the embedded catalog only one run writes at a time. Other engines do not know its lock,
 and other catalogs have none: of two commits with the progress of one store, the second is refused (`Tables.commit`).
-Without a lock, a run that another one has begun may still go on. It is taken for dead after `_DEAD_AFTER_S`, and does
-not commit any longer after half of that.
 
 **Damage** is an error, never skipped. A writer verifies existence and size of every file in the snapshot.
 """
@@ -42,10 +40,7 @@ not commit any longer after half of that.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
-import time
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -56,11 +51,12 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow.parquet as pq
 
-from rucola.errors import ConfigError, StoreError
+from rucola.errors import ConfigError
 from rucola.files import check_ownership, local_path, make_directory, open_inside, read_inside, replace_file
 from rucola.spark.lake.adoption import adopt
 from rucola.spark.lake.data_files import topic_and_day
 from rucola.spark.lake.key_index import OpenFile, merge
+from rucola.spark.lake.runs import Run
 from rucola.spark.lake.snapshot import (
     METADATA_DIRECTORY,
     STAGING_DIRECTORY,
@@ -76,8 +72,6 @@ from rucola.spark.shared_files import SharedPiece, not_shared, share
 
 KEEP_REPLACED_MS: Final = 60 * 60 * 1000
 """How long files that compaction has replaced are kept for running queries."""
-
-_DEAD_AFTER_S: Final = 6 * 24 * 60 * 60
 
 
 class AddedFiles(NamedTuple):
@@ -111,20 +105,15 @@ class LakeWriter:
         self.location = tables.storage.location
         self._tables = tables
         self._progress_directory = progress_directory
-        self.run = uuid.uuid4().hex
+        self._run = Run(self.storage, STAGING_DIRECTORY)
+        self.run = self._run.id
         """The begin of the names of this run's files."""
-        self.staging = f"{STAGING_DIRECTORY}/{self.run}"
+        self.staging = self._run.directory
         """Directory for entries of the key index that are not yet in the run of the commit, in files sorted by hash."""
-        self._began_s: float | None = None
 
     def begin(self) -> None:
         """Create the staging directory, by which later runs know that this one may have left files."""
-        if self._began_s is None:
-            self._began_s = time.monotonic()
-            started = f"{self.staging}/started"
-            with self.storage.writing(started) as stream:
-                stream.touch() if isinstance(stream, Path) else stream.write(b"")
-            self.storage.sync([started])
+        self._run.begin()
 
     @contextmanager
     def sharing(self) -> Iterator[SharedPiece | None]:
@@ -192,8 +181,7 @@ class LakeWriter:
             raise not_shared(self.location)
         # Step 2.
         self.storage.sync([*staged.rows, *staged.keys])
-        if self._began_s is not None and time.monotonic() - self._began_s > _DEAD_AFTER_S / 2:
-            raise StoreError(f"{self.location}: the run took so long that others take it for dead; archive in parts")
+        self._run.check_age()
         # Steps 3 and 4.
         if keys or replaced_keys:
             tables.commit(tables.keys, keys, replaced_keys)
@@ -217,8 +205,7 @@ class LakeWriter:
         self.begin()
         self._tables.expire(keep_replaced_ms)
         if not keeps_staging:
-            self.storage.delete_directory(self.staging)
-            self._began_s = None
+            self._run.end()
 
     def finish(self, snapshot: Snapshot) -> None:
         """Tell brokers and other engines what the tables hold, which a killed run may not have done."""
@@ -234,17 +221,8 @@ class LakeWriter:
                 _replace_if_changed(self._progress_directory / name, content)
 
     def recover(self, *, is_locked: bool) -> None:
-        """Delete what dead runs have left: with the lock every other one, without it those that began long ago."""
-        began: dict[str, float] = {}
-        for file in self.storage.files(STAGING_DIRECTORY):
-            run = file.path.removeprefix(f"{STAGING_DIRECTORY}/").partition("/")[0]
-            began[run] = max(file.written, began.get(run, 0))
-        latest = math.inf if is_locked else time.time() - _DEAD_AFTER_S
-        dead = [run for run, since in began.items() if since < latest]
-        if dead:
-            self._tables.delete_orphans(latest)
-            for run in dead:
-                self.storage.delete_directory(f"{STAGING_DIRECTORY}/{run}")
+        """Delete what dead runs have left (see `Run.recover`)."""
+        self._run.recover(self._tables.delete_orphans, is_locked=is_locked)
 
 
 def _replace_if_changed(path: Path, content: bytes) -> None:
@@ -271,7 +249,7 @@ def open_lake(
     must not count as archived. Without `checks_rows`, row files may be damaged, without `checks_keys` the key index.
     """
     with (
-        _prepared(root) if catalog is None else nullcontext(root) as place,
+        prepared(root) if catalog is None else nullcontext(root) as place,
         open_tables(place, catalog, creates=True) as tables,
     ):
         assert tables is not None
@@ -292,8 +270,8 @@ def open_lake(
 
 
 @contextmanager
-def _prepared(root: str | Path) -> Iterator[Path]:
-    """Create and lock the directory of a lake with the embedded catalog."""
+def prepared(root: str | Path) -> Iterator[Path]:
+    """Create and lock the directory of a lake with the embedded catalog. Raises as `open_lake` does."""
     root = local_path(root).resolve()
     own = root / METADATA_DIRECTORY
     if root.exists() and not own.exists() and (not root.is_dir() or any(root.iterdir())):
