@@ -95,6 +95,7 @@ static PyMethodDef methods[] = {
          "read_units(units, queue offset, map, begin, written, max count, max bytes, accepts)"
          " -> (records, their number, units read) | None"),
     FAST(decode_records, "decode_records(records, max count) -> [fields of MessageExt] | None"),
+    FAST(read_requests, "read_requests(buffer, position, end) -> [fields of DispatchRequest] | None"),
     FAST(crc32_of_ranges, "crc32_of_ranges(data, begins, ends) -> CRCs of 31 bits | None"),
     FAST(parse_properties,
          "parse_properties(data, begins, ends) -> (offsets, names, codes, value offsets, values, irregular rows) | None"),

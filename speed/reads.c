@@ -129,11 +129,20 @@ static PyObject *text_of(Text *last, const uint8_t *at, Py_ssize_t size, int is_
     return last->text;
 }
 
+/* A new tuple, or NULL, with new references or NULL; NULL if it or one of them is NULL. */
+static PyObject *filled(PyObject *row, PyObject **fields, int count) {
+    for (int number = 0; number < count; number++)
+        if (!row)
+            Py_XDECREF(fields[number]);
+        else if (!fields[number] || PyTuple_SetItem(row, number, fields[number]) < 0)
+            Py_CLEAR(row);
+    return row;
+}
+
 /* The fields of a record whose sizes agree, in the order of MessageExt; NULL with or without an exception. */
 static PyObject *fields_of(const uint8_t *at, int64_t size, Text texts[3]) {
     int32_t body_size = get_i32(at + 84);
     const uint8_t *topic = at + 88 + body_size, *properties = topic + 1 + topic[0] + 2;
-    PyObject *row = PyTuple_New(18);
     PyObject *fields[18] = {
         text_of(&texts[0], topic + 1, topic[0], 0),
         PyLong_FromLong(get_i32(at + 12)),
@@ -154,12 +163,7 @@ static PyObject *fields_of(const uint8_t *at, int64_t size, Text texts[3]) {
         PyLong_FromLongLong(get_i64(at + 76)),
         PyBytes_FromStringAndSize((const char *)at + 64, 8),
     };
-    for (int number = 0; number < 18; number++)
-        if (!row)
-            Py_XDECREF(fields[number]);
-        else if (!fields[number] || PyTuple_SetItem(row, number, fields[number]) < 0)
-            Py_CLEAR(row);
-    return row;
+    return filled(PyTuple_New(18), fields, 18);
 }
 
 /* Counterpart: decode_many of rucola.message.record, without decompression.
@@ -190,6 +194,106 @@ PyObject *decode_records(PyObject *module, PyObject *const *args, Py_ssize_t cou
     }
     for (int number = 0; number < 3; number++)
         Py_XDECREF(texts[number].text);
+    return rows ? rows : decline();
+}
+
+/* The values of the properties that are dispatched. */
+enum { TAGS, UNIQ_KEY, KEYS, DISPATCHED };
+static const char *const dispatched_names[DISPATCHED] = {"TAGS", "UNIQ_KEY", "KEYS"};
+
+/* Find the last value of each name in a property string, as `parse` of rucola.message.properties. */
+static void find_dispatched(Span string, Span values[DISPATCHED]) {
+    const uint8_t *at = string.at, *end = string.at + string.size;
+    memset(values, 0, DISPATCHED * sizeof(Span));
+    while (at < end) {
+        const uint8_t *separator = memchr(at, 2, (size_t)(end - at)), *next = separator ? separator : end;
+        const uint8_t *between = memchr(at, 1, (size_t)(next - at));
+        if (between && next - between > 1)
+            for (int number = 0; number < DISPATCHED; number++)
+                if ((size_t)(between - at) == strlen(dispatched_names[number]) &&
+                    !memcmp(at, dispatched_names[number], (size_t)(between - at)))
+                    values[number] = (Span){between + 1, next - between - 1};
+        at = next + 1;
+    }
+}
+
+/* The text of a value or None, a new reference. */
+static PyObject *replaced_text(Span value) {
+    if (!value.at)
+        Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8((const char *)value.at, value.size, "replace");
+}
+
+static PyObject *tags_code(Span tags) {
+    PyObject *text = replaced_text(tags), *code = NULL;
+    Py_ssize_t size;
+    const char *utf8;
+    if (text == Py_None)
+        code = PyLong_FromLong(0);
+    else if (text && (utf8 = PyUnicode_AsUTF8AndSize(text, &size)))
+        code = PyLong_FromLong((int32_t)java_hash(0, (const uint8_t *)utf8, size));
+    Py_XDECREF(text);
+    return code;
+}
+
+/* Whether a queue can have this name: `check_queue_name` of rucola.store.consume_queue. */
+static int is_queue_name(const uint8_t *topic, Py_ssize_t size, int32_t queue_id) {
+    return size && queue_id >= 0 && !memchr(topic, '/', (size_t)size) && !memchr(topic, 0, (size_t)size) &&
+           !(topic[0] == '.' && (size == 1 || (size == 2 && topic[1] == '.')));
+}
+
+/* The fields of a DispatchRequest, of a record whose sizes agree; NULL with or without an exception. */
+static PyObject *request_of(const uint8_t *at, int64_t size, Text *last_topic) {
+    uint32_t sys_flag = get_u32(at + 36);
+    const uint8_t *store_timestamp = at + (sys_flag & BORN_HOST_V6 ? 68 : 56);
+    const uint8_t *body = at + 88 + (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
+    const uint8_t *topic = body + get_i32(body - 4), *properties = topic + 1 + topic[0] + 2;
+    Span string = {properties, (Py_ssize_t)(at + size - properties)}, values[DISPATCHED];
+    PyObject *row;
+    if (!is_queue_name(topic + 1, topic[0], get_i32(at + 12)) || !(row = PyTuple_New(11)))
+        return NULL;
+    find_dispatched(string, values);
+    PyObject *fields[11] = {
+        text_of(last_topic, topic + 1, topic[0], 0),
+        PyLong_FromLong(get_i32(at + 12)),
+        PyLong_FromLongLong(get_i64(at + 20)),
+        PyLong_FromLongLong(get_i64(at + 28)),
+        PyLong_FromLongLong(size),
+        PyLong_FromLongLong(get_i64(store_timestamp)),
+        PyLong_FromLong((int32_t)sys_flag),
+        tags_code(values[TAGS]),
+        replaced_text(values[UNIQ_KEY]),
+        replaced_text(values[KEYS]),
+        PyBytes_FromStringAndSize((const char *)string.at, string.size),
+    };
+    return filled(row, fields, 11);
+}
+
+/* Counterpart: read_requests of rucola.store.dispatch_request.
+
+(buffer, position, end) -> fields of each request, up to the first record that is not whole or not valid | None */
+PyObject *read_requests(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer view;
+    int64_t position, end, size;
+    Text last_topic = {{NULL, 0}, NULL};
+    PyObject *rows, *row;
+    (void)module;
+    if (count != 3 || !take_i64(args[1], &position) || !take_i64(args[2], &end) ||
+        PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+        return decline();
+    rows = position < 0 || end > view.len ? NULL : PyList_New(0);
+    for (; rows && end - position >= MIN_RECORD_SIZE; position += size) {
+        const uint8_t *at = (const uint8_t *)view.buf + position;
+        if (!(size = record_size(at, end - position, get_i64(at + 28))) || !(row = request_of(at, size, &last_topic)))
+            break;
+        if (PyList_Append(rows, row) < 0)
+            Py_CLEAR(rows);
+        Py_DECREF(row);
+    }
+    if (PyErr_Occurred())
+        Py_CLEAR(rows);
+    Py_XDECREF(last_topic.text);
+    PyBuffer_Release(&view);
     return rows ? rows : decline();
 }
 

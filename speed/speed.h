@@ -103,6 +103,7 @@ FUNCTION(select_entries);
 FUNCTION(read_records); /* reads.c */
 FUNCTION(read_units);
 FUNCTION(decode_records);
+FUNCTION(read_requests);
 FUNCTION(crc32_of_ranges); /* columns.c */
 FUNCTION(parse_properties);
 

@@ -152,6 +152,9 @@ read_units = _function("read_units")
 decode_records: Callable[[bytes, int], list[tuple[Any, ...]] | None] | None = _function("decode_records")
 """(records, max count) -> the arguments of MessageExt of `record.decode_many`, without decompression."""
 
+read_requests: Callable[[Buffer, int, int], list[tuple[Any, ...]] | None] | None = _function("read_requests")
+"""(buffer, position, end) -> the fields of `dispatch_request.read_requests`."""
+
 crc32_of_ranges: Callable[[Buffer, Buffer, Buffer], bytes | None] | None = _function("crc32_of_ranges")
 """(data, start positions, end positions) -> the bytes of `record.body_crcs`."""
 

@@ -19,7 +19,7 @@ from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store.commit_log import CommitLog
 from rucola.store.consume_queue import first_unit, pack_unit
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_entries_of
-from rucola.store.dispatch_request import DispatchRequest
+from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request, read_requests
 from rucola.store.index import MAX_LONG, IndexFile
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.query import latest_records
@@ -304,3 +304,46 @@ def test_the_usual_messages_are_decoded_in_c() -> None:
         assert [MessageExt(*row) for row in rows] == [decode(record) for record in records[:2]]
         assert speed.decode_records(b"".join(records)[:-1], 3) is None
         assert speed.decode_records(b"", 3) == []
+
+
+STRINGS = st.lists(
+    st.sampled_from([b"TAGS", b"UNIQ_KEY", b"KEYS", b"", b"k", b"a b", b"\xc3\xa4", b"\xf0\x9f", b"\x01", b"\x02"])
+).map(b"\x01".join)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["T", "T", "T", "T\u00e4", "", ".", "..", "...", "a/b", "a\0"]),
+            st.sampled_from([0, 0, 0, 7, -1]),
+            st.sampled_from([0, sysflag.TRANSACTION_PREPARED, -(2**31)]),
+            st.sampled_from([bytes(8), bytes(20)]),
+            st.lists(STRINGS, max_size=4).map(b"\x02".join),
+        ),
+        max_size=5,
+    ),
+    DAMAGE,
+    st.integers(0, 120),
+)
+def test_both_read_the_same_requests(records: list[Any], damage: list[tuple[int, int]], cut: int) -> None:
+    data = bytearray()
+    for number, (topic, queue_id, sys_flag, host, string) in enumerate(records):
+        message = MessageInner(topic, queue_id, b"body", string, 0, sys_flag, 1, host)
+        data += encode(message, number, len(data), 2**62, host)
+    for position, byte in damage if data else []:
+        data[position % len(data)] = byte
+    found = assert_same(lambda: read_requests(bytes(data), 0, max(len(data) - cut, 0)))
+    end = 0
+    for request in found:
+        assert request == read_dispatch_request(bytes(data), end)
+        end += request.size
+    assert end <= max(len(data) - cut, 0)
+
+
+def test_the_usual_requests_are_read_in_c() -> None:
+    if speed.read_requests is not None:
+        string = b"KEYS\x01a b\x02TAGS\x01t\x02UNIQ_KEY\x01u"
+        record = encode(MessageInner("T", 3, b"body", string, 0, 0, 1, bytes(8)), 7, 0, 2, bytes(8))
+        row = ("T", 3, 7, 0, len(record), 2, 0, ord("t"), "u", "a b", string)
+        assert speed.read_requests(b"#" + 2 * record, 1, 2 * len(record)) == [row]
+        assert speed.read_requests(record, 0, len(record) + 1) is None

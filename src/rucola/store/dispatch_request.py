@@ -9,16 +9,18 @@ Corresponds to org.apache.rocketmq.store.DispatchRequest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from sys import intern
 from typing import Final
 
 from msgspec import Struct, structs
 
+from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import properties
 from rucola.message.delay import due_time_ms
 from rucola.message.hashing import tags_code
-from rucola.message.record import Buffer, peek
+from rucola.message.record import FRAME, MIN_RECORD_SIZE, Buffer, peek
 from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
 from rucola.store.consume_queue import TagsCodeReader, check_queue_name
 from rucola.store.mapped_file import MappedFileQueue
@@ -66,15 +68,22 @@ def read_dispatch_request(buffer: Buffer, position: int) -> DispatchRequest:
     )
 
 
+def read_requests(buffer: Buffer, position: int, end: int) -> list[DispatchRequest]:
+    """Return the dispatch requests of the records between two positions, up to the first incomplete or invalid one."""
+    if speed.read_requests is not None and (rows := speed.read_requests(buffer, position, end)) is not None:
+        return [DispatchRequest(*row) for row in rows]
+    requests: list[DispatchRequest] = []
+    with suppress(InvalidMessage):
+        while position + MIN_RECORD_SIZE <= end and position + FRAME.unpack_from(buffer, position)[0] <= end:
+            requests.append(read_dispatch_request(buffer, position))
+            position += requests[-1].size
+    return requests
+
+
 def dispatch_requests(request: DispatchRequest, mode: MultiDispatch) -> list[DispatchRequest]:
     """Return all requests of a record, given the one for its own queue, which comes first."""
     further = further_units(request.properties, (request.topic, request.queue_id), mode)
     return [request, *(_further(request, *queue, queue_offset) for queue, queue_offset in further.items())]
-
-
-def read_dispatch_requests(buffer: Buffer, position: int, mode: MultiDispatch) -> list[DispatchRequest]:
-    """Return all requests of the record at `position`; otherwise like `read_dispatch_request`."""
-    return dispatch_requests(read_dispatch_request(buffer, position), mode)
 
 
 def _further(request: DispatchRequest, topic: str, queue_id: int, queue_offset: int) -> DispatchRequest:

@@ -52,7 +52,12 @@ from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_offset_mismatch, sync_names
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
+from rucola.store.dispatch_request import (
+    DispatchRequest,
+    dispatch_requests,
+    read_dispatch_request,
+    read_requests,
+)
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, MultiDispatch
@@ -215,7 +220,7 @@ class Recovery:
             number = int(np.searchsorted(positions, at, "right")) - 1
             position = int(positions[number])
             with suppress(InvalidMessage):
-                requests = read_dispatch_requests(mapped, position, self._multi_dispatch)
+                requests = dispatch_requests(read_dispatch_request(mapped, position), self._multi_dispatch)
                 found += 0 if requests[0].sys_flag & sysflag.TRANSACTION_PREPARED else len(requests) - 1
             at = mapped.find(MULTI_DISPATCH_NAME, position + int(run.heads["size"][number]), end)
         return found
@@ -355,15 +360,17 @@ class Recovery:
         units: list[DispatchRequest] = []
         entries: list[DispatchRequest] = []
         expected: dict[tuple[str, int], int] = {}
-        end, begin = None, run.file.begin
-        for position in run.positions.tolist():
+        end, begin, mapped = None, run.file.begin, run.file.map
+        first = int(np.searchsorted(run.positions, min(units_begin, index_begin) - begin))
+        positions = run.positions[first:].tolist()
+        requests = iter(read_requests(mapped, positions[0], run.end - begin) if positions else ())
+        for position in positions:
             physical_offset = begin + position
-            if physical_offset < units_begin and physical_offset < index_begin:
-                continue
             # Check what the scan does not: the queue's name, torn properties, the queue offset.
             damage = None
             try:
-                request, *others = read_dispatch_requests(run.file.map, position, self._multi_dispatch)
+                request = next(requests, None) or read_dispatch_request(mapped, position)
+                others = dispatch_requests(request, self._multi_dispatch)[1:]
             except InvalidMessage as error:
                 damage = str(error)
             else:

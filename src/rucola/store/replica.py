@@ -26,7 +26,12 @@ from rucola.message import sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MESSAGE_MAGIC, MIN_RECORD_SIZE
 from rucola.store.commit_log import CommitLog
 from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_offset_mismatch
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
+from rucola.store.dispatch_request import (
+    DispatchRequest,
+    dispatch_requests,
+    read_dispatch_request,
+    read_requests,
+)
 from rucola.store.multi_dispatch import MultiDispatch
 
 logger = logging.getLogger(__name__)
@@ -121,6 +126,11 @@ class Replica:
             file = log.files.find(begin)
             assert file is not None
             position, left = begin - file.begin, file.end - begin
+            for request in read_requests(file.map, position, min(log.end - file.begin, file.size)):
+                self._enqueue_record(request)
+            if self._complete_end > begin:
+                continue
+            # No whole record: a blank, a record whose rest is in a later piece, or none.
             size, magic = FRAME.unpack_from(file.map, position)
             if magic == BLANK_MAGIC:
                 if size != left:
@@ -130,19 +140,23 @@ class Replica:
                     )
             elif magic != MESSAGE_MAGIC or not MIN_RECORD_SIZE <= size <= left:
                 raise StoreError(f"the master sent no record at {begin} (size {size}, magic {magic:#010x})")
-            # The rest of this record is in a later piece.
             if begin + size > log.end:
                 break
             if magic == MESSAGE_MAGIC:
                 try:
-                    request, *others = read_dispatch_requests(file.map, position, self._multi_dispatch)
+                    read_dispatch_request(file.map, position)
                 except InvalidMessage as error:
                     raise StoreError(f"the master sent no record at {begin}: {error}") from None
-                self._advance_queue(request, begin)
-                self._enqueue(request)
-                self._enqueue_further(others, begin)
-                self._last_record = begin
             self._complete_end = begin + size
+
+    def _enqueue_record(self, request: DispatchRequest) -> None:
+        begin = self._complete_end
+        self._advance_queue(request, begin)
+        self._enqueue(request)
+        if self._multi_dispatch is not MultiDispatch.OFF:
+            self._enqueue_further(dispatch_requests(request, self._multi_dispatch)[1:], begin)
+        self._last_record = begin
+        self._complete_end = begin + request.size
 
     def _enqueue_further(self, requests: list[DispatchRequest], begin: int) -> None:
         for request in requests:

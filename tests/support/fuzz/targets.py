@@ -32,6 +32,7 @@ from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
+from rucola.store.dispatch_request import read_requests
 from support.accelerator import assert_same
 from support.fast_requests import assert_pull, assert_sends
 from support.fuzz.loop import Target
@@ -157,6 +158,7 @@ def _accelerated_log(data: bytes) -> None:
     source = np.frombuffer(b"#" + data + b"##", np.uint8)
     assert_same(lambda: body_crcs(source, begins, ends).tolist())  # type: ignore[arg-type]
     assert_same(lambda: decode_many(data, decompress=False, max_count=3))
+    assert_same(lambda: read_requests(data, 0, len(data)))
     if speed.read_records is not None:
         for at in range(0, len(data), 97):
             found = speed.read_records(data, 0, len(data), [at], 0)  # type: ignore[arg-type]

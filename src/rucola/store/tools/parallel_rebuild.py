@@ -36,7 +36,12 @@ from rucola.store.dispatch import (
     index_entries_of,
     index_keys,
 )
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
+from rucola.store.dispatch_request import (
+    DispatchRequest,
+    dispatch_requests,
+    read_dispatch_request,
+    read_requests,
+)
 from rucola.store.index import IndexFile, index_file_name, later_name
 from rucola.store.mapped_file import MappedFileQueue, file_paths
 from rucola.store.multi_dispatch import MultiDispatch
@@ -210,13 +215,16 @@ def _batches(files: MappedFileQueue, begin: int, mode: MultiDispatch) -> Iterato
             return
         batch: list[DispatchRequest] = []
         following: dict[tuple[str, int], int] = {}
-        for position in item.positions.tolist():
+        positions = item.positions.tolist()
+        read = iter(read_requests(file.map, positions[0], item.end - begin))
+        for position in positions:
             try:
-                requests = read_dispatch_requests(file.map, position, mode)
+                request = next(read, None) or read_dispatch_request(file.map, position)
             except InvalidMessage as error:
                 raise damaged_log(files, begin + position, str(error)) from error
-            if sysflag.is_dispatched(requests[0].sys_flag):
-                names = {(request.topic, request.queue_id): request.queue_offset for request in requests}
+            requests = dispatch_requests(request, mode)
+            if sysflag.is_dispatched(request.sys_flag):
+                names = {(each.topic, each.queue_id): each.queue_offset for each in requests}
                 # Such a queue starts over, or has a gap, which `write_consume_queue` reports.
                 if any(following.get(name, queue_offset) != queue_offset for name, queue_offset in names.items()):
                     yield batch

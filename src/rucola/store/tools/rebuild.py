@@ -26,7 +26,12 @@ from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
 from rucola.store.directory_entries import REBUILD_DIRECTORY
 from rucola.store.directory_lock import DirectoryLock, check_store_directory
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
-from rucola.store.dispatch_request import DispatchRequest, read_dispatch_requests
+from rucola.store.dispatch_request import (
+    DispatchRequest,
+    dispatch_requests,
+    read_dispatch_request,
+    read_requests,
+)
 from rucola.store.features import detect_multi_dispatch
 from rucola.store.index import Index, IndexFile, index_paths
 from rucola.store.mapped_file import MappedFileQueue, file_paths
@@ -145,15 +150,17 @@ class _Feeder:
 
     def feed(self, run: RecordRun) -> int:
         batch: list[DispatchRequest] = []
-        for position in run.positions.tolist():
+        mapped, positions = run.file.map, run.positions.tolist()
+        read = iter(read_requests(mapped, positions[0], run.end - run.file.begin))
+        for position in positions:
             try:
-                requests = read_dispatch_requests(run.file.map, position, self._multi_dispatch)
+                request = next(read, None) or read_dispatch_request(mapped, position)
             except InvalidMessage as error:
                 raise damaged_log(self._files, run.file.begin + position, str(error)) from error
-            for request in requests:
-                if sysflag.is_dispatched(request.sys_flag):
-                    self._continue_queue(request, batch)
-                batch.append(request)
+            for each in dispatch_requests(request, self._multi_dispatch):
+                if sysflag.is_dispatched(each.sys_flag):
+                    self._continue_queue(each, batch)
+                batch.append(each)
         self._dispatcher.dispatch(batch, set())
         return len(run.positions)
 
