@@ -20,12 +20,16 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+
 from rucola import speed
 from rucola.errors import InvalidMessage
 from rucola.message import properties
 from rucola.message.message import Message
 from rucola.message.record import Buffer
 
+HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")])
+"""The fields before the body."""
 _HEAD: Final = struct.Struct(">i8xii")
 _HEAD_SIZE: Final = _HEAD.size
 _MIN_SIZE: Final = _HEAD_SIZE + 2

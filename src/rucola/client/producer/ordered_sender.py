@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Final, TypeVar
 
@@ -65,30 +66,46 @@ class OrderedSender:
         (InvalidMessage, BrokerError) is that of a single item, unless the request was repeated in vain. Items that
         `may_send` rejects, when it is their turn, are left out.
         """
-        requests = deque(pack([(item, message_of(item)) for item in items], self._alone_from))
-        while requests:
-            request = requests.popleft()
-            topic, attempt = request[0][1].topic, partial(self._attempt, request, queue, may_send)
-            try:
-                found: list[SendResult] | MQError = await self._repeat(attempt, topic)
-            except MQError as error:
-                found = error
-                if len(request) > 1 and self._is_refusal(error):
-                    requests.extendleft([pair] for pair in reversed(request))
-                    continue
-            if request:
-                yield [item for item, _ in request], found
+        pairs = [(item, message_of(item)) for item in items]
+        if not pairs:
+            return
 
-    async def _attempt(
-        self, request: list[tuple[T, Message]], queue: MessageQueue | None, may_send: Callable[[T], bool]
-    ) -> list[SendResult]:
-        """Send a request, without the items that must not be sent any more, which are removed from it."""
-        async with self._in_flight:
+        async def attempt(request: list[tuple[T, Message]]) -> list[SendResult]:
             request[:] = [pair for pair in request if may_send(pair[0])]
             messages = [message for _, message in request]
             if len(messages) == 1:
                 return [await self._producer.send(messages[0], queue)]
             return await self._producer.send_batch(messages, queue)
+
+        packed = pack(pairs, self._alone_from)
+        async with aclosing(self.send_requests(packed, attempt, pairs[0][1].topic)) as requests:
+            async for request, found in requests:
+                if request:
+                    yield [item for item, _ in request], found
+
+    async def send_requests(
+        self,
+        requests: Iterable[Sequence[T]],
+        attempt: Callable[[list[T]], Awaitable[list[SendResult]]],
+        topic: str,
+    ) -> AsyncGenerator[tuple[Sequence[T], list[SendResult] | MQError], None]:
+        """Send requests of some items each, all of one topic, by `attempt`, which may remove items; see `send`."""
+
+        async def limited(request: list[T]) -> list[SendResult]:
+            async with self._in_flight:
+                return await attempt(request)
+
+        pending = deque(map(list, requests))
+        while pending:
+            request = pending.popleft()
+            try:
+                found: list[SendResult] | MQError = await self._repeat(partial(limited, request), topic)
+            except MQError as error:
+                found = error
+                if len(request) > 1 and self._is_refusal(error):
+                    pending.extendleft([item] for item in reversed(request))
+                    continue
+            yield request, found
 
     async def _repeat(self, attempt: Callable[[], Awaitable[list[SendResult]]], topic: str) -> list[SendResult]:
         if self._timeout_ms is None:

@@ -163,6 +163,13 @@ class Producer(GroupClient):
                 results += await self._sender.send(request, chosen, deadline)
             return results
 
+    async def send_encoded(
+        self, request: SendRequest, queue: MessageQueue, timeout_ms: float = SEND_TIMEOUT_MS
+    ) -> list[SendResult]:
+        """Send a batch that is encoded already, see `send_request.build_encoded_request`; otherwise as `send_batch`."""
+        with self._call():
+            return await self._sender.send(request, queue, Deadline(timeout_ms))
+
     def send_many(
         self,
         messages: Iterable[Message] | AsyncIterable[Message],

@@ -47,9 +47,10 @@ class SendStatus(Enum):
 
 _TIMERS = frozenset({properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS})
 _DELAYS = _TIMERS | {properties.DELAY}
-_ALONE = _DELAYS | {
+ALONE: Final = _DELAYS | {
     properties.WAIT, properties.TRAN_MSG, properties.MSG_TYPE, properties.INNER_MULTI_DISPATCH,
 }  # fmt: skip
+"""Properties with which a message needs a request of its own."""
 _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
@@ -272,5 +273,5 @@ def is_alone(message: Message, alone_from: int) -> bool:
         or len(message.body) >= alone_from
         or bool(message.body_flags)
         or message.topic.startswith("%")
-        or not _ALONE.isdisjoint(message.properties)
+        or not ALONE.isdisjoint(message.properties)
     )

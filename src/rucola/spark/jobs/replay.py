@@ -207,7 +207,8 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
         found = [bounds.get(SourceQueue(*key.values()), (0, -1)) for key in groups.keys.to_pylist()]
         after, upto = np.array(found, np.int64).reshape(-1, 2).T
         offsets = ints(batch["commitLogOffset"])
-        return batch.filter(mask((offsets > after[groups.codes]) & (offsets <= upto[groups.codes])))
+        kept = (offsets > after[groups.codes]) & (offsets <= upto[groups.codes])
+        return batch if kept.all() else batch.filter(mask(kept))
 
     narrowed = messages.narrow_to_queues({queue.topic for queue in bounds}, {queue.queue_id for queue in bounds})
     batches = map(between, narrowed.batches(replay_sender.COLUMNS))

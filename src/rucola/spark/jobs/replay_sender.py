@@ -1,8 +1,8 @@
 """Sending side of a replay: rows are sent in order per queue, rate-limited, and recorded in the ledger.
 
-Rows arrive in log order, with the queues interleaved, and are sent in chunks of at most `CHUNK_ROWS`. The queues of a
-chunk are sent concurrently, each by `OrderedSender`, and a queue waits for its rows in the chunk before. A completed
-chunk's acknowledgements are written to the ledger.
+Rows arrive in log order, with the queues interleaved, and are sent in chunks of at most `CHUNK_ROWS`, whose batches are
+encoded together, without an object per message. The queues of a chunk are sent concurrently, each by `OrderedSender`,
+and a queue waits for its rows in the chunk before. A completed chunk's acknowledgements are written to the ledger.
 
 All messages of a source queue go to one queue of the target topic (see `rucola.client.select_by_id`). A failed request
 is retried for half a minute, unless it was refused for good. A retry may store a message twice, under the same unique
@@ -17,23 +17,25 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from rucola.client import Message, Producer, SendStatus
+from rucola.client import Message, Producer, SendResult
 from rucola.client.producer.ordered_sender import OrderedSender
 from rucola.client.producer.queue_selectors import select_by_id
-from rucola.client.producer.send_request import COMPRESS_THRESHOLD
-from rucola.errors import InvalidMessage, MQError, RemotingError
+from rucola.client.producer.send_request import MAX_COUNT, MAX_SIZE, SendRequest, build_encoded_request
+from rucola.errors import MQError, RemotingError
 from rucola.spark.jobs.replay_ledger import Ack, AckWriter, QueueProgress, SourceQueue, open_for_sending
 from rucola.spark.shared_files import SharedPiece
+from rucola.spark.source.array_conversions import Array, arrow, bools, ints
 from rucola.spark.source.grouping import Groups
 from rucola.spark.source.options import SinkOptions
-from rucola.spark.source.row_messages import message_of, rows_of
+from rucola.spark.source.row_messages import encode_parts, message_of, rows_of
 
 T = TypeVar("T")
 
@@ -136,7 +138,7 @@ class ResendTask:
             try:
                 async with aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks:
                     async for chunk in chunks:
-                        await limiter.acquire(sum(map(len, chunk.values())))
+                        await limiter.acquire(len(chunk.rows))
                         in_flight.append(asyncio.create_task(sender.send(chunk)))
                         if len(in_flight) >= MAX_CHUNKS_IN_FLIGHT:
                             sent += await complete()
@@ -153,12 +155,40 @@ class ResendTask:
         return sent
 
 
-class _Row(NamedTuple):
-    number: int
-    fields: dict[str, Any]
+class _Chunk:
+    """Rows by queue: those of `queues[k]`, in order, from edges[k] to edges[k+1]. `numbers` name them in errors."""
 
+    def __init__(self, rows: pa.RecordBatch, numbers: Array, queues: Sequence[SourceQueue], edges: Array) -> None:
+        self.rows = rows
+        self._numbers = numbers
+        self.queues = [(queue, range(*ends)) for queue, ends in zip(queues, pairwise(edges.tolist()), strict=True)]
+        self.offsets = ints(rows["commitLogOffset"])
+        self._unique_keys = rows["msgId"].to_pylist()
+        parts = encode_parts(rows.select(_ROW_COLUMNS))
+        _, positions, self._parts = parts.buffers()
+        self._positions = np.frombuffer(positions, np.int32, len(parts) + 1)
+        self._alone = np.flatnonzero(~bools(parts.is_valid()))
 
-_Chunk: TypeAlias = dict[SourceQueue, list[_Row]]
+    def requests(self, rows: range, topic: str) -> Iterator[range]:
+        """Split rows into those of each request."""
+        begin, max_count = rows.start, 1 if topic.startswith("%") else MAX_COUNT
+        while begin < rows.stop:
+            largest = np.searchsorted(self._positions, self._positions[begin] + MAX_SIZE, "right") - 1
+            next_alone = self._alone[np.searchsorted(self._alone, begin) :][:1]
+            end = min(begin + max_count, rows.stop, int(largest), *next_alone.tolist())
+            yield range(begin, max(end, begin + 1))
+            begin = max(end, begin + 1)
+
+    def batch(self, rows: Sequence[int], topic: str) -> SendRequest:
+        """Return the request of several consecutive rows."""
+        begin, end = rows[0], rows[-1] + 1
+        first, last = self._positions[begin], self._positions[end]
+        return build_encoded_request(topic, self._parts[first:last].to_pybytes(), self._unique_keys[begin:end])
+
+    def message(self, row: int, topic: str, partition: int) -> Message:
+        """Return the message of one row. InvalidMessage."""
+        (fields,) = rows_of(self.rows.slice(row, 1).select(_ROW_COLUMNS))
+        return message_of(fields, topic, int(self._numbers[row]), partition)
 
 
 def _chunks(
@@ -168,15 +198,13 @@ def _chunks(
     for batch in batches:
         for begin in range(0, batch.num_rows, chunk_rows):
             part = batch.slice(begin, chunk_rows)
-            rows, chunk = rows_of(part.select(_ROW_COLUMNS)), {}
             groups = Groups(pa.Table.from_batches([part]), QUEUE_COLUMNS)
-            for key, numbers in zip(groups.keys.to_pylist(), groups.numbers(), strict=True):
-                queue = SourceQueue(*key.values())
-                after = reached.get(queue, QueueProgress()).physical_offset
-                chunk[queue] = [
-                    _Row(begin + number, rows[number]) for number in numbers if rows[number]["commitLogOffset"] > after
-                ]
-            yield chunk
+            queues = [SourceQueue(*key.values()) for key in groups.keys.to_pylist()]
+            after = np.array([reached.get(queue, QueueProgress()).physical_offset for queue in queues], np.int64)
+            is_left = ints(part["commitLogOffset"]) > after[groups.codes]
+            order = groups.order[is_left[groups.order]]
+            edges = np.searchsorted(groups.codes[order], np.arange(len(queues) + 1))
+            yield _Chunk(part.take(arrow(order)), begin + order, queues, edges)
 
 
 async def _prefetch(items: Iterator[T]) -> AsyncGenerator[T, None]:
@@ -199,44 +227,39 @@ class _ChunkSender:
         self._producer = producer
         self._topic = topic
         self._partition = partition
-        self._sender = OrderedSender(producer, _RETRIES_MS, alone_from=COMPRESS_THRESHOLD)
+        self._sender = OrderedSender(producer, _RETRIES_MS)
         # Locks are taken in the order of the calls, and so of the chunks.
         self._locks: dict[SourceQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def send(self, chunk: _Chunk) -> list[Ack]:
         """Send a chunk; return what of each queue was acknowledged."""
-        return await asyncio.gather(*(self._in_order(*each) for each in chunk.items()))
+        return await asyncio.gather(*(self._in_order(chunk, *each) for each in chunk.queues))
 
-    async def _in_order(self, queue: SourceQueue, rows: Sequence[_Row]) -> Ack:
+    async def _in_order(self, chunk: _Chunk, queue: SourceQueue, rows: range) -> Ack:
         ack = Ack(*queue, -1, 0)
         async with self._locks[queue]:
             try:
                 if self.error is None:
-                    async for stored in self._send(queue, rows):
+                    async for stored in self._send(chunk, queue, rows):
                         ack = stored
             except MQError as error:
                 self.error = self.error or error
         return ack
 
-    async def _send(self, queue: SourceQueue, rows: Sequence[_Row]) -> AsyncGenerator[Ack, None]:
+    async def _send(self, chunk: _Chunk, queue: SourceQueue, rows: range) -> AsyncGenerator[Ack, None]:
         """Yield the growing acknowledgement of rows of one queue. Raises MQError at the first that is not stored."""
         topic = self._topic or queue.topic
         target = select_by_id(queue.queue_id, queue.broker_name)(await self._producer.queues(topic))
-        messages: list[tuple[int, Message]] = []
-        invalid: InvalidMessage | None = None
-        for row in rows:
-            try:
-                message = message_of(row.fields, topic, row.number, self._partition)
-            except InvalidMessage as error:
-                invalid = error
-                break
-            messages.append((row.fields["commitLogOffset"], message))
+
+        async def attempt(request: Sequence[int]) -> list[SendResult]:
+            if len(request) == 1:
+                return [await self._producer.send(chunk.message(request[0], topic, self._partition), target)]
+            return await self._producer.send_encoded(chunk.batch(request, topic), target)
+
         count = unsafe = 0
-        async for sent, found in self._sender.send(messages, itemgetter(1), target):
+        async for sent, found in self._sender.send_requests(chunk.requests(rows, topic), attempt, topic):
             if isinstance(found, MQError):
                 raise found
             count += len(sent)
-            unsafe += sum(result.status is not SendStatus.SEND_OK for result in found)
-            yield Ack(*queue, sent[-1][0], count, unsafe, str(target))
-        if invalid is not None:
-            raise invalid
+            unsafe += 0 if found[0].is_ok else len(sent)  # the messages of a request have one status
+            yield Ack(*queue, int(chunk.offsets[sent[-1]]), count, unsafe, str(target))

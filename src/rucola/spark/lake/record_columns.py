@@ -22,7 +22,17 @@ from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.properties import MAX_PROPERTIES_SIZE, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rucola.message.record import HEAD, MESSAGE_MAGIC, body_crcs
-from rucola.spark.source.array_conversions import Array, arrow, bools, ints, mask, milliseconds, scalar, strings
+from rucola.spark.source.array_conversions import (
+    Array,
+    arrow,
+    binaries,
+    bools,
+    ints,
+    mask,
+    milliseconds,
+    scalar,
+    strings,
+)
 
 NAMES: Final = (
     *("topic", "flag", "body", "properties", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "tags"),
@@ -60,12 +70,12 @@ def encode(rows: pa.RecordBatch) -> pa.BinaryArray:
     sizes = ints(pc.binary_length(bodies))
     stored_properties = _properties(rows["properties"])
     topics, born, store = (_fields(rows[name], kind) for name, kind in _KINDS.items())
-    after = [topics, _numbers(ints(pc.binary_length(stored_properties)).astype(">i2")), stored_properties]
+    after = [topics, binaries(ints(pc.binary_length(stored_properties)).astype(">i2")), stored_properties]
     tail = np.empty(len(rows), _BEFORE_BODY)
     tail["reconsume_times"] = ints(rows["reconsumeTimes"])
     tail["prepared_transaction_offset"] = ints(rows["preparedTransactionOffset"])
     tail["body_size"] = sizes
-    between = [born, _numbers(times(rows, "storeTimestamp").astype(">i8")), store, _numbers(tail), bodies]
+    between = [born, binaries(times(rows, "storeTimestamp").astype(">i8")), store, binaries(tail), bodies]
     head = np.empty(len(rows), _BEFORE_BORN_HOST)
     head["magic"] = MESSAGE_MAGIC
     head["size"] = _BEFORE_BORN_HOST.itemsize + sum(ints(pc.binary_length(each)) for each in (*between, *after))
@@ -74,7 +84,7 @@ def encode(rows: pa.RecordBatch) -> pa.BinaryArray:
     head["queue_offset"], head["physical_offset"] = ints(rows["queueOffset"]), ints(rows["commitLogOffset"])
     head["sys_flag"] = sys_flags
     head["born_timestamp"] = times(rows, "bornTimestamp")
-    return pc.binary_join_element_wise(_numbers(head), *between, *after, _NOTHING)
+    return pc.binary_join_element_wise(binaries(head), *between, *after, _NOTHING)
 
 
 _NOTHING: Final = strings([b""], pa.binary())[0]
@@ -93,13 +103,6 @@ def _fields(column: pa.Array, encoded: object) -> pa.BinaryArray:
     assert callable(encoded)
     found = column.dictionary_encode()
     return strings([encoded(value) for value in found.dictionary.to_pylist()], pa.binary()).take(found.indices)
-
-
-def _numbers(values: Array) -> pa.Array:
-    """Return each number, or structure of numbers, as its bytes."""
-    kind = pa.binary(values.itemsize)
-    buffer = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [None, buffer]).cast(pa.binary())
 
 
 def times(rows: pa.RecordBatch, name: str) -> Array:

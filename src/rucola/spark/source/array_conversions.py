@@ -36,6 +36,12 @@ def strings(values: Sequence[bytes], kind: pa.DataType | None = None) -> pa.Arra
     return pa.Array.from_buffers(kind or pa.string(), len(values), buffers)
 
 
+def binaries(values: Array) -> pa.BinaryArray:
+    """Return the bytes of each number, or structure of numbers."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.binary(values.itemsize), len(values), [None, buffer]).cast(pa.binary())
+
+
 def scalar(value: str) -> pa.StringScalar:
     """Return a string as an Arrow scalar, as arguments of Arrow functions require."""
     return strings([value.encode()])[0]

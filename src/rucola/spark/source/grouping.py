@@ -14,8 +14,8 @@ class Groups:
     """The rows of a table, grouped by the values of some columns.
 
     Aggregates return an array with one element per group. `keys` has a row per group, `codes` the group of each row,
-    `firsts` one row of each group; rows of group k are edges[k] to edges[k+1] once the rows are sorted by group. The
-    topics [b, a, b] give keys [b, a], codes [0, 1, 0] and edges [0, 2, 3].
+    `firsts` one row of each group; `order` has the rows of group k from edges[k] to edges[k+1]. The topics [b, a, b]
+    give keys [b, a], codes [0, 1, 0], order [0, 2, 1] and edges [0, 2, 3].
     """
 
     def __init__(self, rows: pa.Table, by: Sequence[str]) -> None:
@@ -29,8 +29,8 @@ class Groups:
             _, firsts, codes = np.unique(both, return_index=True, return_inverse=True)
         self.keys = rows.select(list(by)).take(arrow(firsts))
         self.codes, self.firsts = codes, firsts
-        self._order = np.argsort(codes, kind="stable")
-        self.edges = np.searchsorted(codes[self._order], np.arange(len(firsts) + 1))
+        self.order = np.argsort(codes, kind="stable")
+        self.edges = np.searchsorted(codes[self.order], np.arange(len(firsts) + 1))
 
     def table(self, **columns: Array | pa.Array) -> pa.Table:
         """Return the keys with these columns appended; each needs one value per group."""
@@ -41,7 +41,7 @@ class Groups:
 
     def numbers(self) -> list[list[int]]:
         """Return the numbers of the rows of each group, in ascending order."""
-        return [rows.tolist() for rows in np.split(self._order, self.edges[1:-1])]
+        return [rows.tolist() for rows in np.split(self.order, self.edges[1:-1])]
 
     def count(self) -> Array:
         """Return the number of rows of each group."""
@@ -49,12 +49,12 @@ class Groups:
 
     def sum(self, values: Array) -> Array:
         """Return the sum of `values` in each group, as int64."""
-        return np.add.reduceat(values[self._order].astype(np.int64), self.edges[:-1])
+        return np.add.reduceat(values[self.order].astype(np.int64), self.edges[:-1])
 
     def min(self, values: Array) -> Array:
         """Return the smallest of `values` in each group."""
-        return np.minimum.reduceat(values[self._order], self.edges[:-1])
+        return np.minimum.reduceat(values[self.order], self.edges[:-1])
 
     def max(self, values: Array) -> Array:
         """Return the largest of `values` in each group."""
-        return np.maximum.reduceat(values[self._order], self.edges[:-1])
+        return np.maximum.reduceat(values[self.order], self.edges[:-1])
