@@ -37,7 +37,7 @@ from rucola.spark.jobs import replay_sender
 from rucola.spark.jobs.progress import ProgressCallback, call_periodically
 from rucola.spark.jobs.replay_ledger import QueueProgress, ReplayLedger, SourceQueue, open_ledger
 from rucola.spark.jobs.replay_sender import ResendTask
-from rucola.spark.jobs.selected_messages import Batches, SelectedMessages, source_of
+from rucola.spark.jobs.selected_messages import Batches, SelectedMessages, map_partitions, source_of
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.shared_files import not_shared, share
@@ -52,7 +52,6 @@ GROUP: Final = "rucola_replay"
 
 _QUEUE: Final = list(replay_sender.QUEUE_COLUMNS)
 _QUEUES: Final = "brokerName string, topic string, queueId int, lane int, after bigint, upto bigint"
-_LANE: Final = "lane int, bounds binary"
 _SENT: Final = "sent bigint"
 
 
@@ -220,14 +219,10 @@ def in_log_order(messages: SelectedMessages, bounds: Bounds) -> Iterator[pa.Reco
     return iter(rows.take(order).to_batches())
 
 
-def _send_lanes(
-    task: ResendTask, messages: SelectedMessages, last: LogSplit | None, tasks: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _send_lane(task: ResendTask, messages: SelectedMessages, last: LogSplit | None, bounds: Bounds) -> Batches:
     if last is not None:
         check_log(last)
-    for batch in tasks:
-        for pickled in batch["bounds"].to_pylist():
-            yield from task(in_log_order(messages, pickle.loads(pickled)))  # noqa: S301 - the driver's
+    return task(in_log_order(messages, bounds))
 
 
 @dataclass(frozen=True)
@@ -317,9 +312,8 @@ def _send(
             sent = partition_by_lane(chosen, ranges, len(lanes)).mapInArrow(task, _SENT)
         else:
             # A store is read in log order: each task reads its own queues, and no row is shuffled.
-            bounds = [pickle.dumps(_bounds(queues)) for queues in lanes]
-            tasks = session.createDataFrame(list(enumerate(bounds)), _LANE).repartitionById(len(lanes), "lane")
-            sent = tasks.mapInArrow(partial(_send_lanes, task, replace(messages), messages.last_split()), _SENT)
+            send = partial(_send_lane, task, replace(messages), messages.last_split())
+            sent = map_partitions(session, [_bounds(queues) for queues in lanes], send, _SENT)
         return sum(row.sent for row in sent.collect())
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,7 @@ from rucola.spark.source.store_source import StoreSource
 from rucola.store.directory_reader import StoreReader
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
+T = TypeVar("T")
 ReadPartition: TypeAlias = Callable[[InputPartition], Batches]
 
 
@@ -146,7 +147,7 @@ def _mapped(function: Callable[[Batches], Batches], read: ReadPartition, partiti
 
 
 def map_partitions(
-    session: SparkSession, partitions: Sequence[InputPartition], read: ReadPartition, columns: str
+    session: SparkSession, partitions: Sequence[T], read: Callable[[T], Batches], columns: str
 ) -> DataFrame:
     """Return what `read` makes of these partitions as a DataFrame with one task per partition."""
     return partition_tasks(session, partitions).mapInArrow(partial(read_partitions, read), columns)
