@@ -4,7 +4,7 @@
     the slave is killed, or hangs             it leaves the in-sync set, and messages are stored again
     the name server is killed, or hangs       none for clients that know the route
     its clock jumps                           none: it counts what it has seen by a clock that does not
-    etcd hangs for longer than the lease      none: the slave promises
+    etcd hangs for longer than the lease      none: the slave promises; if it hangs as well, sends are refused
 
 The master is the same all the time. A clock of etcd cannot be faked: its runtime asks the kernel, and no library.
 """
@@ -20,10 +20,11 @@ from pathlib import Path
 import pytest
 
 from support.elected_group import ElectedGroup
-from support.election_trial import Trial
+from support.election_trial import SETTLE_S, Trial
 from support.etcd import EtcdServer
 from support.faketime import WallClock
 from support.partitioned_group import FAST, LONGER_S
+from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +75,16 @@ class CompanionTrial(Trial):
             assert await self.group.master() == first
 
     async def etcd_hangs(self, first: int) -> None:
+        """Without the promise of the slave as well, the master accepts nothing."""
+        slave = await self.other(first)
         self.group.etcd.signal(signal.SIGSTOP)
         await self.acknowledges(self._now_s() + LONGER_S)
+        self.group.signal(slave, signal.SIGSTOP)
+        await until(lambda: any("etcd does not answer" in why for _, why in self.ledger.others), SETTLE_S)
+        self.group.signal(slave, signal.SIGCONT)
+        await self.acknowledges(self._now_s())
         self.group.etcd.signal(signal.SIGCONT)
+        await until(lambda: "coordination by etcd: works again" in self.group.log(first), SETTLE_S)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

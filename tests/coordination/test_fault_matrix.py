@@ -7,7 +7,8 @@ other, and after each of them a ledger is compared with all queues:
     etcd is killed, and back after longer          nothing        nothing
     than the lease
     the master is cut off from etcd so long        nothing        nothing
-    the master is stopped (SIGSTOP) until          nothing        the end of its log that no slave had,
+    the master is stopped in order                 nothing        nothing
+    the master is paused (SIGSTOP) until           nothing        the end of its log that no slave had,
     another one is elected, and goes on                           which it keeps aside
     the master is killed                           nothing        the same
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola.admin import AdminClient
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.send import SendMessageRequestHeaderV2
@@ -37,7 +39,7 @@ pytestmark = pytest.mark.slow
 AWAY_S = 6.0
 """How long etcd is away: longer than etcdTtl."""
 HELD = 50
-"""Requests that wait in the socket of a stopped master."""
+"""Requests that wait in the socket of a paused master."""
 
 
 class Matrix(Trial):
@@ -59,7 +61,13 @@ class Matrix(Trial):
         self.proxies[first].thaw()
         assert await self.group.master() == first
 
-    async def master_is_stopped_and_goes_on(self) -> None:
+    async def master_is_stopped(self) -> None:
+        first = await self.group.master()
+        assert await asyncio.to_thread(self.group.brokers[first].stop) == 0
+        await until(lambda: self._is_other_master(first), SETTLE_S)
+        await asyncio.to_thread(self.group.start, first)
+
+    async def master_is_paused_and_goes_on(self) -> None:
         """It acknowledges none of the requests that were in its socket when it went on."""
         group, client = self.group, RemotingClient()
         first = await group.master()
@@ -90,6 +98,9 @@ class Matrix(Trial):
         first = await self.group.master()
         await asyncio.to_thread(self.group.kill, first)
         await until(lambda: self._is_other_master(first), SETTLE_S)
+        async with AdminClient(self.group.namesrv) as admin:
+            status = await admin.roles.status(self.group.address(await self.group.master()))
+        assert status.switch_reason == "election"
         await asyncio.to_thread(self.group.start, first)
 
     async def _is_other_master(self, first: int) -> bool:
@@ -115,6 +126,6 @@ async def test_faults_lose_what_the_configuration_allows_and_no_more(
         )
         matrix = await stack.enter_async_context(Matrix.of(group))
         matrix.proxies = proxies
-        await matrix.undergo(matrix.etcd_is_killed, matrix.master_is_cut_off_from_etcd)
+        await matrix.undergo(matrix.etcd_is_killed, matrix.master_is_cut_off_from_etcd, matrix.master_is_stopped)
         may_lose = role == "ASYNC_MASTER"
-        await matrix.undergo(matrix.master_is_stopped_and_goes_on, matrix.master_is_killed, may_lose=may_lose)
+        await matrix.undergo(matrix.master_is_paused_and_goes_on, matrix.master_is_killed, may_lose=may_lose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from rucola.client import Producer, SendStatus
 from support.elected_group import ElectedGroup
 from support.etcd import EtcdServer
 from support.send_ledger import SendLedger
+from support.servers import run
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -66,13 +68,18 @@ async def test_a_handover_answers_every_send(group: ElectedGroup) -> None:
 
 
 async def test_a_rolling_restart_by_the_book(group: ElectedGroup) -> None:
-    """Each broker is stopped when the command says so, and its master hands over first."""
+    """Each broker is stopped when the command says so, and its master hands over first; nothing else changes a role."""
     ledger = SendLedger()
     async with Producer("p", group.namesrv) as producer, AdminClient(group.namesrv) as admin:
         await until(group.all_in_sync, SETTLE_S)
         await ledger.until_ok(producer)
         first = await group.master()
         before = len(ledger.others)
+        for command in (("promote",), ("promote", "--force"), ("demote", "--force")):
+            address = group.address(min(group.brokers.keys() - {first}))
+            refused = await asyncio.to_thread(run, "admin", *command, "-n", group.namesrv, "-b", address, "--yes")
+            assert refused.returncode != 0
+            assert re.findall("rucola admin [a-z]+", refused.stderr) == ["rucola admin switchover"], "one that works"
 
         async def is_safe(number: int) -> bool:
             return not await admin.roles.stop_risks(group.address(number))
