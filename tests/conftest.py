@@ -11,15 +11,20 @@ import time
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 from rucola.client import ClientTls
 from rucola.name_server_addresses import NAMESRV_VARIABLES
+from rucola.store.config import StoreConfig
+from rucola.store.message_store import MessageStore
+from rucola.store.tools.check import check
 from rucola.testing.rocketmq import RocketMQ
 from support.certificates import Certificates
 from support.faults import SHARED
+from support.stores import OpenStore, config
 
 # How long an example takes is the machine's affair. `make quick` takes the second profile, and in proportion fewer
 # examples where a test sets their number (`support.examples`).
@@ -103,3 +108,21 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         time.tzset()
         yield
     time.tzset()
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[OpenStore]:
+    """Open stores under tmp_path. What is still open at the end is closed, and every store must then be sound."""
+    opened: list[MessageStore] = []
+
+    def open_one(settings: StoreConfig | None = None, *, now_ms: int = 1, **hooks: Any) -> MessageStore:
+        store = MessageStore(settings or config(tmp_path / "store"), **hooks)
+        store.open(now_ms)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+    for root in {store.config.store_path_root_dir for store in opened}:
+        assert check(root) == []

@@ -29,11 +29,12 @@ from rucola.store.tools.check import check
 from rucola.store.tools.dump import dump
 from rucola.store.tools.grep import SearchQuery, grep
 from rucola.store.tools.repair import repair
+from rucola.store.write_state import WriteStatus
 from rucola.system_calls import EXHAUSTED
 from support.errors import raises
 from support.faults import limited, patch_sync_pages, refusing, small_disk
 from support.servers import run, server
-from support.stores import all_bodies, config, crashed_copy, inner
+from support.stores import OpenStore, all_bodies, batch, config, crashed_copy, inner
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 
@@ -55,11 +56,10 @@ NO_PLACE = [
 @pytest.mark.parametrize(("call", "number"), NO_PLACE)
 @pytest.mark.parametrize("after", range(3))
 def test_a_full_disk_fails_a_put_and_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int
 ) -> None:
     """The next file of the log cannot be made, at whichever step; later it can."""
-    store = MessageStore(config(tmp_path))
-    store.open(1)
+    store = open_store()
     sent = [b"%d" % k + bytes(1500) for k in range(6)]
     put = [store.put(inner(body=body), 1).status for body in sent[:2]]
     store.reput()
@@ -70,8 +70,6 @@ def test_a_full_disk_fails_a_put_and_passes(
     put += [store.put(inner(body=body), 1).status for body in sent[3:]]
     assert set(put) == {PutMessageStatus.PUT_OK}
     assert bodies(store) == taken + sent[3:]
-    store.close()
-    assert check(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -109,27 +107,35 @@ def test_failures_of_dispatch_and_checkpoint_are_repaired_by_opening(
         assert check(root) == []
 
 
-def test_store_stays_read_only_after_one_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MessageStore(config(tmp_path))
-    store.open(1)
-    store.put(inner(), 1)
-    with refusing(monkeypatch, "sync_pages", errno.EIO), raises(OSError, errno=errno.EIO):
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_store_stays_read_only_after_one_failed_flush(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The kernel has given up the pages; a file system with delayed allocation, also for want of space."""
+    store = open_store()
+    store.put(inner(body=b"before"), 1)
+    with refusing(monkeypatch, "sync_pages", number), raises(OSError, errno=number):
         store.flush()
-    for vouch in (store.flush, store.checkpoint):  # the kernel says yes now, to pages that it has given up
-        with raises(OSError, errno=errno.EIO):
+    for vouch in (store.flush, store.checkpoint):  # the kernel says yes now
+        with raises(OSError, errno=number):
             vouch()
+    assert store.write_state.status is WriteStatus.FAILED
+    assert os.strerror(number) in str(store.write_state.reason)
     assert store.flushed_physical_offset == 0
+    assert store.put(inner(), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert store.put_batch(batch(inner()), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert bodies(store) == [b"before"]
     store.close()
-    assert (tmp_path / "abort").exists()
+    assert (store.config.store_path_root_dir / "abort").exists()
+    open_store()
 
 
 @pytest.mark.parametrize("after", [1, 20, 39])
 def test_failed_flush_of_one_queue_makes_the_store_read_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """Many queues are flushed by several threads, of which only one hears of the error."""
-    store = MessageStore(config(tmp_path))
-    store.open(1)
+    store = open_store()
     for queue_id in range(40):
         store.put(inner(queue_id=queue_id), 1000)
     store.reput()
@@ -144,17 +150,16 @@ def test_failed_flush_of_one_queue_makes_the_store_read_only(
     patch_sync_pages(monkeypatch, fail_once)
     with raises(OSError, errno=errno.EIO):
         store.close()
-    assert (tmp_path / "abort").exists()
-    assert Checkpoint(tmp_path / "checkpoint").logics_timestamp == 0
-    with MessageStore(config(tmp_path)) as again:
-        assert again.queues() == {("T", queue_id): (0, 1) for queue_id in range(40)}
-    assert check(tmp_path) == []
+    assert (tmp_path / "store" / "abort").exists()
+    assert Checkpoint(tmp_path / "store" / "checkpoint").logics_timestamp == 0
+    assert open_store().queues() == {("T", queue_id): (0, 1) for queue_id in range(40)}
 
 
-def test_failed_directory_sync_before_a_flush_fails_the_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_directory_sync_before_a_flush_fails_the_flush(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that touches pages goes on after any error, and the kernel tells of one only once."""
-    store = MessageStore(config(tmp_path))
-    store.open(1)
+    store = open_store()
     store.put(inner(body=bytes(3900)), 1)
     store.flush()
     store.put(inner(body=bytes(3900)), 1)  # makes the second file
@@ -164,15 +169,12 @@ def test_failed_directory_sync_before_a_flush_fails_the_flush(tmp_path: Path, mo
         store.flush()
     assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     store.close()
-    with MessageStore(config(tmp_path)) as again:
-        assert bodies(again) == [bytes(3900)] * 2
-    assert check(tmp_path) == []
+    assert bodies(open_store()) == [bytes(3900)] * 2
 
 
-def test_failed_flush_fails_every_waiter_of_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_flush_fails_every_waiter_of_the_group(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells of a lost page once, to the first who asks."""
-    store = MessageStore(config(tmp_path))
-    store.open(1)
+    store = open_store()
     store.put(inner(), 1)
     is_second_there = threading.Event()
     calls = itertools.count()
@@ -195,7 +197,8 @@ def test_failed_flush_fails_every_waiter_of_the_group(tmp_path: Path, monkeypatc
                 flush.result(30)
     assert store.flushed_physical_offset == 0
     store.close()
-    assert (tmp_path / "abort").exists()
+    assert (store.config.store_path_root_dir / "abort").exists()
+    open_store()
 
 
 def test_full_disk_loses_no_acknowledged_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,23 +238,20 @@ def test_full_disk_loses_no_acknowledged_message(tmp_path: Path, monkeypatch: py
         assert check(tmp_path / "disk" / "store") == []
 
 
-def test_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
+def test_file_size_limit_counts_as_a_full_disk(open_store: OpenStore) -> None:
     """Not injected: the system itself refuses the next file."""
-    store = MessageStore(config(tmp_path))
-    store.open(1)
+    store = open_store()
     assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.PUT_OK
     with limited(resource.RLIMIT_FSIZE, 2000):
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        assert store.put_batch(batch(inner(body=bytes(3000))), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
     assert bodies(store) == [bytes(3000), bytes(2000)]
-    store.close()
-    assert check(tmp_path) == []
 
 
-def test_store_recovers_from_running_out_of_descriptors(tmp_path: Path) -> None:
+def test_store_recovers_from_running_out_of_descriptors(open_store: OpenStore, tmp_path: Path) -> None:
     """Not injected either: this process has no descriptor left when a file has to be made."""
-    store = MessageStore(config(tmp_path / "store"))
-    store.open(1)
+    store = open_store()
     assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.PUT_OK
     store.reput()
     probe = os.open(tmp_path, os.O_RDONLY)
@@ -261,8 +261,6 @@ def test_store_recovers_from_running_out_of_descriptors(tmp_path: Path) -> None:
         with raises(StoreError, subject=str(tmp_path / "other")):
             MessageStore(config(tmp_path / "other")).open(1)
     assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
-    store.close()
-    assert check(tmp_path / "store") == []
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
@@ -339,11 +337,10 @@ def test_read_only_disk_can_be_read_but_not_served(
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["open", "ftruncate", "posix_fallocate"])
 def test_failing_disk_makes_the_store_read_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """The kernel makes a disk that has errors read-only; unlike a full one, it is not asked again."""
-    store = MessageStore(config(tmp_path))
-    store.open(1)
+    store = open_store()
     assert store.put(inner(body=b"before" + bytes(3000)), 1).status is PutMessageStatus.PUT_OK
     with refusing(monkeypatch, call, number):
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
@@ -351,10 +348,8 @@ def test_failing_disk_makes_the_store_read_only(
     assert os.strerror(number) in str(store.write_state.reason)
     assert bodies(store) == [b"before" + bytes(3000)]
     store.close()
-    assert (tmp_path / "abort").exists()
-    with MessageStore(config(tmp_path)) as again:
-        assert bodies(again) == [b"before" + bytes(3000)]
-    assert check(tmp_path) == []
+    assert (tmp_path / "store" / "abort").exists()
+    assert bodies(open_store()) == [b"before" + bytes(3000)]
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])

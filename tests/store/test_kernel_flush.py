@@ -21,7 +21,7 @@ from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.errors import raises
-from support.stores import config, flush_in_kernel, inner
+from support.stores import OpenStore, config, flush_in_kernel, inner
 
 
 @pytest.fixture
@@ -89,9 +89,8 @@ def test_what_was_put_before_the_begin_is_durable_at_the_end(
     assert Checkpoint(store.config.store_path_root_dir / "checkpoint").physic_timestamp == 6
 
 
-def test_an_error_makes_the_store_read_only(tmp_path: Path, kernel: KernelFlush) -> None:
-    store = MessageStore(config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH))
-    store.open(1)
+def test_an_error_makes_the_store_read_only(open_store: OpenStore, tmp_path: Path, kernel: KernelFlush) -> None:
+    store = open_store(config(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH))
     store.put(inner(), 1)
     store.flush()
     end = store.put(inner(), 2).physical_offset
@@ -107,8 +106,7 @@ def test_an_error_makes_the_store_read_only(tmp_path: Path, kernel: KernelFlush)
             vouch()
     store.close()
     assert (tmp_path / "abort").exists()
-    with MessageStore(config(tmp_path)) as again:
-        assert again.queues() == {("T", 0): (0, 2)}
+    assert open_store(config(tmp_path)).queues() == {("T", 0): (0, 2)}
 
 
 def test_a_thread_flushes_what_needs_more_than_one_call(tmp_path: Path, kernel: KernelFlush) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 import threading
@@ -25,12 +24,11 @@ from rucola.store.config import GetMessageStatus, GetResult, PutMessageStatus
 from rucola.store.consume_queue import UNIT_SIZE
 from rucola.store.directory_reader import StoreReader
 from rucola.store.dispatch import TopicArrivals
-from rucola.store.mapped_file import MappedFile, file_name
+from rucola.store.mapped_file import file_name
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support.errors import raises
-from support.faults import patch_sync_pages
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 
@@ -416,42 +414,6 @@ def test_a_flush_syncs_only_pages_written_since_the_last(
         pass
     store.flush()
     assert flushed == [(first.size + second.size, size), (0, last.size)], "with the blank, and the file behind it"
-
-
-def test_fsync_error_refuses_puts_but_not_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MessageStore(config(tmp_path / "store"))
-    store.open(1)
-    store.put(inner(body=b"before"), 1)
-
-    def broken(mapped: mmap, begin: int, end: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch_sync_pages(patch, broken)
-        with raises(OSError, errno=errno.EIO):
-            store.flush()
-    assert "Input/output" in str(store.write_state.reason)
-    assert store.flushed_physical_offset == 0
-    assert store.put(inner(), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-    assert store.put_batch(batch(inner()), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-    assert bodies(store.get("T", 0, 0, 32).records) == [b"before"]
-    store.close()
-    assert (tmp_path / "store" / "abort").exists(), "the next opening must not trust the disk"
-
-
-def test_a_full_disk_refuses_and_recovers(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store()
-    store.put(inner(body=bytes(3000)), 1)
-
-    def full(file: MappedFile, end: int, window: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MappedFile, "reserve", full)
-        assert store.put(inner(body=bytes(2000)), 2).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
-        assert store.put_batch(batch(inner(body=bytes(2000))), 2).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
-    assert store.put(inner(body=bytes(2000)), 3).queue_offset == 1
-    assert len(store.get("T", 0, 0, 32).records) == 2
 
 
 def test_warming_changes_no_content(open_store: OpenStore, tmp_path: Path) -> None:
