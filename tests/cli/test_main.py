@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -90,3 +93,16 @@ def test_an_error_does_not_change_the_terminal() -> None:
     assert result.exit_code != 0
     assert "no\\x1b[2Jstore" in result.output
     assert "\x1b" not in result.output
+
+
+def test_an_interrupt_during_the_imports_prints_no_traceback(tmp_path: Path) -> None:
+    """`click` is imported first; this one sends Ctrl-C to its own process."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "rucola", "--version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

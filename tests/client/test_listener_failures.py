@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from rucola.client import (
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
     LocalTransactionState,
     Message,
     MessageExt,
@@ -90,6 +92,43 @@ async def test_concurrently_each_failure_is_counted_logged_and_retried(
         assert broker.committed == 6
     assert caplog.text.count("the listener failed on message") == 6
     assert type(error).__name__ in caplog.text
+
+
+SUCCESS, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
+IN_ORDER = ConsumeOrderlyStatus
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@each_kind
+async def test_a_result_is_a_status_or_a_failure(
+    tmp_path: Path, kind: str, batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Results that are no status may be meant as failures, so that nothing is acknowledged by them."""
+    results = [None, SUCCESS, IN_ORDER.SUCCESS, LATER, "RECONSUME_LATER", False, True, 7]
+
+    def listen_in_a_thread(argument: Any) -> Any:
+        (message,) = argument if batch else [argument]
+        return results[int(message.body)]
+
+    async def listen(argument: Any) -> Any:
+        return listen_in_a_thread(argument)
+
+    listener = listen if kind == "coroutine" else listen_in_a_thread
+    async with cluster(tmp_path) as running:
+        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(len(results))])
+        await broker.start(running)
+        consumer = consumer_of(running, concurrency=2)
+        if batch:
+            consumer.listen_to_batches(listener, 1)
+        else:
+            consumer.listen(listener)
+        async with consumer:
+            returned = await broker.given_back.reach(5)
+            await until(lambda: consumer.stats()["T"].held == 0)
+            stats = consumer.stats()["T"]
+        assert sorted(header.offset for header in returned) == [1003, 1004, 1005, 1006, 1007]
+        assert (stats.consumed, stats.failed) == (3, 5)
+    assert len([record for record in caplog.records if record.name == dispatcher.__name__]) == 1
 
 
 @pytest.mark.slow
@@ -345,7 +384,11 @@ async def test_a_message_without_a_thread_to_run_on_has_not_failed(
         seen: Tally[int] = Tally()
         loop = asyncio.get_running_loop()
         consumer = consumer_of(running, orderly=True)
-        consumer.listen(lambda message: loop.call_soon_threadsafe(seen.add, int(message.body)))
+
+        def listen(message: MessageExt) -> None:
+            loop.call_soon_threadsafe(seen.add, int(message.body))
+
+        consumer.listen(listen)
         async with consumer:
             await seen.reach(20)
             await until(lambda: consumer.stats()["T"].consumed == 20)

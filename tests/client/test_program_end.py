@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -18,7 +19,7 @@ from support.consumers import FIRST
 COUNT = 200
 
 CONSUME = """
-import asyncio, concurrent.futures.thread, os, sys, threading, time
+import asyncio, os, sys, threading, time
 from rucola.client import ConsumeFromWhere, MessageModel
 from rucola.client.sync import PushConsumer
 
@@ -26,14 +27,13 @@ namesrv, kind, count, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), eval
 at_work, seen = threading.Semaphore(0), []
 
 def listen_in_a_thread(message):
-    # Returns when the program has ended, when no thread pool takes calls any more.
+    # Returns when the program has ended, and the main thread is at its exit handlers.
     os.write(1, message.body + b"\\n")
     at_work.release()
-    while not concurrent.futures.thread._shutdown:
+    while threading.main_thread().is_alive():
         time.sleep(0.001)
 
 async def listen(message):
-    # Returns when the program has ended, and the main thread is at its exit handlers.
     os.write(1, message.body + b"\\n")
     at_work.release()
     while threading.main_thread().is_alive():
@@ -91,7 +91,7 @@ def test_unseen_messages_reach_the_next_member_without_a_retry(tmp_path: Path, k
         at_work = 2 if orderly else 4
         printed, logged = run(CONSUME, namesrv, kind, str(at_work), f"dict(orderly={orderly}, max_reconsume_times=0)")
         seen = [int(line) for line in printed.split()]
-        assert len(seen) == at_work or (kind == "coroutine" and len(seen) > at_work)  # its loop runs a moment longer
+        assert len(seen) >= at_work  # the loop runs a moment longer
         assert "failed" not in logged
         assert "Error" not in logged
         assert committed(namesrv) == len(seen)
@@ -114,13 +114,14 @@ def test_broadcasting_offsets_are_written_at_exit(tmp_path: Path) -> None:
         fill(namesrv)
         text = f"dict(message_model=MessageModel.BROADCASTING, offsets_root={options['offsets_root']!r})"
         printed, logged = run(CONSUME, namesrv, "thread", "4", text)
-        assert len(printed.split()) == 4
+        seen = printed.encode().split()
+        assert len(seen) >= 4
         assert "Error" not in logged
         member = PushConsumer("c", namesrv, **options)
         member.subscribe("T")
         with member:
-            rest = list(islice(member.messages(idle_timeout_ms=20_000), COUNT - 4))
-            assert len({message.body for message in rest} - set(printed.encode().split())) == COUNT - 4
+            rest = list(islice(member.messages(idle_timeout_ms=20_000), COUNT - len(seen)))
+            assert len({message.body for message in rest} - set(seen)) == COUNT - len(seen)
 
 
 ITERATE = """
@@ -165,8 +166,8 @@ threading.Thread(target=sys.stdin.read).start()
 """
 
 
-def test_a_consumer_releases_its_queues_when_the_main_thread_ends(tmp_path: Path) -> None:
-    """Another thread keeps the process alive. Python's thread pools take no more calls, so that nothing is consumed."""
+def test_a_consumer_goes_on_when_the_main_thread_ends(tmp_path: Path) -> None:
+    """Another thread keeps the process alive."""
     with servers(tmp_path) as namesrv:
         program = subprocess.Popen(
             [sys.executable, "-c", LINGER, namesrv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -175,17 +176,51 @@ def test_a_consumer_releases_its_queues_when_the_main_thread_ends(tmp_path: Path
             assert program.stdin is not None
             assert program.stdout is not None
             fill(namesrv)
-            successor = PushConsumer("c", namesrv, consume_from=FIRST)
-            successor.subscribe("T")
-            with successor:
-                rest: set[int] = set()
-                while len(successor.queues) < 2:
-                    successor._run(successor.asyncio_client.rebalanced())
-                assert program.poll() is None
-                for message in successor.messages(idle_timeout_ms=500):
-                    rest.add(int(message.body))
+            assert {int(program.stdout.readline()) for _ in range(COUNT)} == set(range(COUNT))
             program.stdin.close()
-            seen = {int(line) for line in program.stdout}
         assert program.returncode == 0
-        assert seen | rest == set(range(COUNT))
+        assert committed(namesrv) == COUNT
         assert stored(namesrv, "%RETRY%c") == 0
+
+
+HANG = """
+import asyncio, sys, threading
+from rucola.client import ConsumeFromWhere, PushConsumer, sync
+from rucola.client.consumer import push_consumer
+
+push_consumer.CLOSE_GRACE_MS = 100
+kind = sync.PushConsumer if sys.argv[2] == "blocking" else PushConsumer
+consumer = kind("c", sys.argv[1], consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, concurrency=1)
+consumer.subscribe("T")
+
+def hang(message):
+    print(message.msg_id, flush=True)
+    threading.Event().wait()
+
+async def main():
+    async with consumer:
+        await asyncio.Event().wait()
+
+consumer.listen(hang)
+if sys.argv[2] == "blocking":
+    with consumer:
+        threading.Event().wait()
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_one_interrupt_ends_a_program_whose_listener_hangs(tmp_path: Path, kind: str) -> None:
+    with servers(tmp_path) as namesrv:
+        fill(namesrv)
+        with subprocess.Popen(
+            [sys.executable, "-c", HANG, namesrv, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as program:
+            assert program.stdout is not None
+            assert program.stderr is not None
+            message_id = program.stdout.readline().strip()
+            program.send_signal(signal.SIGINT)
+            assert program.wait(60) == -signal.SIGINT
+            assert message_id in program.stderr.read()
+        assert committed(namesrv) == 0

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from rucola.client import ClientInstance, ConsumeFromWhere, LocalTransactionState, MessageModel, select_by_hash
+from rucola.client import (
+    ClientInstance,
+    ConsumeFromWhere,
+    LocalTransactionState,
+    MessageExt,
+    MessageModel,
+    select_by_hash,
+)
 from rucola.client.sync import Message, Producer, PullConsumer, PushConsumer, TransactionProducer
 from rucola.errors import InvalidMessage, MQError, RemotingConnectError, RemotingTimeout
 from support.broker_thread import servers
@@ -77,7 +84,11 @@ def test_an_ordered_listener_replies_and_pauses_while_suspended(tmp_path: Path) 
     with servers(tmp_path) as namesrv, Producer("g", namesrv) as asker, Producer("h", namesrv) as replier:
         consumer = PushConsumer("c", namesrv, consume_from=FIRST, orderly=True)
         consumer.subscribe("T")
-        consumer.listen(lambda request: replier.reply(request, b"yes, " + request.body))
+
+        def listen(request: MessageExt) -> None:
+            replier.reply(request, b"yes, " + request.body)
+
+        consumer.listen(listen)
         with consumer:
             for number in range(3):
                 question = Message("T", b"%d" % number)

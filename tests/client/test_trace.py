@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -186,7 +187,13 @@ async def test_a_burst_is_traced_completely(tmp_path: Path, caplog: pytest.LogCa
         async with Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
             await producer.send_batch([Message("T", b"x", keys=f"key-{number}") for number in range(count)])
         consumer = consumer_of(scene.running, trace=scene.trace, pull_batch_size=count)
-        consumer.listen_to_batches(lambda messages: [consumed.add(1) for _ in messages], 500)
+
+        def listen(messages: list[MessageExt]) -> None:
+            for _ in messages:
+                loop.call_soon_threadsafe(consumed.add, 1)
+
+        loop = asyncio.get_running_loop()
+        consumer.listen_to_batches(listen, 500)
         async with consumer:
             await consumed.reach(count)
         await scene.trace.flush()

@@ -17,7 +17,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from rucola.client import MessageExt, ReconsumeLater
+from rucola.client import ConsumeConcurrentlyStatus, MessageExt, ReconsumeLater
+from rucola.client.consumer.listener import UnknownStatus
 from rucola.reliable import migration, operations
 from rucola.reliable.errors import LeaseLost, ReliableError, SchemaError
 from rucola.reliable.idempotent import IdempotentFunction, UnknownMessage, idempotent
@@ -117,18 +118,27 @@ async def test_async_listener_has_one_effect(ledger: Ledger) -> None:
     assert status(ledger) == ["CONFIRMED"]
 
 
-def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_receipt(ledger: Ledger) -> None:
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [(None, ZeroDivisionError), (ConsumeConcurrentlyStatus.RECONSUME_LATER, ReconsumeLater), (False, UnknownStatus)],
+)
+def test_failed_listener_leaves_no_effect_and_frees_the_claim_but_keeps_the_receipt(
+    ledger: Ledger, result: object, error: type[Exception]
+) -> None:
     (message_id,) = add(ledger.db, "T", [b"x"], groups=[GROUP])
     fails = [True]
 
-    def handler(message: MessageExt, session: Session) -> None:
+    def handler(message: MessageExt, session: Session) -> object:
         ledger.apply(message, session)
         session.flush()
-        if fails.pop():
+        if not fails.pop():
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+        if result is None:
             raise ZeroDivisionError
+        return result
 
     listener = ledger.listener(handler)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(error):
         listener(delivery(message_id))
     assert ledger.effects() == []
     assert status(ledger) == ["NEW"]
@@ -410,7 +420,7 @@ async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_ser
     ledger, engine = postgresql_ledger, postgresql_ledger.db.async_engine()
     gate = asyncio.Event()
 
-    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(redis_server.url), lease_ms=300)
+    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(redis_server.url), lease_ms=1000)
     async def listener(message: MessageExt, session: AsyncSession) -> None:
         await gate.wait()
         await session.execute(insert(ledger.table).values(body=message.body.decode()))
@@ -420,7 +430,7 @@ async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_ser
     await until(lambda: bool(client.keys()))
     await until(lambda: ledger.lease() > 0)
     first_lease = ledger.lease()
-    await until(lambda: ledger.lease() > first_lease + 600)  # renewed for longer than a lease
+    await until(lambda: ledger.lease() > first_lease + 1200)  # renewed for longer than a lease
     with pytest.raises(ReconsumeLater):
         await listener(delivery("m1"))
     gate.set()

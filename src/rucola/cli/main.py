@@ -5,6 +5,7 @@ The module of a command is imported when the command is called, so that a broker
     0    success
     1    the command failed, or a check found something; one line on stderr says why
     2    the command line was wrong
+    130  Ctrl-C
 
 An MQError or OSError never ends in a traceback.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ COMMANDS = {
     "tls": ("rucola.cli.tls:tls", "Make certificates for a first try of TLS."),
     "demo": ("rucola.cli.demo:demo", "A tour: a year of flights, sent, consumed and archived."),
 }
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Commands(SuggestingGroup):
@@ -74,6 +77,8 @@ class Commands(SuggestingGroup):
                 raise  # the reader of a pipe has exited, for example `head`; click handles this
             why = error.strerror or str(error) or type(error).__name__
             raise _shown(f"{error.filename}: {why}" if error.filename else why) from None
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
 
 
 def _shown(text: str) -> click.ClickException:

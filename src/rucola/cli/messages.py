@@ -30,7 +30,6 @@ LINGER_MS: Final = 1
 SUSPEND_MS: Final = 15_000
 IDLE_MS: Final = 1000
 RETRY_S: Final = 1
-INTERRUPTED: Final = 130
 
 _ESCAPES: Final = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 _FIELD: Final = re.compile(r"\{(\w+)(?:\[([^\]]+)\])?\}|(\\[nt\\])")
@@ -216,15 +215,12 @@ def consume(
             left -= 1
         return left != 0
 
-    try:
-        if group is None:
-            asyncio.run(_read(namesrv, topic, tags, show, from_beginning=from_beginning, follows=not no_follow))
-        else:
-            first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-            start = first if from_beginning else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-            asyncio.run(_consume(PushConsumer(group, namesrv, consume_from=start), topic, tags, show, not no_follow))
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    if group is None:
+        asyncio.run(_read(namesrv, topic, tags, show, from_beginning=from_beginning, follows=not no_follow))
+    else:
+        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        start = first if from_beginning else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        asyncio.run(_consume(PushConsumer(group, namesrv, consume_from=start), topic, tags, show, not no_follow))
 
 
 async def _consume(

@@ -5,7 +5,12 @@ Reading order: `route`, `lifecycle`, `instance`, `group_client`; the packages `p
 
 from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
-from rucola.client.consumer.listener import ReconsumeLater, SuspendCurrentQueueAMoment
+from rucola.client.consumer.listener import (
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    ReconsumeLater,
+    SuspendCurrentQueueAMoment,
+)
 from rucola.client.consumer.options import ConsumeFromWhere, ConsumeKeywords, ConsumeOptions, MessageModel
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
@@ -48,9 +53,11 @@ __all__ = [
     "ClientTls",
     "ConfigError",
     "ConnectionOptions",
+    "ConsumeConcurrentlyStatus",
     "ConsumeFromWhere",
     "ConsumeKeywords",
     "ConsumeOptions",
+    "ConsumeOrderlyStatus",
     "ConsumerStats",
     "Credentials",
     "Durations",

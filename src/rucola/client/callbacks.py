@@ -7,18 +7,19 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any, TypeAlias
+
+from rucola.client.daemon_threads import DaemonThreads
 
 Outcome: TypeAlias = tuple[Any, BaseException | None]
 """The result of a call in a thread, or the exception that it raised."""
 
 
-async def invoke(function: Callable[[Any], Any], argument: Any) -> Any:
+async def invoke(function: Callable[[Any], Any], argument: Any, threads: DaemonThreads) -> Any:
     """Call a coroutine function on the event loop, or a plain function in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(argument)
-    return await outcome_of((await start_in_thread(function, deque([argument])))[0])
+    return await outcome_of((await start_in_thread(function, deque([argument]), threads))[0])
 
 
 def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
@@ -40,7 +41,7 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
 
 
 def start_in_thread(
-    function: Callable[[Any], Any], arguments: deque[Any], threads: Executor | None = None
+    function: Callable[[Any], Any], arguments: deque[Any], threads: DaemonThreads
 ) -> asyncio.Future[list[Outcome]]:
     """Call a function in a thread with each of the `arguments`, which the thread removes, as may the caller.
 
@@ -60,12 +61,7 @@ def start_in_thread(
             except BaseException as error:
                 outcomes.append((None, error))
 
-    try:
-        return asyncio.get_running_loop().run_in_executor(threads, call_all)
-    except RuntimeError:
-        # If no thread can be started, the executor nevertheless keeps the calls for its next thread.
-        arguments.clear()
-        raise
+    return asyncio.wrap_future(threads.submit(call_all))
 
 
 async def outcome_of(outcome: Outcome) -> Any:

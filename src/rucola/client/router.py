@@ -239,14 +239,18 @@ class _Subscriber(NamedTuple):
             value = message.body if takes_body else message.value
             return [message if name == "message" else value for name in names]
 
-        async def publish(result: Any) -> None:
+        async def publish(result: Any) -> Any:
             if inspect.isawaitable(result):  # of an object with `async def __call__`, which looks like a plain function
                 result = await result
-            for publisher in publishers if result is not None else ():
-                await publisher.send(result)
+            if not publishers:
+                return result  # the status of the consumption
+            if result is not None:
+                for publisher in publishers:
+                    await publisher.send(result)
+            return None
 
-        async def deliver(message: MessageExt) -> None:
-            await publish(await handler(*arguments(message)))
+        async def deliver(message: MessageExt) -> Any:
+            return await publish(await handler(*arguments(message)))
 
         def deliver_in_thread(message: MessageExt) -> Any:
             # The consumer awaits the coroutine on the event loop, as part of this delivery.

@@ -47,6 +47,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from rucola.client import ReconsumeLater
+from rucola.client.consumer.listener import check_status
 from rucola.errors import MQError
 from rucola.message import MessageExt, properties
 from rucola.message.topics import check_group
@@ -378,7 +379,7 @@ class _AsyncListener(_Listener):
             sync_session_class=_EffectSession,
         ) as session:
             await session.begin()
-            await self._handler(message, session)
+            check_status(await self._handler(message, session))
             return await session.run_sync(self._finish_session, delivery)
 
     def _start_renewal(self) -> None:
@@ -399,14 +400,14 @@ class _ThreadListener(_Listener):
             return await self._transact_with(self._transaction, message, delivery)
         with _EffectSession(self._business.engine, expire_on_commit=False) as session:  # type: ignore[arg-type]
             session.begin()
-            self._handler(message, session)
+            check_status(self._handler(message, session))
             return self._finish_session(session, delivery)
 
     async def _transact_with(
         self, transaction: BusinessTransaction, message: MessageExt, delivery: GroupDelivery
     ) -> bool:
         with transaction() as connection:
-            self._handler(message, connection)
+            check_status(self._handler(message, connection))
             has_stub = self._finish(DriverConnection(connection), delivery)
         # This transaction is not ours, and some end without a commit or an error: Django's, if it was marked for
         # rollback; PyMySQL's `with connection`. The message must not be acknowledged then.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from importlib import import_module
 from typing import Any
 
@@ -41,10 +40,7 @@ class Jobs(SuggestingGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         with exiting_on_interrupt():
-            try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt:  # from a program with another handler
-                ctx.exit(128 + signal.SIGINT)
+            return super().invoke(ctx)
 
 
 @click.group(cls=Jobs)

@@ -8,8 +8,8 @@ as many as in the worker's last run, up to MAX_RUN. Those that the thread has no
 
 A worker survives every failure of its listener, including SystemExit and the listener's own CancelledError. It ends
 when the consumer closes, and when `asyncio.run` ends and cancels all tasks; the interrupted delivery neither completes
-nor fails. The same holds for a delivery that no thread accepts: after the main thread has ended, Python's thread pools
-reject calls, although the consumer still runs.
+nor fails. The same holds for a delivery that no thread accepts, since the system has none. A call of a plain function
+cannot be stopped from outside: it may outlast the consumer, but not the program.
 
 Corresponds to the two `ConsumeMessage…Service` of Apache RocketMQ 4.9.8.
 """
@@ -18,16 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
 from rucola.client.background_tasks import BackgroundTasks
-from rucola.client.callbacks import is_addressed_to, outcome_of
+from rucola.client.callbacks import is_addressed_to
 from rucola.client.consumer.assigned_queue import Delivery
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.in_flight_deliveries import InFlightDeliveries
@@ -36,9 +34,11 @@ from rucola.client.consumer.listener import (
     ListenerNotCalled,
     ReconsumeLater,
     SuspendCurrentQueueAMoment,
+    UnknownStatus,
 )
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import ConsumeRetry
+from rucola.client.daemon_threads import DaemonThreads
 from rucola.client.trace_hooks import HookContext
 from rucola.client.values import Values
 from rucola.message import MessageExt
@@ -51,7 +51,7 @@ RUN_S = 0.005
 
 
 class Dispatcher:
-    """Calls one consumer's listener, on one event loop; `on_stranded`: the main thread ended, no call is possible."""
+    """Calls one consumer's listener, on one event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class Dispatcher:
         in_flight: InFlightDeliveries,
         retry: ConsumeRetry,
         values: Values,
-        on_stranded: Callable[[], None],
     ) -> None:
         self.listener: ListenerAdapter | None = None
         self._group = context.group
@@ -70,9 +69,9 @@ class Dispatcher:
         self._in_flight = in_flight
         self._retries = retry
         self._values = values
-        self._on_stranded = on_stranded
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = DaemonThreads(self._concurrency, f"listener of {self._group}")
         self._has_warned = False
+        self._has_reported_status = False
         self._tasks = BackgroundTasks()
         self._closing = asyncio.Event()
         self._sentinel: asyncio.Task[None] | None = None
@@ -92,10 +91,10 @@ class Dispatcher:
         if not listener.takes_list:
             self._values.decode(messages[0])
         if self._trace is None:
-            await listener(messages, self._pool(listener))
+            await listener(messages, self._threads)
         else:
             with HookContext(self._trace.consuming, self._group, messages):
-                await listener(messages, self._pool(listener))
+                await listener(messages, self._threads)
 
     def owns_task(self, task: asyncio.Task[Any] | None) -> bool:
         return task in self._tasks
@@ -105,17 +104,17 @@ class Dispatcher:
         if self._closing.is_set():
             grace_ms = 0
         self._closing.set()
-        await self._tasks.close(grace_ms)
+        await self._tasks.wait(grace_ms)
+        if self.listener and grace_ms and (running := self._in_flight.messages()):
+            first = running[0]
+            logger.warning(
+                "group %s: closing, although the listener has not returned for %d s; the group receives its messages "
+                "again: %d, the first is %s of topic %s",
+                self._group, grace_ms // 1000, len(running), first.msg_id, first.topic,
+            )  # fmt: skip
+        await self._tasks.close()
         self._sentinel = None
-        # No thread can be stopped from outside.
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
-
-    def _pool(self, listener: ListenerAdapter) -> ThreadPoolExecutor | None:
-        if listener.needs_thread and self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, f"listener of {self._group}")
-        return self._threads
+        self._threads.close()
 
     async def _work(self, listener: ListenerAdapter) -> None:
         task = asyncio.current_task()
@@ -144,7 +143,7 @@ class Dispatcher:
         for delivery in run:
             self._in_flight.begin(delivery)
         try:
-            calls = listener.start_in_thread(messages, self._pool(listener))
+            calls = listener.start_in_thread(messages, self._threads)
             if size > 1:
                 await asyncio.wait([calls], timeout=RUN_S)
                 with suppress(IndexError):  # the thread takes them as well
@@ -157,7 +156,7 @@ class Dispatcher:
             is_fast = time.monotonic() - begin_s < RUN_S
             # What succeeded is complete even if this worker ends while failures are retried.
             for delivery, outcome in sorted(called, key=lambda each: each[1][1] is not None):
-                await self._deliver(delivery, outcome_of(outcome), task)
+                await self._deliver(delivery, listener.end(outcome), task)
         finally:
             messages.clear()  # a cancelled worker has no use for further calls
             for delivery in run:
@@ -206,6 +205,11 @@ class Dispatcher:
                 await self._retries.retry(delivery, failure.delay_level)
             case SuspendCurrentQueueAMoment():
                 await self._retries.retry(delivery, suspend_ms=failure.suspend_ms)
+            case UnknownStatus():  # a mistake of the program, for each message
+                if not self._has_reported_status:
+                    self._has_reported_status = True
+                    logger.warning("group %s: messages are retried: %s", self._group, failure)
+                await self._retries.retry(delivery)
             case _:
                 first = delivery.messages[0]
                 logger.warning(
@@ -222,8 +226,6 @@ class Dispatcher:
         if not self._has_warned:
             self._has_warned = True
             logger.warning("group %s: messages wait, uncommitted: %s", self._group, error)
-        if not threading.main_thread().is_alive():
-            self._on_stranded()
 
     async def _pause_until_closing(self) -> None:
         with suppress(TimeoutError):

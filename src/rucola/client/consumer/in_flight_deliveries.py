@@ -17,6 +17,7 @@ from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer.assigned_queue import Delivery
 from rucola.client.consumer.retry import EXPIRED_DELAY_LEVEL, ConsumeRetry
 from rucola.client.stats import ConsumeCounters, TopicConsumeCounters
+from rucola.message import MessageExt
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ class InFlightDeliveries:
         begin_ms, counters = entry
         counters.end_delivery(len(delivery.messages), completed, precise_monotonic_ms() - begin_ms)
         return True
+
+    def messages(self) -> list[MessageExt]:
+        """The messages in flight, oldest delivery first."""
+        return [message for delivery in self._deliveries for message in delivery.messages]
 
     async def watch_timeouts(self) -> None:
         """Retry deliveries that time out; runs until it is cancelled."""

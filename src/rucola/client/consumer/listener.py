@@ -1,13 +1,15 @@
 """Listeners: the application's callbacks for messages, and the exceptions by which they request redelivery.
 
-A listener that returns has consumed its messages. A listener that raises has failed, and its messages are retried (see
-`rucola.client.consumer.retry`). Two exceptions carry details:
+A listener that returns None has consumed its messages. A listener that raises has failed, and its messages are retried
+(see `rucola.client.consumer.retry`). Two exceptions carry details:
 
     ReconsumeLater                 concurrently: the delay level, and which messages of a batch were consumed
     SuspendCurrentQueueAMoment     in order: how long the queue is suspended before its messages are redelivered
 
+A listener may also return a status of Apache's listeners. Any other result is a failure, since it may be meant as one.
+
 Corresponds to `MessageListenerConcurrently`, `MessageListenerOrderly` and their contexts of Apache RocketMQ 4.9.8.
-Deliberate difference: Apache's listeners report by return value and context, Rucola's by an exception.
+Deliberate difference: Apache's listeners report details in a context, Rucola's by an exception.
 """
 
 from __future__ import annotations
@@ -16,21 +18,42 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
+from enum import Enum
 from numbers import Real
 from typing import Any, TypeAlias
 
 from rucola.client.callbacks import Outcome, outcome_of, start_in_thread
+from rucola.client.daemon_threads import DaemonThreads
 from rucola.errors import ConfigError, MQError
 from rucola.message import MessageExt
 
 MAX_BATCH = 1024
 """The largest batch that a listener may request, as in Apache's client."""
 
-Listener: TypeAlias = Callable[[MessageExt], Awaitable[Any]] | Callable[[MessageExt], Any]
-"""Receives one message; a coroutine function, or a plain function, which runs in a thread. Its result is ignored."""
 
-BatchListener: TypeAlias = Callable[[list[MessageExt]], Awaitable[Any]] | Callable[[list[MessageExt]], Any]
+class ConsumeConcurrentlyStatus(Enum):
+    """What a concurrent listener may return."""
+
+    CONSUME_SUCCESS = "CONSUME_SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
+class ConsumeOrderlyStatus(Enum):
+    """What an ordered listener may return."""
+
+    SUCCESS = "SUCCESS"
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+
+
+ConsumeStatus: TypeAlias = ConsumeConcurrentlyStatus | ConsumeOrderlyStatus | None
+"""None means that the messages were consumed."""
+
+Listener: TypeAlias = Callable[[MessageExt], Awaitable[ConsumeStatus]] | Callable[[MessageExt], ConsumeStatus]
+"""Receives one message; a coroutine function, or a plain function, which runs in a thread."""
+
+BatchListener: TypeAlias = (
+    Callable[[list[MessageExt]], Awaitable[ConsumeStatus]] | Callable[[list[MessageExt]], ConsumeStatus]
+)
 """Receives several messages of one queue, in the order of the queue; otherwise like a Listener."""
 
 
@@ -63,8 +86,28 @@ class SuspendCurrentQueueAMoment(MQError):
         super().__init__("the queue is suspended")
 
 
+class UnknownStatus(MQError):
+    """A listener returned something else than a ConsumeStatus; `subject` is its type."""
+
+
 class ListenerNotCalled(MQError):
-    """No thread accepted the call: the pool is shut down (end of the program), or no thread can be started."""
+    """No thread accepted the call: none can be started."""
+
+
+def check_status(result: object) -> None:
+    """Raise what the result of a listener asks for. UnknownStatus."""
+    match result:
+        case None | ConsumeConcurrentlyStatus.CONSUME_SUCCESS | ConsumeOrderlyStatus.SUCCESS:
+            return
+        case ConsumeConcurrentlyStatus.RECONSUME_LATER:
+            raise ReconsumeLater
+        case ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT:
+            raise SuspendCurrentQueueAMoment
+    raise UnknownStatus(
+        f"the listener returned {result!r:.100}: it must return None or a ConsumeConcurrentlyStatus or "
+        "ConsumeOrderlyStatus when it has consumed a message, and raise an exception to receive it again",
+        subject=type(result).__name__,
+    )
 
 
 def _check_parameters(function: Callable[[Any], Any], argument: str) -> None:
@@ -99,16 +142,20 @@ class ListenerAdapter:
         self._function = function
         self.takes_list = max_count is not None
 
-    async def __call__(self, messages: list[MessageExt], threads: Executor | None) -> None:
-        """Call the listener, and raise its exception. ListenerNotCalled: it has not seen the messages."""
+    async def __call__(self, messages: list[MessageExt], threads: DaemonThreads) -> None:
+        """Call the listener, and raise its failure. ListenerNotCalled: it has not seen the messages."""
         # A batch listener gets a copy, since it may modify its list.
         argument: Any = list(messages) if self.takes_list else messages[0]
         if not self.needs_thread:
-            await self._function(argument)
-            return
-        await outcome_of((await self.start_in_thread(deque([argument]), threads))[0])
+            check_status(await self._function(argument))
+        else:
+            await self.end((await self.start_in_thread(deque([argument]), threads))[0])
 
-    def start_in_thread(self, arguments: deque[Any], threads: Executor | None) -> asyncio.Future[list[Outcome]]:
+    async def end(self, outcome: Outcome) -> None:
+        """End a call in a thread: await what it returned, if it is awaitable, and raise its failure."""
+        check_status(await outcome_of(outcome))
+
+    def start_in_thread(self, arguments: deque[Any], threads: DaemonThreads) -> asyncio.Future[list[Outcome]]:
         """Call a plain function in a thread, see `callbacks.start_in_thread`. ListenerNotCalled."""
         try:
             return start_in_thread(self._function, arguments, threads)

@@ -140,7 +140,7 @@ class PushConsumer(GroupClient):
         self._in_flight = InFlightDeliveries(retry, self._counters, self.options.consume_timeout_ms)
         values = Values(self.options.value)
         self._iterations = Iterations(self._ready_queue, self._in_flight, retry, values)
-        self._dispatcher = Dispatcher(context, self._ready_queue, self._in_flight, retry, values, self._close_stranded)
+        self._dispatcher = Dispatcher(context, self._ready_queue, self._in_flight, retry, values)
         # 4. Operators.
         self.operations = ConsumerOperations(
             context, self._assignment, self._locks, self._dispatcher, self._counters, lambda: self.is_open
@@ -301,14 +301,6 @@ class PushConsumer(GroupClient):
 
     def _owns_task(self, task: asyncio.Task[Any] | None) -> bool:
         return self._dispatcher.owns_task(task) or task in self._background
-
-    def _close_stranded(self) -> None:
-        """Leave the group: the listener cannot be called any more, but other threads keep the process alive."""
-        if self.is_open:
-            logger.warning(
-                "group %s: closing, because the main thread has ended and no thread accepts calls", self.group
-            )
-            self._background.start(self.close(), f"closing of {self._title}")
 
     async def _commit_loop(self) -> None:
         while True:

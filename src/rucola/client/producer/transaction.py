@@ -27,6 +27,7 @@ from typing import Any, TypeAlias, Unpack
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.callbacks import invoke, is_addressed_to
 from rucola.client.connection_options import ConnectionOptions
+from rucola.client.daemon_threads import DaemonThreads
 from rucola.client.lifecycle import run_close_steps
 from rucola.client.producer.producer import SEND_TIMEOUT_MS, Producer, ProducerArguments
 from rucola.client.producer.send_request import SendResult, SendStatus
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CHECKS = 2000
 """Checks of transactions that run at a time; further ones are ignored, as in Apache's client."""
+MAX_THREADS = 32
+"""Calls of plain functions that run at a time."""
 
 
 class LocalTransactionState(Enum):
@@ -92,6 +95,7 @@ class TransactionProducer(Producer):
         self.check = check
         self.topics = list(topics)
         self._checks = BackgroundTasks()
+        self._threads = DaemonThreads(MAX_THREADS, f"transactions of {self.group}")
 
     async def _join(self) -> None:
         await super()._join()
@@ -101,6 +105,7 @@ class TransactionProducer(Producer):
 
     async def _leave(self) -> None:
         await run_close_steps(self._checks.close, super()._leave)
+        self._threads.close()
 
     def _owns_task(self, task: asyncio.Task[Any] | None) -> bool:
         return task in self._checks or super()._owns_task(task)
@@ -133,7 +138,7 @@ class TransactionProducer(Producer):
                 if result.status is SendStatus.SEND_OK:
                     # If `execute` raises, the transaction stays open.
                     state, why = LocalTransactionState.UNKNOW, f"the local transaction of {self.group} failed"
-                    state, why = _checked_state(await invoke(execute, message)), None
+                    state, why = _checked_state(await invoke(execute, message, self._threads)), None
             finally:
                 await self._end(result, state, why, Deadline(timeout_ms))
                 if (trace := self.options.trace) is not None:
@@ -184,7 +189,7 @@ class TransactionProducer(Producer):
     ) -> None:
         state, why = LocalTransactionState.UNKNOW, None
         try:
-            state = _checked_state(await invoke(self.check, message))
+            state = _checked_state(await invoke(self.check, message, self._threads))
         except BaseException as error:
             if is_addressed_to(asyncio.current_task(), error):
                 raise
