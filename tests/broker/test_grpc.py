@@ -21,7 +21,7 @@ from rucola.broker.grpc import messages, send
 from rucola.broker.grpc.codes import NOT_DURABLE
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.errors import RemotingError
-from rucola.message import MessageExt
+from rucola.message import MessageExt, properties
 from rucola.message.record import decode_many
 from rucola.protocol.codes import ResponseCode
 from rucola.protocol.grpc import health_pb2, reflection_pb2, service_pb2
@@ -218,7 +218,7 @@ async def test_messages_of_a_group_share_a_queue(tmp_path: Path) -> None:
         for queue_id in range(4):
             pulled = await peer.pull(topic="Q", queue_id=queue_id, queue_offset=0)
             for one in decode_many(pulled.body):
-                queues.setdefault(one.properties.get(messages.SHARDING_KEY, ""), set()).add(queue_id)
+                queues.setdefault(one.properties.get(properties.SHARDING_KEY, ""), set()).add(queue_id)
         assert len(queues["g1"]) == len(queues["g2"]) == 1
         assert queues[""] == {0, 1, 2, 3}
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rucola.access import Action, Resource
 from rucola.broker.client_calls import OffsetReset
 from rucola.broker.grpc.codes import OK, IllegalCall
-from rucola.broker.grpc.messages import message_of
+from rucola.broker.grpc.encoding import encoded_message
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, checked, name_of
 from rucola.broker.grpc.send import SendAdapter
 from rucola.broker.services.broker_services import BrokerServices
@@ -158,8 +158,9 @@ class AdminAdapter:
         begin_ms = content.begin_timestamp.ToMilliseconds()
         query = KeyQuery(topic, key, count, begin_ms, end_ms, is_unique_key=kind == "message_id")
         found = map(decode, (await self._services.query.by_key(request.caller, query)).records)
-        messages = [message_of(one) for one in found if _has(one, topic, key, by_id=kind == "message_id")]
-        return ListMessageResponse(status=OK, messages=messages[:count])
+        chosen = [one for one in found if _has(one, topic, key, by_id=kind == "message_id")]
+        messages = [Message.FromString(encoded_message(one, one.topic)) for one in chosen[:count]]
+        return ListMessageResponse(status=OK, messages=messages)
 
     async def send(self, request: GrpcRequest[AdminSendMessageRequest]) -> AdminSendMessageResponse:
         content = request.content

@@ -15,7 +15,7 @@ from rucola.broker.client_calls import PushedReply
 from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.grpc.codes import OK, IllegalCall, status_of
-from rucola.broker.grpc.messages import message_of
+from rucola.broker.grpc.encoding import encoded_message
 from rucola.broker.grpc.methods import Chain, GrpcMethod, GrpcRequest, checked, decode, name_of
 from rucola.broker.grpc.receive import LONG_POLLING_MS, SQL92
 from rucola.broker.grpc.send import transaction_id
@@ -33,7 +33,7 @@ from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode as decode_record
 from rucola.message.topics import check_group
 from rucola.protocol.codes import LanguageCode
-from rucola.protocol.grpc.definition_pb2 import Code, FilterType, Language, RetryPolicy, Settings
+from rucola.protocol.grpc.definition_pb2 import Code, FilterType, Language, Message, RetryPolicy, Settings
 from rucola.protocol.grpc.service_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -274,8 +274,9 @@ class GrpcProducerCalls:
 
     def check_transaction(self, channel: ClientChannel, check: TransactionCheckRequest) -> None:
         assert isinstance(channel, GrpcClient)
+        half = decode_record(check.record)
         command = RecoverOrphanedTransactionCommand(
-            message=message_of(decode_record(check.record)),
+            message=Message.FromString(encoded_message(half, half.topic)),
             transaction_id=transaction_id(check.half_queue_offset, check.physical_offset),
         )
         channel.send(TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))

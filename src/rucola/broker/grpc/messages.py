@@ -1,43 +1,31 @@
-"""Messages: from senders to the store, and from records to receivers."""
+"""Messages from senders to the store."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import zlib
 from typing import Final
 
 from rucola.broker.delivery.timer import MAX_DELAY_MS
 from rucola.broker.grpc.codes import IllegalCall
+from rucola.broker.grpc.encoding import OWN, TRACE_CONTEXT
 from rucola.broker.grpc.methods import checked, name_of
 from rucola.broker.services.requests import PublishRequest
 from rucola.errors import InvalidMessage
-from rucola.message import MessageExt, properties, sysflag
+from rucola.message import properties, sysflag
 from rucola.message.topics import check_topic
 from rucola.protocol.grpc.definition_pb2 import (
     Code,
-    DigestType,
     Encoding,
     Message,
     MessageType,
-    Resource,
     SystemProperties,
 )
 
-SHARDING_KEY: Final = "__SHARDINGKEY"
-"""The property of a message group, as in Apache's proxy."""
-TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 MAX_USER_PROPERTIES: Final = 128
 MAX_USER_PROPERTIES_SIZE: Final = 16 * 1024
 MAX_MESSAGE_GROUP_SIZE: Final = 64
 
-_OWN: Final = properties.RESERVED | {
-    SHARDING_KEY, TRACE_CONTEXT, properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC,
-    properties.TIMER_OUT_MS, properties.TIMER_ROLL_TIMES, properties.TIMER_DEL_UNIQKEY,
-    properties.CHECK_IMMUNITY_TIME_IN_SECONDS, properties.TRANSACTION_CHECK_TIMES,
-    properties.TRAN_PREPARED_QUEUE_OFFSET, properties.INNER_MULTI_DISPATCH,
-}  # fmt: skip
-"""Properties that are no user properties."""
 _has_control = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
 
 
@@ -86,7 +74,7 @@ def _user_properties(message: Message) -> dict[str, str]:
     pairs, size = dict(message.user_properties), 0
     for name, value in pairs.items():
         size += len(name.encode()) + len(value.encode())
-        if not name or not value or name in _OWN or _has_control(name) or _has_control(value):
+        if not name or not value or name in OWN or _has_control(name) or _has_control(value):
             text = f"the property {name[:64]!r} is reserved, is empty, or has control characters"
             raise IllegalCall(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, text)
     if size > MAX_USER_PROPERTIES_SIZE:
@@ -110,7 +98,7 @@ def _add_type(system: SystemProperties, pairs: dict[str, str], topic: str, now_m
         if not group.strip() or len(group) > MAX_MESSAGE_GROUP_SIZE or _has_control(group):
             text = f"the message group is blank, longer than {MAX_MESSAGE_GROUP_SIZE}, or has control characters"
             raise IllegalCall(Code.ILLEGAL_MESSAGE_GROUP, text)
-        pairs[SHARDING_KEY] = group
+        pairs[properties.SHARDING_KEY] = group
     if has_time:
         due_ms = system.delivery_timestamp.ToMilliseconds()
         if due_ms - now_ms > MAX_DELAY_MS:
@@ -147,42 +135,3 @@ def _inflated(body: bytes, max_size: int) -> bytes:
     if not inflater.eof and len(inflated) <= max_size:
         raise IllegalCall(Code.MESSAGE_CORRUPTED, "the compressed body is cut off")
     return inflated
-
-
-def message_of(record: MessageExt) -> Message:
-    """Return a record as clients receive it, without what belongs to one delivery."""
-    pairs = record.properties
-    system = SystemProperties(
-        keys=pairs.get(properties.KEYS, "").split(),
-        message_id=record.msg_id,
-        body_encoding=Encoding.IDENTITY,
-        message_type=_type_of(pairs),
-        born_host=record.born_host,
-        store_host=record.store_host,
-        queue_id=record.queue_id,
-        queue_offset=record.queue_offset,
-    )
-    system.body_digest.type = DigestType.MD5
-    system.body_digest.checksum = hashlib.md5(record.body, usedforsecurity=False).hexdigest().upper()
-    system.born_timestamp.FromMilliseconds(record.born_timestamp)
-    system.store_timestamp.FromMilliseconds(record.store_timestamp)
-    if record.tags:
-        system.tag = record.tags
-    if group := pairs.get(SHARDING_KEY):
-        system.message_group = group
-    if context := pairs.get(TRACE_CONTEXT):
-        system.trace_context = context
-    if (due := pairs.get(properties.TIMER_DELIVER_MS, "")).isdecimal():
-        system.delivery_timestamp.FromMilliseconds(int(due))
-    user = {name: value for name, value in pairs.items() if name not in _OWN}
-    return Message(topic=Resource(name=record.topic), user_properties=user, system_properties=system, body=record.body)
-
-
-def _type_of(pairs: dict[str, str]) -> MessageType:
-    if properties.is_true(pairs.get(properties.TRAN_MSG)):
-        return MessageType.TRANSACTION
-    if SHARDING_KEY in pairs:
-        return MessageType.FIFO
-    if properties.TIMER_DELIVER_MS in pairs or properties.DELAY in pairs:
-        return MessageType.DELAY
-    return MessageType.NORMAL

@@ -18,7 +18,7 @@ from rucola.access import Action, Check, Refused, Resource
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.pop_state import Handle
 from rucola.broker.grpc.codes import OK, IllegalCall, common_status, status_of, when_durable
-from rucola.broker.grpc.messages import message_of
+from rucola.broker.grpc.encoding import Delivery
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.grpc.routes import RouteAdapter
 from rucola.broker.pop_hold import HeldPop, PopHold
@@ -30,7 +30,9 @@ from rucola.broker.state import BrokerState
 from rucola.domain.subscription import SUB_ALL, TAG
 from rucola.errors import RemoteProtocolError
 from rucola.http2.grpc import Call
-from rucola.message.record import decode, split
+from rucola.message import sysflag
+from rucola.message.compression import read_body
+from rucola.message.record import decode_many
 from rucola.message.topics import check_group, check_topic
 from rucola.protocol.grpc.definition_pb2 import Assignment, Code, FilterType, Status
 from rucola.protocol.grpc.service_pb2 import (
@@ -54,6 +56,7 @@ RENEWED_MS: Final = 15 * 60_000
 MIN_INVISIBLE_MS: Final = 10_000
 MAX_INVISIBLE_MS: Final = 12 * 3_600_000
 LONG_POLLING_MS: Final = 20_000
+_FOUND: Final = ReceiveMessageResponse(status=OK).SerializeToString()
 _MARGIN_MS: Final = 500
 """Before the deadline of a call, by which a held receive is answered."""
 
@@ -196,37 +199,31 @@ class ReceiveAdapter:
         return config is not None and config.order
 
     def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
-        call, handles = request.call, list[str]()
-        call.on_cancelled = lambda: self._give_back(pop, handles)
-        responses = [ReceiveMessageResponse(status=OK)]
+        call = request.call
+        call.on_cancelled = lambda: self._give_back(pop, popped)
+        responses = [_FOUND]
         for queue in popped.queues:
-            is_retry = queue.topic != pop.topic
-            for (offset, record), attempt in zip(split(queue.records).items(), queue.attempts, strict=True):
-                found = decode(record)
-                found.topic = pop.topic
-                message = message_of(found)
-                system = message.system_properties
-                system.receipt_handle = str(
-                    ExtraInfo(
-                        queue.queue_offsets[0], popped.pop_time_ms, popped.invisible_ms,
-                        ORDER_QUEUE if pop.is_ordered else 0, retry_mark(is_retry=is_retry),
-                        self._config.broker_name, queue.queue_id, offset,
-                    )
-                )  # fmt: skip
-                handles.append(system.receipt_handle)
-                system.delivery_attempt = attempt + found.reconsume_times
-                system.invisible_duration.FromMilliseconds(popped.invisible_ms)
-                responses.append(ReceiveMessageResponse(message=message))
+            handle = ExtraInfo(
+                queue.queue_offsets[0], popped.pop_time_ms, popped.invisible_ms,
+                ORDER_QUEUE if pop.is_ordered else 0, retry_mark(is_retry=queue.topic != pop.topic),
+                self._config.broker_name, queue.queue_id, 0,
+            )  # fmt: skip
+            delivery = Delivery(str(handle).removesuffix("0"), popped.invisible_ms)
+            records = decode_many(queue.records, decompress=False)
+            for offset, record, attempt in zip(queue.queue_offsets, records, queue.attempts, strict=True):
+                if record.sys_flag & sysflag.COMPRESSED:
+                    record.body, record.body_error = read_body(record.body, record.sys_flag)
+                responses.append(delivery.encode(record, pop.topic, offset, attempt + record.reconsume_times))
         last = ReceiveMessageResponse()
         last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
-        responses.append(last)
-        call.reply(*(response.SerializeToString() for response in responses))
+        call.reply(*responses, last.SerializeToString())
 
-    def _give_back(self, pop: PopRequest, handles: Iterable[str]) -> None:
-        for receipt_handle in handles:
-            extra, (topic, queue_id) = _handle(pop.topic, pop.group, receipt_handle)
-            with suppress(Refused):  # acknowledged, or delivered again
-                self._service.change_invisible(pop.group, topic, queue_id, _delivery(extra), 0)
+    def _give_back(self, pop: PopRequest, popped: Popped) -> None:
+        for queue in popped.queues:
+            for offset in queue.queue_offsets:
+                handle = Handle(offset, popped.pop_time_ms, popped.invisible_ms)
+                with suppress(Refused):  # acknowledged, or delivered again
+                    self._service.change_invisible(pop.group, queue.topic, queue.queue_id, handle, 0)
 
     # What follows.
 
@@ -235,30 +232,37 @@ class ReceiveAdapter:
         topic, group = _names(content)
         if not 0 < len(content.entries) <= MAX_MESSAGES:
             raise IllegalCall(Code.BAD_REQUEST, f"{len(content.entries)} entries; 1 to {MAX_MESSAGES} are allowed")
-        entries = [
-            AckMessageResultEntry(message_id=one.message_id, receipt_handle=one.receipt_handle, status=OK)
-            for one in content.entries
-        ]
-        acks: list[tuple[AckMessageResultEntry, Ack]] = []
-        for entry in entries:
+        handles = [entry.receipt_handle for entry in content.entries]
+        statuses = [OK] * len(handles)
+        # By queue and receive, the offsets and the places of their entries.
+        acks: dict[tuple[str, int, int, int], tuple[list[int], list[int]]] = {}
+        for number, receipt_handle in enumerate(handles):
             try:
-                acks.append((entry, _ack(topic, group, entry.receipt_handle)))
+                extra, queue = _handle(topic, group, receipt_handle)
             except IllegalCall as error:
-                entry.status.CopyFrom(status_of(error))
+                statuses[number] = status_of(error)
+            else:
+                offsets, numbers = acks.setdefault((*queue, extra.pop_time, extra.invisible_time), ([], []))
+                offsets.append(extra.queue_offset)
+                numbers.append(number)
         try:
-            done = self._service.acknowledge(group, [ack for _, ack in acks])
+            received = [Ack(*receive, tuple(dict.fromkeys(offsets))) for receive, (offsets, _) in acks.items()]
+            done = self._service.acknowledge(group, received)
         except Refused as error:
             missing: Status | None = status_of(error)
         else:
-            for (entry, _), stale in zip(acks, done.stale, strict=True):
-                if stale:
-                    entry.status.CopyFrom(status_of(_stale()))
+            for (offsets, numbers), stale in zip(acks.values(), done.stale, strict=True):
+                for offset, number in zip(offsets, numbers, strict=True) if stale else ():
+                    if offset in stale:
+                        statuses[number] = status_of(_stale())
             missing = await self._durable(done.end if done.accepted else 0)
         if missing is not None:
-            for entry in entries:
-                if entry.status.code == Code.OK:
-                    entry.status.CopyFrom(missing)
-        return AckMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
+            statuses = [missing if status is OK else status for status in statuses]
+        entries = [
+            AckMessageResultEntry(message_id=entry.message_id, receipt_handle=receipt_handle, status=status)
+            for entry, receipt_handle, status in zip(content.entries, handles, statuses, strict=True)
+        ]
+        return AckMessageResponse(status=common_status(statuses), entries=entries)
 
     def _acknowledge(self, topic: str, group: str, receipt_handle: str) -> int:
         done = self._service.acknowledge(group, [_ack(topic, group, receipt_handle)])

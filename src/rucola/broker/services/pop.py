@@ -71,6 +71,7 @@ class Ack(NamedTuple):
     pop_time_ms: int
     invisible_ms: int
     queue_offsets: Sequence[int]
+    """Each once."""
 
 
 class Acknowledged(NamedTuple):
