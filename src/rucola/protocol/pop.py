@@ -196,18 +196,10 @@ def retry_mark(*, is_retry: bool) -> str:
     return _RETRY if is_retry else _NORMAL
 
 
-def start_offset_info(queues: Iterable[tuple[str, int, Sequence[int]]]) -> str:
-    """Return startOffsetInfo of (mark, queue id, queue offsets)."""
-    return ";".join(f"{mark} {queue_id} {offsets[0]}" for mark, queue_id, offsets in queues)
-
-
-def msg_offset_info(queues: Iterable[tuple[str, int, Sequence[int]]]) -> str:
-    return ";".join(f"{mark} {queue_id} {','.join(map(str, offsets))}" for mark, queue_id, offsets in queues)
-
-
-def order_count_info(counts: Iterable[tuple[str, int, int, int]]) -> str:
-    """Return orderCountInfo of (mark, queue id, queue offset, deliveries before)."""
-    return ";".join(f"{mark} qo{queue_id}%{offset} {count}" for mark, queue_id, offset, count in counts)
+def order_counts(mark: str, queue_id: int, queue_offsets: Iterable[int], attempts: Iterable[int]) -> list[str]:
+    """Return the parts of orderCountInfo: how often messages of a queue were delivered before."""
+    pairs = zip(queue_offsets, attempts, strict=True)
+    return [f"{mark} qo{queue_id}%{offset} {attempt - 1}" for offset, attempt in pairs if attempt > 1]
 
 
 def add_handles(messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str) -> list[ExtraInfo]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -605,6 +605,19 @@ class MessageStore:
         """Return the queue offset after the last message, or last visible one; 0 without any."""
         queue = self._queue(topic, queue_id)
         return queue.end_before(self.visible_end if visible else None) if queue is not None else 0
+
+    def visible_ends(self, names: Iterable[tuple[str, int]]) -> list[int]:
+        """Return the queue offset after the last visible message of each queue; 0 without any."""
+        ends, visible_end = [], self.visible_end
+        for name in names:
+            queue = self._queues.get(name)
+            if queue is None or (self._pending and self._next_offsets.get(name, 0) > queue.max_offset):
+                queue = self._queue(*name)
+            if queue is None:
+                ends.append(0)
+            else:
+                ends.append(queue.max_offset if visible_end is None else queue.end_before(visible_end))
+        return ends
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Return a visible message's store time in milliseconds; -1 if there is none."""

@@ -100,8 +100,6 @@ class PopConsumerService(Delivery[None]):
         self._log = PopLog(store, puts, topics)
         self._snapshots: dict[PopQueue, int] = {}
         """Queue offset in the log at which each state's snapshot starts; -1 if it is not in the log."""
-        self._committed: dict[PopQueue, int] = {}
-        """The offset that POP committed last."""
         self._due: list[_Due] = []
         """A heap; an item is outdated if its messages are done or have another pop time."""
         self._unrecorded: list[Entry] = []
@@ -119,7 +117,7 @@ class PopConsumerService(Delivery[None]):
         for queue, state in self.states.items():
             # The table may be older than the log, or newer than a log whose end was cut off.
             self._offsets.commit(queue.group, queue.topic, queue.queue_id, state.committed_offset)
-            self._committed[queue] = state.committed_offset
+            state.committed = state.committed_offset
             self.count += len(state.outstanding)
         for queue, state in self.states.items():
             deliveries: dict[tuple[int, int], list[int]] = {}
@@ -217,13 +215,6 @@ class PopConsumerService(Delivery[None]):
 
     # States.
 
-    def following(self, queue: PopQueue) -> PopState | None:
-        """Return the state of a queue, if it agrees with the offset of the group."""
-        known = self._committed.get(queue)
-        if known is None or known != self._offsets.get(queue.group, queue.topic, queue.queue_id):
-            return None
-        return self.states[queue]
-
     def open(self, queues: Sequence[PopQueue], begin: Callable[[PopQueue], int], now_ms: int) -> None:
         """Make sure that queues have states, which follow the offsets of the group. Raises Refused.
 
@@ -236,7 +227,7 @@ class PopConsumerService(Delivery[None]):
             if state is None or offset < 0:
                 pop_time_ms = 0 if state is None else state.pop_time_ms
                 changes.append((queue, Snapshot(pop_time_ms, offset if offset >= 0 else begin(queue))))
-            elif offset != self._committed[queue]:
+            elif offset != state.committed:
                 changes.append((queue, Begin(offset)))
         if changes:
             self.record(changes, now_ms)
@@ -256,7 +247,9 @@ class PopConsumerService(Delivery[None]):
         while self.states and self._snapshots[queue := next(iter(self.states))] < 0:  # after damage of the log
             if (why := self._write_snapshot(queue, now_ms)) is not None:
                 raise Refused(Reason.UNAVAILABLE, why)
-        entries: list[Entry] = [*self._unrecorded, *((*queue, record) for queue, record in changes)]
+        entries: list[Entry] = self._unrecorded[:]
+        for (topic, group, queue_id), record in changes:
+            entries.append((topic, group, queue_id, record))
         put = self._log.put(self._first(), entries, now_ms)
         if isinstance(put, str):
             raise Refused(Reason.UNAVAILABLE, f"POP cannot be recorded: {put}")
@@ -278,7 +271,6 @@ class PopConsumerService(Delivery[None]):
         if isinstance(record, Removed):
             self.count -= len(self.states.pop(queue).outstanding)
             del self._snapshots[queue]
-            del self._committed[queue]
             return
         state = self.states.get(queue)
         if state is None:
@@ -287,7 +279,7 @@ class PopConsumerService(Delivery[None]):
             self._snapshots[queue] = log_offset
             self.states.move_to_end(queue)
         if isinstance(record, Snapshot | Begin):  # follows what was committed by others
-            self._committed[queue] = self._offsets.get(queue.group, queue.topic, queue.queue_id)
+            state.committed = self._offsets.get(queue.group, queue.topic, queue.queue_id)
         before = len(state.outstanding)
         state.apply(record)
         self.count += len(state.outstanding) - before
@@ -300,11 +292,10 @@ class PopConsumerService(Delivery[None]):
             self.on_visible(queue)
 
     def _commit(self, queue: PopQueue, state: PopState) -> None:
-        offset = state.committed_offset
-        known = self._committed[queue]
+        offset, known = state.committed_offset, state.committed
         if known != offset and self._offsets.get(queue.group, queue.topic, queue.queue_id) == known:
             self._offsets.commit(queue.group, queue.topic, queue.queue_id, offset)
-            self._committed[queue] = offset
+            state.committed = offset
 
     def remove(self, queues: Iterable[PopQueue], now_ms: int) -> None:
         """Forget states. Raises Refused."""
@@ -324,7 +315,7 @@ class PopConsumerService(Delivery[None]):
         for queue, state in list(self.states.items()):
             if queue in self.states and not state.outstanding:
                 offset = self._offsets.get(queue.group, queue.topic, queue.queue_id)
-                if offset != self._committed[queue]:
+                if offset != state.committed:
                     self.remove([queue], now_ms)
             yield
 

@@ -65,7 +65,7 @@ class PopLog:
 
     def put(self, first: int, entries: Sequence[Entry], now_ms: int) -> tuple[int, int] | str:
         """Put records; return the queue offset of their message and the end of its record, or why it failed."""
-        self._topics.ensure_pop_log_topic(now_ms)
+        self._topics.ensure(POP_LOG_TOPIC, 1, now_ms)  # now, since Apache's tools would list it as a user's
         message = MessageInner(
             POP_LOG_TOPIC, 0, _encode((first, entries)), b"", 0, 0, now_ms, self._store.config.store_host
         )

@@ -137,6 +137,8 @@ class PopState:
     limit: int = MAX_OUTSTANDING
     pop_time_ms: int = 0
     """The last one."""
+    committed: int = field(default=-1, compare=False)
+    """The offset of the group, as POP knows it; -1 for none."""
     outstanding: dict[int, Outstanding] = field(default_factory=dict)
     """By queue offset, ascending: only offsets from `next_offset` on are added."""
     _groups: dict[str, OrderedDict[int, None]] = field(default_factory=dict, compare=False, repr=False)
@@ -189,9 +191,9 @@ class PopState:
 
     def repeated(self, attempt_id: str, now_ms: int) -> list[int]:
         """Return the messages that the receive with this attempt_id got, and that are still invisible."""
-        return sorted(
-            offset for offset in self._attempts.get(attempt_id, ()) if self.outstanding[offset].visible_ms > now_ms
-        )
+        if attempt_id not in self._attempts:
+            return []
+        return sorted(offset for offset in self._attempts[attempt_id] if self.outstanding[offset].visible_ms > now_ms)
 
     def visible(self, now_ms: int, max_messages: int) -> list[int]:
         """Return messages of message groups that a receive can take, in the order in which it must take them."""
@@ -213,10 +215,12 @@ class PopState:
 
     def can_be_read(self, now_ms: int, end: int) -> bool:
         """Whether a receive may find something, in a queue with this end."""
+        if self.next_offset != end and len(self.outstanding) < self.limit:
+            return True
         due = self._due
         while due and not self._is_current(due[0]):
             heapq.heappop(due)
-        return (bool(due) and due[0][0] <= now_ms) or (self.next_offset != end and self.room > 0)
+        return bool(due) and due[0][0] <= now_ms
 
     def head_of(self, message_group: str) -> int:
         """Return the first outstanding message of a message group that has one."""
@@ -252,7 +256,7 @@ class PopState:
         if not message_groups and 0 < len(candidates) <= min(room, max_messages - len(taken)):
             taken += candidates
             end, candidates = candidates[-1] + 1, ()
-        last_of_group = {self.outstanding[offset].message_group: offset for offset in visible}
+        last_of_group = {self.outstanding[offset].message_group: offset for offset in visible} if visible else {}
         for offset in candidates:
             if len(taken) >= max_messages or not room:
                 break

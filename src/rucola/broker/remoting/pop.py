@@ -14,7 +14,7 @@ NOTIFICATION (200054) and POP_ROLLBACK (200056) are not supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from rucola import refusals
 from rucola.access import Action, Check, Refused, Resource
@@ -48,11 +48,9 @@ from rucola.protocol.pop import (
     PopStatusRequestHeader,
     ReleasePopRequestHeader,
     ReleasePopResponseHeader,
-    msg_offset_info,
-    order_count_info,
+    order_counts,
     parse_extra_info,
     retry_mark,
-    start_offset_info,
 )
 from rucola.remoting.connection import Answer, Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
@@ -157,12 +155,14 @@ class PopAdapter:
     def _found(self, command: RemotingCommand, pop: PopRequest, popped: Popped) -> RemotingCommand:
         revive_qid = ORDER_QUEUE if pop.is_ordered else 0
         body: list[bytes] = []
-        offsets: list[tuple[str, int, Sequence[int]]] = []
-        counts: list[tuple[str, int, int, int]] = []
+        starts: list[str] = []
+        offsets: list[str] = []
+        counts: list[str] = []
         for queue in popped.queues:
-            is_retry = queue.topic != pop.topic
-            mark, first = retry_mark(is_retry=is_retry), queue.queue_offsets[0]
-            offsets.append((mark, queue.queue_id, queue.queue_offsets))
+            is_retry, first = queue.topic != pop.topic, queue.queue_offsets[0]
+            mark = retry_mark(is_retry=is_retry)
+            starts.append(f"{mark} {queue.queue_id} {first}")
+            offsets.append(f"{mark} {queue.queue_id} {','.join(map(str, queue.queue_offsets))}")
             if is_retry:
                 for offset, record in split(queue.records).items():
                     handle = ExtraInfo(
@@ -173,18 +173,21 @@ class PopAdapter:
             else:
                 body.append(queue.records)
             if pop.is_ordered:
-                attempts = zip(queue.queue_offsets, queue.attempts, strict=True)
-                counts += ((mark, queue.queue_id, offset, attempt - 1) for offset, attempt in attempts if attempt > 1)
-        header = PopMessageResponseHeader(
-            pop_time=popped.pop_time_ms,
-            invisible_time=popped.invisible_ms,
-            revive_qid=revive_qid,
-            rest_num=popped.rest,
-            start_offset_info=start_offset_info(offsets),
-            msg_offset_info=msg_offset_info(offsets),
-            order_count_info=order_count_info(counts) if counts else None,
-        )
-        return command.response(ResponseCode.SUCCESS, header, b"".join(body), remark="FOUND")
+                counts += order_counts(mark, queue.queue_id, queue.queue_offsets, queue.attempts)
+        records = body[0] if len(body) == 1 else b"".join(body)
+        answer = command.response(ResponseCode.SUCCESS, body=records, remark="FOUND")
+        # The ext fields of a PopMessageResponseHeader, as those of a pull.
+        answer.ext = {
+            "popTime": str(popped.pop_time_ms),
+            "invisibleTime": str(popped.invisible_ms),
+            "reviveQid": str(revive_qid),
+            "restNum": str(popped.rest),
+            "startOffsetInfo": ";".join(starts),
+            "msgOffsetInfo": ";".join(offsets),
+        }
+        if counts:
+            answer.ext["orderCountInfo"] = ";".join(counts)
+        return answer
 
     # What follows.
 
@@ -196,17 +199,20 @@ class PopAdapter:
         return self._acknowledge(request, header.consumer_group, [ack])
 
     def batch_ack(self, request: Request[BatchAckMessageRequestBody]) -> Reply:
-        acks = request.content.acks
-        groups = {ack.consumer_group for ack in acks}
+        received, groups, size, count = list[Ack](), set[str](), 0, 0
+        for ack in request.content.acks:
+            groups.add(ack.consumer_group)
+            size += len(ack.bit_set)
+            if size > MAX_BITS:
+                raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why="its queue offsets are too far apart")
+            count += ack.count
+            if count > MAX_ACKS:
+                why = f"{count} messages and more; {MAX_ACKS} are allowed"
+                raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=why)
+            offsets = ack.queue_offsets()
+            received.append(Ack(ack.real_topic, ack.queue_id, ack.pop_time, ack.invisible_time, offsets))
         if len(groups) != 1:
             raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=f"it is of {len(groups)} groups")
-        if sum(len(ack.bit_set) for ack in acks) > MAX_BITS:
-            raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why="its queue offsets are too far apart")
-        if (count := sum(ack.count for ack in acks)) > MAX_ACKS:
-            raise Refused(refusals.HANDLE_ILLEGAL, handle="the batch", why=f"{count} messages are more than {MAX_ACKS}")
-        received = [
-            Ack(ack.real_topic, ack.queue_id, ack.pop_time, ack.invisible_time, ack.queue_offsets()) for ack in acks
-        ]
         return self._acknowledge(request, groups.pop(), received)
 
     def _acknowledge(self, request: Request[object], group: str, acks: list[Ack]) -> Reply:

@@ -26,6 +26,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from rucola import refusals
@@ -106,6 +107,8 @@ class PopService:
         receive = _Receive(self._state, request, wanted, now_ms, max(now_ms, last_ms + 1))
         if request.attempt_id is None or not receive.repeat(queues):
             for queue in queues:
+                if receive.left <= 0:
+                    break
                 receive.take(queue)
         if receive.changes:
             self._pop.record(receive.changes, now_ms)
@@ -136,7 +139,8 @@ class PopService:
             raise Refused(
                 refusals.POP_RETRY_TOPIC_TOO_LONG, topic=retry_topic, size=len(retry_topic), limit=MAX_TOPIC_LENGTH
             )
-        self._state.limits.check_name(request.attempt_id or "", "an attempt")
+        if request.attempt_id is not None:
+            self._state.limits.check_name(request.attempt_id, "an attempt")
         self._state.limits.check_name(request.client, "a client")
         fetch = FetchRequest(
             request.group, request.topic, max(0, request.queue_id), 0, request.max_messages,
@@ -147,42 +151,47 @@ class PopService:
 
     def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool]:
         """Return the queues to look at, in this order; how much the group has not read; whether there are more."""
-        topic, group = request.topic, request.group
+        topic, group, attempt_id = request.topic, request.group, request.attempt_id
         if request.queue_id >= 0:
-            names = [PopQueue(topic, group, request.queue_id)]
+            count, names = 1, _names(group, topic, (request.queue_id,))
         else:
             config = self._state.topics.get(topic)
             count = 0 if config is None else config.read_queue_nums
-            # At random, since any order could fall into step with the receives of a group, and pass over a queue.
-            begin = int(random.random() * count)  # noqa: S311 - spreads load
-            names = [PopQueue(topic, group, (begin + number) % count) for number in range(count)]
-        retry = PopQueue(pop_retry_topic(group, topic), group, 0)
-        names.insert(0 if random.random() * RETRY_SHARE < 1 else len(names), retry)  # noqa: S311
+            names = _names(group, topic, range(count))
+        # At random, since any order could fall into step with the receives of a group, and pass over a queue.
+        begin = int(random.random() * count)  # noqa: S311 - spreads load
+        order = [*range(begin, count), *range(begin)]
+        order.insert(0 if random.random() * RETRY_SHARE < 1 else count, count)  # noqa: S311
+        ends, states = self._store.visible_ends(names.in_store), self._pop.states
+        committed = self._state.offsets.committed(group, topic)
         rest = 0
         queues: list[PopQueue] = []
         new: list[PopQueue] = []
         repeated: list[PopQueue] = []
-        for queue in names:
-            end = self._store.max_offset(queue.topic, queue.queue_id, visible=True)
-            if end == 0 and queue is retry:
+        for number in order:
+            queue, end = names.queues[number], ends[number]
+            if number == count and end == 0:
                 continue
-            if (state := self._pop.following(queue)) is None:
+            of_topic = committed if number < count else self._state.offsets.committed(group, queue.topic)
+            state = states.get(queue)
+            if state is None or state.committed != of_topic.get(queue.queue_id, -1):
                 rest += end
                 if end or request.begins_at_end:
                     queues.append(queue)
                     new.append(queue)
-            else:
-                rest += max(0, end - state.next_offset)
-                if state.can_be_read(now_ms, end):
-                    queues.append(queue)
-                if request.attempt_id is not None and state.repeated(request.attempt_id, now_ms):
-                    repeated.append(queue)
+                continue
+            if end > state.next_offset:
+                rest += end - state.next_offset
+            if state.can_be_read(now_ms, end):
+                queues.append(queue)
+            if attempt_id is not None and state.repeated(attempt_id, now_ms):
+                repeated.append(queue)
         queues = repeated or queues
         read = queues[:MAX_QUEUES]
         if new and not repeated:
             new = [queue for queue in new if queue in read]
             for queue in new:
-                self._state.limits.check_offset(self._state.offsets, *_offset_key(queue))
+                self._state.limits.check_offset(self._state.offsets, group, queue.topic, queue.queue_id)
             self._pop.open(new, lambda queue: self._begin(queue, request), now_ms)
         return read, rest, len(queues) > MAX_QUEUES
 
@@ -374,7 +383,7 @@ class _Receive:
         self._request = request
         self._wanted = wanted
         self._now_ms = now_ms
-        self._left = request.max_messages
+        self.left = request.max_messages
         self._bytes_left = MAX_BYTES
         self._reads = MAX_READS
         self._room = MAX_OUTSTANDING - self._pop.count
@@ -396,8 +405,6 @@ class _Receive:
 
     def take(self, queue: PopQueue) -> None:
         """Take messages of one queue, as far as there is room."""
-        if self._left <= 0:
-            return
         request, state = self._request, self._pop.states[queue]
         visible = self._visible(queue, state) if state.is_ordered else {}
         begin = state.next_offset
@@ -406,7 +413,7 @@ class _Receive:
             offsets, joined = found.offsets, found.joined
             groups = _message_groups(split(joined)) if request.is_ordered else NO_GROUPS
             taken = state.receive(
-                self.pop_time_ms, self._now_ms, request.invisible_ms, self._left, tuple(visible), offsets, groups,
+                self.pop_time_ms, self._now_ms, request.invisible_ms, self.left, tuple(visible), offsets, groups,
                 found.next_offset, request.client, request.attempt_id, is_renewed=request.is_renewed,
             )  # fmt: skip
             if taken is not None or found.is_end:
@@ -434,7 +441,7 @@ class _Receive:
         else:  # later messages of other groups may follow
             self.is_unfinished = True
         self._room -= len(taken.added)
-        self._left -= len(taken.taken)
+        self.left -= len(taken.taken)
         self._bytes_left -= len(records)
 
     def _visible(self, queue: PopQueue, state: PopState) -> dict[int, bytes]:
@@ -442,7 +449,7 @@ class _Receive:
         records: dict[int, bytes] = {}
         size = 0
         gone = []
-        for offset in state.visible(self._now_ms, self._left):
+        for offset in state.visible(self._now_ms, self.left):
             record = self._record(queue, offset)
             if record is None:
                 gone.append(offset)
@@ -457,7 +464,7 @@ class _Receive:
 
     def _read(self, queue: PopQueue, state: PopState, begin: int, visible: dict[int, bytes]) -> _Read:
         """Read messages from `begin` on."""
-        count = min(self._left - len(visible), state.room, self._room)
+        count = min(self.left - len(visible), state.room, self._room)
         size = self._bytes_left - sum(map(len, visible.values()))
         is_first = not (visible or self.found)
         if count <= 0 or (size <= 0 and not is_first):
@@ -505,8 +512,18 @@ def _of_topic(topic: str) -> MessageFilter:
     return MessageFilter(None, lambda pairs: pairs.get(properties.RETRY_TOPIC, topic) == topic)
 
 
-def _offset_key(queue: PopQueue) -> tuple[str, str, int]:
-    return queue.group, queue.topic, queue.queue_id
+class _Names(NamedTuple):
+    """Queues of a topic for a group, the retry topic's last."""
+
+    queues: list[PopQueue]
+    in_store: list[tuple[str, int]]
+
+
+@lru_cache(128)
+def _names(group: str, topic: str, queue_ids: Sequence[int]) -> _Names:
+    queues = [PopQueue(topic, group, queue_id) for queue_id in queue_ids]
+    queues.append(PopQueue(pop_retry_topic(group, topic), group, 0))
+    return _Names(queues, [(queue.topic, queue.queue_id) for queue in queues])
 
 
 def _check_duration(duration_ms: int, least_ms: int) -> None:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 CONSUMER_OFFSET_FILE = "consumerOffset.json"
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 _SEPARATOR = "@"
+_NONE: Mapping[int, int] = {}
 
 
 def offset_paths(directory: Path, *, enable_lmq: bool) -> tuple[Path, Path | None]:
@@ -110,7 +111,11 @@ class ConsumerOffsetTable:
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Return the committed offset, or -1 if there is none."""
-        return self._table.get(topic + _SEPARATOR + group, {}).get(queue_id, -1)
+        return self._table.get(topic + _SEPARATOR + group, _NONE).get(queue_id, -1)
+
+    def committed(self, group: str, topic: str) -> Mapping[int, int]:
+        """Return the committed offsets of a topic by queue id."""
+        return self._table.get(topic + _SEPARATOR + group, _NONE)
 
     def __len__(self) -> int:
         return self._count

@@ -165,10 +165,6 @@ class TopicConfigTable(SettingsTable[TopicConfig, TopicConfigSerializeWrapper]):
         """Create the topic of timer messages at the first one: Apache's tools would list it as a user's topic."""
         self.ensure(topics.TIMER_TOPIC, 1, now_ms)
 
-    def ensure_pop_log_topic(self, now_ms: int) -> None:
-        """Create the topic of POP at its first record, for the same reason."""
-        self.ensure(topics.POP_LOG_TOPIC, 1, now_ms)
-
     def _missing_system_topics(self) -> list[TopicConfig]:
         return [topic for topic in self._system_topics() if topic.topic_name not in self._table]
 
