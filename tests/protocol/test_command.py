@@ -25,6 +25,7 @@ from rucola.protocol.command import (
     decode_command,
     next_opaque,
 )
+from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.header_limits import MAX_EXT_FIELDS, MAX_NESTED_SIZE, MAX_TOLERANT_HEADER, HeaderError
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from rucola.protocol.kv import KVConfigRequestHeader, PutKVConfigRequestHeader
@@ -36,6 +37,7 @@ from rucola.protocol.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rucola.protocol.pop import AckMessageRequestHeader, PopMessageRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader, QueryMessageResponseHeader, ViewMessageRequestHeader
 from rucola.protocol.route import BrokerRequestHeader, GetRouteInfoRequestHeader, RegisterBrokerRequestHeader
@@ -488,3 +490,17 @@ def test_opaques_wrap_to_positive_numbers() -> None:
 def test_codes_have_names() -> None:
     assert name_of(310) == "SEND_MESSAGE_V2 310"
     assert name_of(9999) == "request code 9999"
+
+
+def test_codes_that_begin_alike_are_decoded_with_their_own_headers() -> None:
+    """From the second request of a code on, its header is decoded with the whole frame."""
+    pop = PopMessageRequestHeader(
+        consumer_group="g", topic="T", queue_id=0, max_msg_nums=1, invisible_time=1, poll_time=1
+    )
+    ack = AckMessageRequestHeader(consumer_group="g", topic="T", queue_id=0, extra_info="e", offset=1)
+    received = [(RequestCode.POP_MESSAGE, pop), (RequestCode.ACK_MESSAGE, ack)]
+    for _ in range(2):
+        commands = [FrameDecoder().receive_data(RemotingCommand.request(*each).encode())[0] for each in received]
+        headers = [one.decode_header(type(header)) for one, (_, header) in zip(commands, received, strict=True)]
+        assert headers == [pop, ack]
+    assert [type(command.received_ext) for command in commands] == [PopMessageRequestHeader, AckMessageRequestHeader]

@@ -389,17 +389,14 @@ class _SignedFields(msgspec.Struct):
 _decode_signed_fields: Callable[[bytes], _SignedFields] = msgspec.json.Decoder(_SignedFields).decode
 
 _typed_decoders: dict[bytes, Callable[[bytes], _JsonHeader[Any]]] = {}
-"""By the first bytes of the header: `{"code":310,`."""
-
-_BEGIN_SIZE = len(b'{"code":310,')
-"""Fits three digits; two-digit codes have one more byte, the quote."""
+"""By the bytes of the header before its first comma: `{"code":310`."""
 
 _encode_json = msgspec.json.Encoder().encode
 _HEADER_MEMBERS = ("code", "flag", "language", "opaque", "remark", "version")
 
 
 def _register_header_type(code: int, header_type: type[Header]) -> None:
-    begin = (b'{"code":%d,"' % code)[:_BEGIN_SIZE]
+    begin = b'{"code":%d' % code
     if begin not in _typed_decoders:
         _typed_decoders[begin] = _decoder(_JsonHeader[header_type])  # type: ignore[valid-type]
 
@@ -431,7 +428,7 @@ class NotPlainJson(Exception):
 def decode_plain_json(header: bytes, body: bytes) -> RemotingCommand:
     """Decode a frame with a plain JSON header. NotPlainJson or HeaderError for any other."""
     try:
-        fields = _typed_decoders.get(header[:_BEGIN_SIZE], _decode_json_header)(header)
+        fields = _typed_decoders.get(header[: header.find(b",")], _decode_json_header)(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         try:
             fields = _decode_json_header(header)
