@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rucola import refusals
 from rucola.access import Refused
 from rucola.broker.grpc.admin import NOT_IMPLEMENTED
+from rucola.client import MessageExt, PushConsumer
 from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.grpc import admin_pb2
@@ -25,9 +27,10 @@ from rucola.protocol.grpc.admin_pb2 import (
     ResetGroupOffsetRequest,
 )
 from rucola.protocol.grpc.definition_pb2 import Code, MessageType, Resource, Settings
-from rucola.protocol.grpc.service_pb2 import ReceiveMessageRequest, ReceiveMessageResponse
+from rucola.protocol.grpc.service_pb2 import ReceiveMessageRequest, ReceiveMessageResponse, TelemetryCommand
 from support.access import guarded_cluster
 from support.broker_peer import broker_peer, heartbeat
+from support.cluster import cluster
 from support.errors import raises
 from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
 from support.peer import Peer
@@ -43,9 +46,9 @@ async def both(path: Path) -> AsyncIterator[tuple[Peer, GrpcPeer]]:
         yield peer, client
 
 
-def request_of(method: str) -> Any:
+def request_of(method: str, **fields: Any) -> Any:
     service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-    return getattr(admin_pb2, service.methods_by_name[method].input_type.name)()
+    return getattr(admin_pb2, service.methods_by_name[method].input_type.name)(**fields)
 
 
 METHODS = set(admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name) - {"ChangeLogLevel"}
@@ -145,6 +148,86 @@ async def test_a_group_that_consumes_by_pop_is_reset(tmp_path: Path) -> None:
         request.reset_timestamp.FromMilliseconds(0)
         assert (await client.ask_admin("ResetGroupOffset", request)).status.code == Code.OK
         assert await receive(peer, 1) == [b"body"]
+
+
+async def test_consumers_are_asked(tmp_path: Path) -> None:
+    """A consumer of 4.x answers itself; one by gRPC has told its subscription, and reports nothing else."""
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(grpc_server_port=0)
+        await running.create_topic(broker, "T", queues=2)
+        got: list[bytes] = []
+
+        def listen(one: MessageExt) -> None:
+            if one.body == b"bad":
+                raise RuntimeError("not this one")
+            got.append(one.body)
+
+        consumer = PushConsumer("g", running.namesrv)
+        consumer.subscribe("T", "a || b")
+        consumer.listen(listen)
+        settings = Settings()
+        settings.subscription.group.name = "g"
+        settings.subscription.subscriptions.add(topic=TOPIC).expression.expression = "a || b"
+        async with (
+            consumer,
+            grpc_peer(broker.grpc_endpoint, client_id="") as client,
+            grpc_peer(broker.grpc_endpoint, client_id="other@1") as other,
+            other.telemetry(settings) as stream,
+        ):
+            await stream.read()
+
+            async def ask(method: str, **fields: Any) -> Any:
+                return await client.ask_admin(method, request_of(method, group=GROUP, **fields))
+
+            ids = {consumer.instance.client_id, "other@1"}
+            for fields in ({}, {"topic": TOPIC}):
+                described = (await ask("DescribeSubscription", **fields)).client_subscription_info
+                assert {one.client_info.client_id for one in described} == ids
+                assert {one.subscription_info.expression.expression for one in described} == {"a || b"}
+                (listed,) = (await ask("ListSubscription", **fields)).subscription_info
+                found = listed.topic.name, listed.group.name, listed.online, listed.subscription_consistency
+                assert found == ("T", "g", True, True)
+            (of_topic,) = (
+                await client.ask_admin("ListSubscription", request_of("ListSubscription", topic=TOPIC))
+            ).subscription_info
+            assert of_topic == listed
+            settings.subscription.subscriptions[0].expression.expression = "c"
+            await stream.write(TelemetryCommand(settings=settings))
+            await stream.read()
+            (listed,) = (await ask("ListSubscription")).subscription_info
+            assert not listed.subscription_consistency
+            assert len((await ask("DescribeSubscription", topic=Resource(name="No"))).client_subscription_info) == 0
+
+            own = {"client_id": consumer.instance.client_id}
+            info = (await ask("GetConsumerRunningInfo", **own)).consumer_running_info
+            assert info.subscriptions["T"].expression == "a || b"
+            queues = {(one.message_queue.topic.name, one.message_queue.id) for one in info.message_queue_table}
+            assert queues >= {("T", 0), ("T", 1)}
+            assert (await ask("PrintThreadStackTrace", **own)).status.code == Code.NOT_IMPLEMENTED
+            for method in ("GetConsumerRunningInfo", "PrintThreadStackTrace"):
+                assert (await ask(method, client_id="other@1")).status.code == Code.INTERNAL_SERVER_ERROR
+                assert (await ask(method, client_id="nobody")).status.code == Code.NOT_FOUND
+
+            for body, code in ((b"good", Code.OK), (b"bad", Code.FAILED_TO_CONSUME_MESSAGE)):
+                sent = AdminSendMessageRequest(topic=TOPIC, body=body, tag="z")
+                message_id = (await client.ask_admin("AdminSendMessage", sent)).message_id
+                verified = await ask("VerifyMessage", topic=TOPIC, message_id=message_id, **own)
+                assert verified.status.code == code
+            assert got == [b"good"]
+            missing = await ask("VerifyMessage", topic=TOPIC, message_id="none", **own)
+            assert missing.status.code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_a_route_is_that_of_the_name_servers(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(grpc_server_port=0)
+        await running.create_topic(broker, "T", queues=3)
+        async with grpc_peer(broker.grpc_endpoint, client_id="") as client:
+            found = await client.ask_admin("GetTopicRoute", request_of("GetTopicRoute", topic=TOPIC))
+            (queues,) = json.loads(found.topic_route_data)["queueDatas"]
+            assert (queues["brokerName"], queues["writeQueueNums"]) == ("broker-a", 3)
+            none = await client.ask_admin("GetTopicRoute", request_of("GetTopicRoute", topic=Resource(name="No")))
+            assert none.status.code == Code.TOPIC_NOT_FOUND
 
 
 async def test_connections_and_times_of_a_group(tmp_path: Path) -> None:

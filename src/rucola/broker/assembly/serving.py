@@ -122,7 +122,9 @@ class Serving:
             from rucola.broker.grpc.clients import GrpcProducerCalls  # imported here: protobuf takes 30 ms
             from rucola.broker.grpc.service import GrpcService
 
-            grpc = GrpcService(self.services, self.state, chain, access.gate, connections.pops, late.fetch)
+            grpc = GrpcService(
+                self.services, self.state, chain, access.gate, connections.pops, late.fetch, connections.remoting_calls
+            )
             connections.grpc.methods = grpc.methods
             connections.grpc_calls, connections.end_grpc_streams = GrpcProducerCalls(), grpc.end_streams
         storage.subscribe(connections.on_arrival)

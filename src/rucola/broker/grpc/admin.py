@@ -1,18 +1,19 @@
 """Adapter of the Admin service of RocketMQ 5, as far as one broker has the answers.
 
 Each response is about this broker alone. Messages that a group received by POP and has not acknowledged are in flight;
-messages that wait for them in order count as ready. Not implemented: requests about the subscription of each client,
-which the broker does not know, and calls of clients.
+messages that wait for them in order count as ready. Not implemented: DeleteSubscription, since a subscription is its
+client's, and what only a proxy knows. `admin_consumers` has the methods that ask consumers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from rucola.access import Action, Resource
 from rucola.broker.client_calls import OffsetReset
+from rucola.broker.grpc.admin_consumers import failure_of
 from rucola.broker.grpc.codes import OK, IllegalCall
 from rucola.broker.grpc.encoding import encoded_message
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, checked, name_of
@@ -23,34 +24,28 @@ from rucola.message import MessageExt
 from rucola.message.ids import unique_id
 from rucola.message.record import decode
 from rucola.message.topics import check_group, check_topic, pop_retry_topic
-from rucola.protocol.command import version_text
-from rucola.protocol.grpc import admin_pb2
+from rucola.protocol.body import encode_body
 from rucola.protocol.grpc.admin_pb2 import (
     AdminSendMessageRequest,
     AdminSendMessageResponse,
-    ClientInfo,
     DescribeGroupAccumulationRequest,
     DescribeGroupAccumulationResponse,
     DescribeTopicStatusRequest,
     DescribeTopicStatusResponse,
-    ListConsumerConnectionRequest,
-    ListConsumerConnectionResponse,
+    GetTopicRouteRequest,
+    GetTopicRouteResponse,
     ListMessageRequest,
     ListMessageResponse,
-    MessageModel,
     QueryTimeSpanRequest,
     QueryTimeSpanResponse,
     ResetGroupOffsetRequest,
     ResetGroupOffsetResponse,
 )
-from rucola.protocol.grpc.definition_pb2 import Code, Message, MessageType, Status
+from rucola.protocol.grpc.definition_pb2 import Code, Message, MessageType
 from rucola.store.index import MAX_LONG
 
 ADMIN: Final = "apache.rocketmq.v2.Admin"
-NOT_IMPLEMENTED: Final = (
-    "DeleteSubscription", "DescribeSubscription", "GetConsumerRunningInfo", "GetProxyRuntimeStats", "GetTopicRoute",
-    "ListSubscription", "PrintThreadStackTrace", "VerifyMessage",
-)  # fmt: skip
+NOT_IMPLEMENTED: Final = ("DeleteSubscription", "GetProxyRuntimeStats")
 MAX_QUERIED: Final = 64
 """Messages in the response to a query, as in one to a query by key of remoting."""
 
@@ -66,9 +61,6 @@ class AdminAdapter:
         def topic(request: Any) -> list[Resource]:
             return [Resource(name_of(request.topic))]
 
-        def group(request: Any) -> list[Resource]:
-            return [Resource(group=name_of(request.group))]
-
         def both(request: Any) -> list[Resource]:
             return [Resource(name_of(request.topic), name_of(request.group))]
 
@@ -80,14 +72,14 @@ class AdminAdapter:
             ("DescribeTopicStatus", Action.QUERY, DescribeTopicStatusRequest, topic, self.topic_status),
             ("DescribeGroupAccumulation", Action.QUERY, DescribeGroupAccumulationRequest, group_of_topics,
              self.accumulation),
-            ("ListConsumerConnection", Action.QUERY, ListConsumerConnectionRequest, group, self.connections),
             ("ResetGroupOffset", Action.RESET_OFFSET, ResetGroupOffsetRequest, both, self.reset),
             ("QueryMessage", Action.READ, ListMessageRequest, topic, self.query),
             ("AdminSendMessage", Action.PUBLISH, AdminSendMessageRequest, topic, self.send),
             ("QueryTimeSpan", Action.QUERY, QueryTimeSpanRequest, group_of_topics, self.time_span),
+            ("GetTopicRoute", Action.ROUTE, GetTopicRouteRequest, topic, self.route),
         )  # fmt: skip
         for name, action, request, resource, handler in methods:
-            yield GrpcMethod(name, action, request, resource, _failure(name), handler, needs_client_id=False)
+            yield GrpcMethod(name, action, request, resource, failure_of(name), handler, needs_client_id=False)
 
     def topic_status(self, request: GrpcRequest[DescribeTopicStatusRequest]) -> DescribeTopicStatusResponse:
         name = checked(check_topic, name_of(request.content.topic), Code.ILLEGAL_TOPIC)
@@ -119,22 +111,6 @@ class AdminAdapter:
                 total.accumulation += ready + in_flight
                 total.last_consume_timestamp = max(total.last_consume_timestamp, offsets.last_timestamp)
         return DescribeGroupAccumulationResponse(status=OK, accumulation=whole, topic_accumulation=wanted)
-
-    def connections(self, request: GrpcRequest[ListConsumerConnectionRequest]) -> ListConsumerConnectionResponse:
-        group = checked(check_group, name_of(request.content.group), Code.ILLEGAL_CONSUMER_GROUP)
-        found = self._services.inspection.consumer_connections(group)
-        model = MessageModel.BROADCASTING if found.message_model == "BROADCASTING" else MessageModel.CLUSTERING
-        infos = [
-            ClientInfo(
-                client_id=one.client_id,
-                version=version_text(one.version),
-                language=one.language,
-                egress_ip=one.client_addr.rpartition(":")[0].strip("[]"),
-                message_model=model,
-            )
-            for one in found.connection_set
-        ]
-        return ListConsumerConnectionResponse(status=OK, client_info=infos)
 
     async def reset(self, request: GrpcRequest[ResetGroupOffsetRequest]) -> ResetGroupOffsetResponse:
         content = request.content
@@ -175,6 +151,13 @@ class AdminAdapter:
         (entry,) = (await self._sends.send_all(request.caller, [message])).entries
         return AdminSendMessageResponse(status=entry.status, message_id=entry.message_id)
 
+    async def route(self, request: GrpcRequest[GetTopicRouteRequest]) -> GetTopicRouteResponse:
+        """The route as name servers have it, in standard JSON."""
+        topic = checked(check_topic, name_of(request.content.topic), Code.ILLEGAL_TOPIC)
+        if (found := await self._services.assignment.route(topic)) is None:
+            raise IllegalCall(Code.TOPIC_NOT_FOUND, f"no name server has a route for topic {topic}")
+        return GetTopicRouteResponse(status=OK, topic_route_data=encode_body(found, quote_keys=True).decode())
+
     async def time_span(self, request: GrpcRequest[QueryTimeSpanRequest]) -> QueryTimeSpanResponse:
         content = request.content
         group = checked(check_group, name_of(content.group), Code.ILLEGAL_CONSUMER_GROUP)
@@ -192,13 +175,6 @@ class AdminAdapter:
                 found.message_queue.id = span.message_queue.queue_id
                 found.message_queue.broker.name = span.message_queue.broker_name
         return response
-
-
-def _failure(method: str) -> Callable[[Status], Any]:
-    """Return what makes the response of a method from a status."""
-    service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-    response = getattr(admin_pb2, service.methods_by_name[method].output_type.name)
-    return lambda status: response(status=status)
 
 
 def _has(message: MessageExt, topic: str, key: str, *, by_id: bool) -> bool:

@@ -58,6 +58,7 @@ class GrpcClient:
         self.caller = caller
         self.group = ""
         """The group in which it receives."""
+        self.subscriptions: list[SubscriptionData] = []
         self._call = call
         self._refresh = refresh
 
@@ -171,7 +172,9 @@ class ClientAdapter:
         if kind == "subscription":
             joining.group = group
             member = Member(client_id, caller, language_name, VERSION, self._clock())
-            self._registry.join_receivers(joining, _consumer_of(group, settings), member)
+            consumer = _consumer_of(group, settings)
+            joining.subscriptions = consumer.subscriptions
+            self._registry.join_receivers(joining, consumer, member)
         self._clients.setdefault(client_id, []).append(joining)
         joining.send(TelemetryCommand(status=OK, settings=self._merged(settings)))
         return joining

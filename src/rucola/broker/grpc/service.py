@@ -9,6 +9,7 @@ from typing import Any, Final
 from rucola.access import Action, Check, Interceptor, Resource
 from rucola.broker.grpc.admin import ADMIN, AdminAdapter
 from rucola.broker.grpc.admin import NOT_IMPLEMENTED as NOT_IMPLEMENTED_BY_ADMIN
+from rucola.broker.grpc.admin_consumers import ConsumerAdminAdapter
 from rucola.broker.grpc.clients import ClientAdapter
 from rucola.broker.grpc.codes import IllegalCall
 from rucola.broker.grpc.discovery import discovery_methods
@@ -17,6 +18,7 @@ from rucola.broker.grpc.receive import ReceiveAdapter
 from rucola.broker.grpc.routes import RouteAdapter
 from rucola.broker.grpc.send import SendAdapter
 from rucola.broker.pop_hold import PopHold
+from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.services.broker_services import BrokerServices
 from rucola.broker.state import BrokerState
 from rucola.protocol.grpc import admin_pb2, service_pb2
@@ -43,6 +45,7 @@ class GrpcService:
         gate: AccessGate | None,
         pops: PopHold,
         check_fetch: Check,
+        calls: RemotingClientCalls,
     ) -> None:
         chain = Chain(interceptors, gate)
         clients = ClientAdapter(services.clients, services.pop, state, chain)
@@ -58,6 +61,7 @@ class GrpcService:
         ]
         admin: list[GrpcMethod[Any]] = [
             *AdminAdapter(services, sends).methods(),
+            *ConsumerAdminAdapter(services, state.clients, calls).methods(),
             *(_not_implemented(admin_pb2, name, needs_client_id=False) for name in NOT_IMPLEMENTED_BY_ADMIN),
         ]
         self.methods = {f"/{SERVICE}/{method.name}": method.compile(chain) for method in methods}

@@ -140,15 +140,19 @@ class RemotingClientCalls:
         self, command: RemotingCommand, channel: ClientChannel, request: RemotingCommand, consumer: str
     ) -> RemotingCommand:
         """Forward an operator's request; return the client's response to `command`. Refused names `consumer`."""
+        answer = await self.ask(channel, request, consumer)
+        forwarded = command.response(answer.code, body=answer.body, remark=answer.remark)
+        forwarded.ext = dict(answer.ext_fields)
+        return forwarded
+
+    async def ask(self, channel: ClientChannel, request: RemotingCommand, consumer: str) -> RemotingCommand:
+        """Return a client's response. Refused names `consumer`."""
         try:
-            answer = await _connection(channel).request(request, Deadline(CLIENT_TIMEOUT_MS))
+            return await _connection(channel).request(request, Deadline(CLIENT_TIMEOUT_MS))
         except RemotingTimeout as error:
             raise Refused(refusals.CLIENT_TIMEOUT, consumer=consumer, why=error) from None
         except RemotingConnectError as error:
             raise Refused(refusals.CLIENT_CALL_FAILED, consumer=consumer, why=error) from None
-        forwarded = command.response(answer.code, body=answer.body, remark=answer.remark)
-        forwarded.ext = dict(answer.ext_fields)
-        return forwarded
 
 
 def _connection(channel: ClientChannel) -> Connection:

@@ -36,7 +36,7 @@ class AssignmentService:
 
     def __init__(self, state: BrokerState, route: Callable[[str], Awaitable[TopicRouteData | None]]) -> None:
         self._state = state
-        self._route = route
+        self.route = route
 
     async def set_mode(self, mode: MessageRequestMode) -> None:
         """Set how a group receives a topic's messages; on disk afterwards. Raises Refused."""
@@ -79,7 +79,7 @@ class AssignmentService:
     async def _queues(self, topic: str) -> list[MessageQueue] | None:
         if is_lmq(topic):
             return [MessageQueue(topic, self._state.config.broker_name, 0)]
-        if (route := await self._route(topic)) is None:
+        if (route := await self.route(topic)) is None:
             return None
         return sorted(
             MessageQueue(topic, data.broker_name, queue_id)
