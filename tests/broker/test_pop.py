@@ -538,6 +538,25 @@ async def test_an_answered_acknowledgement_is_on_disk_with_sync_flush(tmp_path: 
             assert store.flushed_physical_offset == store.max_physical_offset
 
 
+async def test_a_group_without_settings_of_its_own_gets_no_message_twice(tmp_path: Path) -> None:
+    """That of light message queues is in no table; what it holds and has done must stay known, amid all clean-ups."""
+    group, clock, lmq = {"consumer_group": "%LMQ%g"}, Clock(), {"enable_lmq": True}
+    async with broker_peer(tmp_path, lmq, clock=clock, auto_create_subscription_group=False) as peer:
+        await send(peer, *"abcdef")
+        first, second, *_ = await receive(peer, **group)
+        assert (await ack_all(peer, [first, second], "%LMQ%g")).code == ResponseCode.SUCCESS
+        await peer.ask(RequestCode.CLEAN_UNUSED_TOPIC)
+        await peer.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+        clock.ahead_ms += 30_000
+        assert await receive(peer, **group) == []
+    async with broker_peer(tmp_path, lmq, clock=clock, auto_create_subscription_group=False) as peer:
+        assert await receive(peer, **group) == []
+        pass_time(clock)
+        again = await receive(peer, **group)
+        assert sorted(bodies(again)) == list("cdef")
+        assert {message.attempt for message in again} == {2}
+
+
 async def test_every_queue_and_the_retries_have_their_turn(tmp_path: Path) -> None:
     """Also if the receives of two groups alternate, and there is always more to read."""
     async with broker_peer(tmp_path) as peer:
