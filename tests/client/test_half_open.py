@@ -18,6 +18,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.heartbeat import GetConsumerListByGroupRequestHeader, GetConsumerListByGroupResponseBody
 from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.server import RemotingServer
 from rucola.store.tools.check import check
 from support.cluster import HOST, Cluster, Tally, cluster
 from support.consumers import ScriptedBroker, consumer_of
@@ -149,3 +150,28 @@ async def test_a_pull_without_a_group_is_probed_too(tmp_path: Path, quick_probes
         with pytest.raises(RemotingConnectError):
             await consumer.pull(queue, 0, suspend_ms=600_000)
         assert (await consumer.pull(queue, 0)).messages == []
+
+
+@pytest.mark.usefixtures("quick_probes")
+async def test_a_slow_name_server_is_no_broker_whose_heartbeats_fail() -> None:
+    """It refuses heartbeats, also those that ask a silent connection for a sign of life."""
+    probes: Tally[str] = Tally()
+    is_answering = asyncio.Event()
+
+    async def route(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        await is_answering.wait()
+        return request.response(ResponseCode.TOPIC_NOT_EXIST)
+
+    def heartbeat(connection: Connection, request: RemotingCommand) -> Reply:
+        probes.add(connection.peer)
+        return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+    slow = RemotingServer(HOST, 0, {RequestCode.GET_ROUTEINFO_BY_TOPIC: route, RequestCode.HEART_BEAT: heartbeat})
+    await slow.start()
+    async with Producer("g", f"{HOST}:{slow.port}") as producer:
+        sending = asyncio.ensure_future(producer.send(Message("T", b"x")))
+        await probes.reach(3)
+        assert not producer.instance.outages.any_failing
+        is_answering.set()
+        await asyncio.gather(sending, return_exceptions=True)
+    await slow.stop()

@@ -344,7 +344,14 @@ class ClientInstance(Lifecycle):
         while True:
             await asyncio.sleep(PROBE_INTERVAL_MS / 1000)
             silent = self.remoting.silent_addresses(PROBE_AFTER_MS)
-            await asyncio.gather(*(self._send_heartbeat(address, probe, PROBE_TIMEOUT_MS) for address in silent))
+            await asyncio.gather(*(self._probe(address, probe) for address in silent))
+
+    async def _probe(self, address: str, body: bytes) -> None:
+        """Any response is a sign of life, also that of a name server, which refuses heartbeats."""
+        with suppress(MQError):  # a timeout closes the connection
+            await self.remoting.invoke(
+                address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body), PROBE_TIMEOUT_MS
+            )
 
     async def _route_loop(self) -> None:
         while True:
