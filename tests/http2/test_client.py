@@ -237,6 +237,18 @@ async def test_tls(tmp_path: Path) -> None:
             await GrpcChannel("localhost", port, stranger.client().follow()).connect()
 
 
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+async def test_a_port_of_something_else(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, HOST, 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with raises(RemotingConnectError, subject=f"{host}:{port}"):
+            await GrpcChannel(host, port).connect()
+
+
 async def test_nobody_listens() -> None:
     async with serving(Service()) as (_, port):
         pass

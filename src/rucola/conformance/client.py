@@ -51,6 +51,11 @@ def expect(what: str, found: object, *expected: object) -> None:
         raise Mismatch(f"{what} is {found!r}; expected is {' or '.join(map(repr, expected))}")
 
 
+def expect_code(what: str, found: int, expected: int) -> None:
+    """Raise Mismatch with the names of the codes unless they are the same."""
+    expect(what, *(Code.Name(code) if code in Code.values() else str(code) for code in (found, expected)))
+
+
 class ScenarioClient:
     """Calls for one topic and one consumer group, whose messages have a tag of their own."""
 
@@ -104,7 +109,7 @@ class ScenarioClient:
         try:
             call.send(TelemetryCommand(settings=settings).SerializeToString())
             answer = await self.command(call, "settings")
-            expect("the status of the settings", answer.status.code, Code.OK)
+            expect_code("the status of the settings", answer.status.code, Code.OK)
             yield call, answer.settings
         finally:
             call.cancel()
@@ -154,7 +159,7 @@ class ScenarioClient:
     async def send(self, message: Message) -> Any:
         """Return the entry of a message that must be accepted."""
         response = await self.call("SendMessage", service_pb2.SendMessageRequest(messages=[message]))
-        expect("the status of SendMessage", response.status.code, Code.OK)
+        expect_code("the status of SendMessage", response.status.code, Code.OK)
         expect("the number of entries", len(response.entries), 1)
         entry = response.entries[0]
         expect("the message id of the entry", entry.message_id, message.system_properties.message_id)
@@ -162,7 +167,7 @@ class ScenarioClient:
 
     async def accepted_types(self) -> set[int]:
         response = await self.call("QueryRoute", service_pb2.QueryRouteRequest(topic=self.topic))
-        expect("the status of QueryRoute", response.status.code, Code.OK)
+        expect_code("the status of QueryRoute", response.status.code, Code.OK)
         return {kind for queue in response.message_queues for kind in queue.accept_message_types}
 
     async def need(self, kind: MessageType) -> None:
@@ -200,13 +205,13 @@ class ScenarioClient:
             if found:
                 expect("the number of messages", len(found), 1)
                 return found[0]
-            expect("the code of a receive without messages", code, Code.MESSAGE_NOT_FOUND)
+            expect_code("the code of a receive without messages", code, Code.MESSAGE_NOT_FOUND)
         raise Mismatch(f"no message came in {wait_s:g} s")
 
     async def nothing(self) -> None:
         code, found = await self.receive()
         expect("the number of messages", len(found), 0)
-        expect("the code of a receive without messages", code, Code.MESSAGE_NOT_FOUND)
+        expect_code("the code of a receive without messages", code, Code.MESSAGE_NOT_FOUND)
 
     def held(self, message: Message) -> dict[str, Any]:
         """Return what requests about a received message have in common."""

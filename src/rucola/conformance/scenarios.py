@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 from rucola.acl.credentials import Credentials
-from rucola.conformance.client import Mismatch, ScenarioClient, Skipped, expect
+from rucola.conformance.client import Mismatch, ScenarioClient, Skipped, expect, expect_code
 from rucola.errors import MQError
 from rucola.http2.client import GrpcChannel
 from rucola.http2.grpc import Failed
@@ -60,7 +60,7 @@ async def _outcome(client: ScenarioClient, name: str) -> Outcome:
 
 async def _route(client: ScenarioClient) -> None:
     response = await client.call("QueryRoute", QueryRouteRequest(topic=client.topic))
-    expect("the status", response.status.code, Code.OK)
+    expect_code("the status", response.status.code, Code.OK)
     queues = response.message_queues
     if not any(queue.id == 0 for queue in queues):
         raise Mismatch("the route has no queue with id 0, which the client for Node needs")
@@ -71,13 +71,13 @@ async def _route(client: ScenarioClient) -> None:
         if not queue.accept_message_types:
             raise Mismatch("a queue accepts no type of messages")
     illegal = await client.call("QueryRoute", QueryRouteRequest(topic={"name": "a/b"}))
-    expect("the code for an illegal topic", illegal.status.code, Code.ILLEGAL_TOPIC)
+    expect_code("the code for an illegal topic", illegal.status.code, Code.ILLEGAL_TOPIC)
 
 
 async def _client_id(client: ScenarioClient) -> None:
     client.client_id = ""
     response = await client.call("QueryRoute", QueryRouteRequest(topic=client.topic))
-    expect("the code of a call without client id", response.status.code, Code.CLIENT_ID_REQUIRED)
+    expect_code("the code of a call without client id", response.status.code, Code.CLIENT_ID_REQUIRED)
 
 
 async def _settings(client: ScenarioClient) -> None:
@@ -89,10 +89,10 @@ async def _settings(client: ScenarioClient) -> None:
         if settings.backoff_policy.max_attempts <= 0 or settings.backoff_policy.WhichOneof("strategy") is None:
             raise Mismatch("the settings of a consumer have no backoff policy")
         heartbeat = HeartbeatRequest(group=client.group, client_type=ClientType.SIMPLE_CONSUMER)
-        expect("the code of a heartbeat", (await client.call("Heartbeat", heartbeat)).status.code, Code.OK)
+        expect_code("the code of a heartbeat", (await client.call("Heartbeat", heartbeat)).status.code, Code.OK)
         goodbye = NotifyClientTerminationRequest(group=client.group)
         response = await client.call("NotifyClientTermination", goodbye)
-        expect("the code of a termination", response.status.code, Code.OK)
+        expect_code("the code of a termination", response.status.code, Code.OK)
 
 
 async def _wrong_messages(client: ScenarioClient) -> None:
@@ -121,8 +121,8 @@ async def _normal(client: ScenarioClient) -> None:
     expect("the user property", found.user_properties.get("colour"), "grün")
     expect("the delivery attempt", system.delivery_attempt, 1)
     await client.nothing()
-    expect("the code of an acknowledgement", await client.ack(found), Code.OK)
-    expect("the code of no handle", await client.ack(found, "no handle"), Code.INVALID_RECEIPT_HANDLE)
+    expect_code("the code of an acknowledgement", await client.ack(found), Code.OK)
+    expect_code("the code of no handle", await client.ack(found, "no handle"), Code.INVALID_RECEIPT_HANDLE)
 
 
 async def _long_polling(client: ScenarioClient) -> None:
@@ -132,7 +132,7 @@ async def _long_polling(client: ScenarioClient) -> None:
     try:
         await client.nothing()
         await client.send(client.message())
-        expect("the code of an acknowledgement", await client.ack(await waiting), Code.OK)
+        expect_code("the code of an acknowledgement", await client.ack(await waiting), Code.OK)
     finally:
         waiting.cancel()
 
@@ -145,11 +145,11 @@ async def _invisible_duration(client: ScenarioClient) -> None:
     request = ChangeInvisibleDurationRequest(**client.held(found))
     request.invisible_duration.FromMilliseconds(1000)
     response = await client.call("ChangeInvisibleDuration", request)
-    expect("the code of a change", response.status.code, Code.OK)
+    expect_code("the code of a change", response.status.code, Code.OK)
     expect("whether a change has a new handle", response.receipt_handle not in ("", request.receipt_handle), True)
     again = await client.received()
     expect("the delivery attempt", again.system_properties.delivery_attempt, 2)
-    expect("the code of an acknowledgement", await client.ack(again), Code.OK)
+    expect_code("the code of an acknowledgement", await client.ack(again), Code.OK)
 
 
 async def _sql92(client: ScenarioClient) -> None:
@@ -161,11 +161,11 @@ async def _sql92(client: ScenarioClient) -> None:
         await client.send(message)
     expression = FilterExpression(type="SQL", expression=f"number = 1 AND TAGS = '{client.tag}'")
     code, found = await client.receive(5, filter_expression=expression)
-    expect("the code of a receive by SQL92", code, Code.OK)
+    expect_code("the code of a receive by SQL92", code, Code.OK)
     expect("the bodies", [message.body for message in found], [b"1"])
     wrong = FilterExpression(type="SQL", expression="number = =")
     code, _ = await client.receive(filter_expression=wrong)
-    expect("the code of a wrong expression", code, Code.ILLEGAL_FILTER_EXPRESSION)
+    expect_code("the code of a wrong expression", code, Code.ILLEGAL_FILTER_EXPRESSION)
 
 
 def _due_ms(delay_s: float) -> int:
@@ -180,7 +180,7 @@ async def _delay(client: ScenarioClient) -> None:
     found = await client.received()
     if found.system_properties.store_timestamp.ToMilliseconds() // 1000 < due_ms // 1000:
         raise Mismatch("a delayed message came before its time")
-    expect("the code of an acknowledgement", await client.ack(found), Code.OK)
+    expect_code("the code of an acknowledgement", await client.ack(found), Code.OK)
 
 
 async def _recall(client: ScenarioClient) -> None:
@@ -194,11 +194,11 @@ async def _recall(client: ScenarioClient) -> None:
         raise Mismatch("the entry of a delayed message has no recall handle")
     request = RecallMessageRequest(topic=client.topic, recall_handle=entry.recall_handle)
     response = await client.call("RecallMessage", request)
-    expect("the code of a recall", response.status.code, Code.OK)
+    expect_code("the code of a recall", response.status.code, Code.OK)
     expect("the message id of a recall", response.message_id, entry.message_id)
     found = await client.received()
     expect("the body", found.body, b"kept")
-    expect("the code of an acknowledgement", await client.ack(found), Code.OK)
+    expect_code("the code of an acknowledgement", await client.ack(found), Code.OK)
     request.recall_handle = "no handle"
     late = await client.call("RecallMessage", request)
     expect("whether a recall without handle is an error", late.status.code not in (Code.OK, 0), True)
@@ -218,10 +218,10 @@ async def _transactions(client: ScenarioClient) -> None:
                 resolution=resolution,
             )
             response = await client.call("EndTransaction", request)
-            expect("the code of the end of a transaction", response.status.code, Code.OK)
+            expect_code("the code of the end of a transaction", response.status.code, Code.OK)
         found = await client.received()
         expect("the body", found.body, b"yes")
-        expect("the code of an acknowledgement", await client.ack(found), Code.OK)
+        expect_code("the code of an acknowledgement", await client.ack(found), Code.OK)
 
 
 async def _order(client: ScenarioClient) -> None:
@@ -239,7 +239,7 @@ async def _order(client: ScenarioClient) -> None:
         expect("the bodies of the same attempt", [message.body for message in same], bodies[:2])
         await client.nothing()
         for message in same:
-            expect("the code of an acknowledgement", await client.ack(message), Code.OK)
+            expect_code("the code of an acknowledgement", await client.ack(message), Code.OK)
         _, rest = await client.receive(5)
         expect("the bodies that follow", [message.body for message in rest], bodies[2:])
 
@@ -251,13 +251,13 @@ async def _dead_letters(client: ScenarioClient) -> None:
     found = await client.received()
     request = ForwardMessageToDeadLetterQueueRequest(**client.held(found), delivery_attempt=1, max_delivery_attempts=1)
     response = await client.call("ForwardMessageToDeadLetterQueue", request)
-    expect("the code of forwarding", response.status.code, Code.OK)
+    expect_code("the code of forwarding", response.status.code, Code.OK)
 
 
 async def _assignment(client: ScenarioClient) -> None:
     request: Any = QueryAssignmentRequest(topic=client.topic, group=client.group)
     response = await client.call("QueryAssignment", request)
-    expect("the code of an assignment", response.status.code, Code.OK)
+    expect_code("the code of an assignment", response.status.code, Code.OK)
     if not response.assignments:
         raise Mismatch("the assignment has no queue")
 

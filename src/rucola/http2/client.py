@@ -135,15 +135,23 @@ class _Connection(Http2Protocol):
         super().__init__(Http2Connection(None, clock=asyncio.get_running_loop().time))
         self._connections = connections
         self._check_timer: asyncio.TimerHandle | None = None
+        self.settled = asyncio.Event()
+        """Set when the server's settings have come, or the connection is lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connections.append(self)
         super().connection_made(transport)
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.http2.has_settings:
+            self.settled.set()
+
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._connections.remove(self)
+        self.settled.set()
         if self._check_timer is not None:
             self._check_timer.cancel()
 
@@ -215,7 +223,9 @@ class GrpcChannel:
                 deadline = Deadline(2 * CONNECT_TIMEOUT_MS)
                 opened = await self._connecting.run("", self._open, deadline, f"cannot connect to {self.address}")
             if opened.closed.is_set():
-                raise RemotingConnectError(f"{self.address} closes connections at once", subject=self.address)
+                raise RemotingConnectError(
+                    f"{self.address} closes connections at once: is it a port of gRPC?", subject=self.address
+                )
 
     async def _open(self) -> _Connection:
         context = None
@@ -230,4 +240,9 @@ class GrpcChannel:
                 ssl=context,
                 server_hostname=None if context is None else self._host,
             )
+            try:
+                await connection.settled.wait()
+            except asyncio.CancelledError:
+                connection.abort()
+                raise
         return connection

@@ -268,6 +268,11 @@ class Http2Connection:
             + frame(frames.WINDOW_UPDATE, 0, 0, WORD.pack(CONNECTION_WINDOW - DEFAULT_WINDOW))
         )
 
+    @property
+    def has_settings(self) -> bool:
+        """Whether the peer has sent its settings, so that it speaks HTTP/2."""
+        return self._has_settings
+
     # -- output -------------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
