@@ -185,8 +185,11 @@ def test_a_lake_goes_on_without_files_that_are_damaged(
         }
         for n, file in ((2, files[2]), (3, files[3]))
     ]  # fmt: skip
-    told = json.loads((copies / "files.json").read_bytes())["rows"]
-    assert {file["path"] for file in told} == {file.path for file in files_of(held)}
+    told = json.loads((copies / "files.json").read_bytes())
+    assert {file["path"] for file in told["rows"]} == {file.path for file in files_of(held)}
+    assert {(file["path"], file["least"], file["most"], *file["brokers"]) for file in told["forgotten"]} == {
+        (file.path, file.least, file.most, "a", "a") for file in files[1:4]
+    }
     # Writers and readers go on.
     small_store.put("T", 0, KEYS="k5")
     assert json.loads(invoke(*archive_it, "--json").stdout)["rows"] == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -462,14 +462,17 @@ def archive_up_to(store: MessageStore, physical_offset: int, *, name: str | None
     lake_of_one_file(path.parent.parent, store.max_physical_offset)
 
 
-def lake_of_one_file(lake: Path, end: int, **more: Any) -> None:
-    """Let a lake have one file with the messages of six files of the log."""
+def lake_of_one_file(lake: Path, end: int, forgotten: Sequence[dict[str, Any]] = (), **more: Any) -> None:
+    """Let a lake have one file with the messages of six files of the log, or more, and have lost others."""
     (lake / "rows.parquet").write_bytes(b"messages")
     entry = {"path": "rows.parquet", "size": 8, "topic": "T", "rows": 18, "least": 0, "most": end - 1} | more
-    (lake / "_rucola" / "files.json").write_text(json.dumps({"rows": [entry]}))
+    listed = {"rows": [entry], "forgotten": [entry | each for each in forgotten]}
+    (lake / "_rucola" / "files.json").write_text(json.dumps(listed))
 
 
-@pytest.mark.parametrize("more", [{"rows": 0}, {"rows": 3, "most": 4095}, {"topic": "Other"}, {"least": 9999}])
+@pytest.mark.parametrize(
+    "more", [{"rows": 0}, {"rows": 3, "most": 4095}, {"topic": "Other"}, {"least": 9999}, {"brokers": ["a", "b"]}]
+)
 def test_progress_that_the_files_do_not_cover_does_not_count(
     open_store: OpenStore, tmp_path: Path, more: dict[str, Any]
 ) -> None:
@@ -483,6 +486,23 @@ def test_progress_that_the_files_do_not_cover_does_not_count(
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == covered
     lake_of_one_file(tmp_path / "lake", end)
     assert run_round(store, 999 * HOUR_MS, hour=DAY) == 5 - covered
+
+
+def test_messages_that_a_lake_has_lost_are_kept(
+    open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though other files that reach into this part of the log have as many messages as the log."""
+    store = open_store(archiving(tmp_path))
+    fill(store, 6)
+    end = store.max_physical_offset
+    archive_up_to(store, end)
+    others = [{"brokers": ["a", "b"]}, {"topic": "Other"}, {"least": end, "most": end + 9}]
+    lost = {"rows": 1, "least": 4097, "most": 9000, "path": "lost.parquet", "brokers": ["/", "0"]}
+    lake_of_one_file(tmp_path / "lake", end, [*others, lost], rows=99)
+    assert run_round(store, 999 * HOUR_MS, hour=DAY) == 1
+    assert "lost.parquet" in caplog.text
+    lake_of_one_file(tmp_path / "lake", end, others, rows=99)
+    assert run_round(store, 999 * HOUR_MS, hour=DAY) == 4
 
 
 def test_units_in_further_queues_are_no_messages_that_an_archive_lacks(open_store: OpenStore, tmp_path: Path) -> None:

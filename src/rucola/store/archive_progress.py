@@ -14,13 +14,15 @@ readable file, nothing counts as archived.
 The Spark archive also has `files.json` beside it, the list of its files of messages:
 
     {"rows": [{"path": relative to the lake, "size": bytes, "topic", "rows": number of messages,
-               "least", "most": physical offsets}, ...],
+               "least", "most": physical offsets, "brokers": first and last brokerName, null if unknown}, ...],
+     "forgotten": files that were damaged, whose messages the lake has lost, as above,
      "location": the lake's if it is elsewhere, where the archive job has compared the files with the list, and does so
                  again at its next run}
 
 Deletion cannot be undone, so an entry of the Spark archive is used only if every file with messages of this part of the
 log exists in its size, unless it is elsewhere. Before a log file is deleted, its messages are counted by topic: the
-files of the lake that reach into this part of the log must have as many (`missing_messages`).
+files of the lake that reach into this part of the log must have as many, and none of them may be where the lake has
+lost some (`missing_messages`).
 """
 
 from __future__ import annotations
@@ -52,10 +54,17 @@ class _RowFile(msgspec.Struct):
     size: int
     least: int
     most: int
+    brokers: tuple[str, str] | None = None
+
+    def may_have(self, name: str, begin: int, end: int) -> bool:
+        """Return whether messages of a store between two physical offsets can be in the file."""
+        is_of_store = self.brokers is None or self.brokers[0] <= name <= self.brokers[1]
+        return is_of_store and self.least < end and self.most >= begin
 
 
 class _Files(msgspec.Struct):
     rows: list[_RowFile]
+    forgotten: list[_RowFile] = []
     location: str | None = None
 
 
@@ -63,7 +72,7 @@ def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
     """Return the physical offset up to which this log is archived; 0 if unknown, with a warning."""
     path = config.archive_progress_path
     assert path is not None, "deleteOnlyArchived was set without archiveProgressPath"
-    name = config.archive_name or str(Path(config.store_path_root_dir).absolute())
+    name = _archive_name(config)
     try:
         progress = read_config(Path(path))
     except (StoreError, OSError) as error:
@@ -77,7 +86,7 @@ def archived_physical_offset(config: StoreConfig, commit_log: CommitLog) -> int:
     if type(end) is not int or end > commit_log.end or not _is_of_this_log(entry, commit_log):
         log.warning("%s: the entry %s belongs to another store, so nothing counts as archived", path, name)
         return 0
-    damage = _damage_of_lake(Path(path), commit_log.begin, end)
+    damage = _damage_of_lake(Path(path), name, commit_log.begin, end)
     if damage is not None:
         log.warning("nothing counts as archived: %s", damage)
         return 0
@@ -91,9 +100,18 @@ def missing_messages(
     own = Path(config.archive_progress_path or "").parent
     if not _is_lake(Path(config.archive_progress_path or "")):
         return None
+    files = msgspec.json.decode(read_inside(own.parent, own / "files.json"), type=_Files)
+    name = _archive_name(config)
+    for lost in files.forgotten:
+        least, most = max(begin, lost.least), min(end, lost.most + 1)
+        of_topic = (queue for (topic, _), queue in queues.items() if topic == lost.topic)
+        if lost.may_have(name, begin, end) and any(_reaches_into(queue, least, most) for queue in of_topic):
+            return (
+                f"it has messages of {lost.topic}, and the lake {own.parent} has lost {lost.rows} of them: {lost.path}"
+            )
     rows: Counter[str] = Counter()
-    for file in msgspec.json.decode(read_inside(own.parent, own / "files.json"), type=_Files).rows:
-        if file.least < end and file.most >= begin:
+    for file in files.rows:
+        if file.may_have(name, begin, end):
             rows[file.topic] += file.rows
     units: dict[str, list[tuple[ConsumeQueue, int, int]]] = {}
     for (topic, _), queue in queues.items():
@@ -111,6 +129,18 @@ def missing_messages(
     return None
 
 
+def _archive_name(config: StoreConfig) -> str:
+    return config.archive_name or str(Path(config.store_path_root_dir).absolute())
+
+
+def _reaches_into(queue: ConsumeQueue, begin: int, end: int) -> bool:
+    """Return whether a queue has messages between two physical offsets."""
+    if queue.max_physical_offset <= begin:
+        return False
+    first = queue.first_at_or_after(begin)
+    return queue.first_at_or_after(end, first) > first
+
+
 def _is_message_of(topic: str, record: bytes | None) -> bool:
     try:
         return record is not None and decode(record, decompress=False).topic == topic
@@ -122,7 +152,7 @@ def _is_lake(progress_path: Path) -> bool:
     return (progress_path.parent.name, progress_path.name) == ("_rucola", "progress.json")
 
 
-def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
+def _damage_of_lake(progress_path: Path, name: str, begin: int, end: int) -> str | None:
     """Return why the lake cannot have this part of the log; None if it can, or is no Spark archive."""
     own = progress_path.parent
     if not _is_lake(progress_path):
@@ -130,7 +160,7 @@ def _damage_of_lake(progress_path: Path, begin: int, end: int) -> str | None:
     try:
         files = msgspec.json.decode(read_inside(own.parent, own / "files.json"), type=_Files)
         for file in files.rows if files.location is None else ():
-            if file.least < end and file.most >= begin:
+            if file.may_have(name, begin, end):
                 found = size_inside(own.parent, own.parent / file.path)
                 if found != file.size:
                     return f"{own.parent / file.path} has {found} bytes instead of {file.size}"

@@ -33,7 +33,7 @@ def forget(
     FILE is a file of messages that `archive` or another command has named as missing, truncated or unreadable. First
     the lost messages are shown, as ranges of all queues in a file. The files themselves are not deleted. The messages
     still count as archived, so no run archives them again, and `check` names them as a gap. If the log still has them,
-    archive it into another lake first.
+    archive it into another lake: brokers with deleteOnlyArchived keep its files.
 
     \b
     Examples:

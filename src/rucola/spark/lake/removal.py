@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rucola.errors import StoreError
 from rucola.files import local_path
 from rucola.spark.lake.snapshot import check_exists
 from rucola.spark.lake.storage import Directory, Storage
-from rucola.spark.lake.tables import open_tables
+from rucola.spark.lake.tables import open_tables, range_of
 from rucola.spark.lake.writer import open_lake
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ def messages_of_files(root: str | Path, catalog: str | None, names: Sequence[str
                 raise StoreError(f"{root} has no file of messages {name}; name it as the error does", subject=name)
             row_file, file = entries[path]
             broker_names, queue_ids, queue_offsets = (
-                _range(tables.messages, file, column) for column in ("brokerName", "queueId", "queueOffset")
+                range_of(file, tables.messages, column) for column in ("brokerName", "queueId", "queueOffset")
             )
             broker_name = broker_names[0] if broker_names and broker_names[0] == broker_names[1] else None
             chosen[path] = LostMessages(
@@ -72,7 +67,7 @@ def forget(
     another damaged file.
     """
     with open_lake(root, catalog, progress_directory=progress_directory, checks_rows=False, checks_keys=False) as lake:
-        lake.forget({each.path: each.rows for each in lost})
+        lake.forget([each.path for each in lost])
 
 
 def _paths(storage: Storage, name: str) -> Iterator[str]:
@@ -82,15 +77,3 @@ def _paths(storage: Storage, name: str) -> Iterator[str]:
     if isinstance(storage, Directory):
         path = local_path(name)
         yield storage.relative(str(path.parent.resolve() / path.name)) or name
-
-
-def _range(table: Table, file: DataFile, column: str) -> tuple[Any, Any] | None:
-    from pyiceberg.conversions import from_bytes
-    from pyiceberg.types import PrimitiveType
-
-    field = table.schema().find_field(column)
-    assert isinstance(field.field_type, PrimitiveType)
-    least, most = ((bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds))
-    if least is None or most is None:
-        return None
-    return from_bytes(field.field_type, least), from_bytes(field.field_type, most)

@@ -54,7 +54,8 @@ class ArchiveProgress:
 class RowFile:
     """A file of one topic and UTC day, None without storeTimestamp.
 
-    `least` and `most` are physical offsets, the last two queue offsets (of several brokers and queues), inclusive.
+    `least` and `most` are physical offsets, the next two queue offsets (of several brokers and queues), and `brokers`
+    the first and last brokerName in order, inclusive and perhaps shortened; None if unknown.
     """
 
     path: str
@@ -66,6 +67,7 @@ class RowFile:
     most: int
     least_queue_offset: int
     most_queue_offset: int
+    brokers: tuple[str, str] | None = None
 
     @property
     def date(self) -> str:
@@ -87,13 +89,14 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The whole lake after commit `number`; 0 is a lake without commits."""
+    """The whole lake after commit `number`; 0 is a lake without commits. `forgotten` are row files that it has lost."""
 
     number: int = 0
     rows: tuple[RowFile, ...] = ()
     keys: tuple[KeyFile, ...] = ()
     progress: Mapping[str, ArchiveProgress] = field(default_factory=dict)
     storage: Storage = field(default=Directory(Path()), compare=False)
+    forgotten: tuple[RowFile, ...] = ()
 
 
 def is_lake(directory: Path) -> bool:

@@ -24,9 +24,8 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import pyarrow.parquet as pq
@@ -64,7 +63,7 @@ KEPT_SNAPSHOTS: Final = 20
 PROGRESS: Final = "rucola.progress."
 """Begin of the properties with the progress of a store or live broker."""
 _FORGOTTEN: Final = "rucola.forgotten."
-"""Begin of the properties with the rows of a removed file, by its name. Expiry keeps these files."""
+"""Begin of the properties with the entry of a removed file, by its name. Expiry keeps these files."""
 _TOPIC: Final = "rucola.topic"
 """The topic of a table, whose name may be another one."""
 _EPOCH: Final = date(1970, 1, 1).toordinal()
@@ -298,6 +297,11 @@ class Tables:
             tuple(self._key_file(file) for file in self.files(self.keys)),
             self.progress(),
             self.storage,
+            tuple(
+                msgspec.json.decode(value, type=RowFile)
+                for key, value in self.messages.properties.items()
+                if key.startswith(_FORGOTTEN)
+            ),
         )
 
     def paths(self, table: Table) -> list[str]:
@@ -353,8 +357,9 @@ class Tables:
     def _row_file(self, file: DataFile) -> RowFile:
         path, day, topic = self._relative(file), file.partition[0], file.partition[1]
         iso = None if day is None else date.fromordinal(_EPOCH + day).isoformat()
-        bounds = (_bounds(file, self.messages, column) for column in ("commitLogOffset", "queueOffset"))
-        return RowFile(path, topic, iso, file.record_count, file.file_size_in_bytes, *chain.from_iterable(bounds))
+        physical, queue = (_bounds(file, self.messages, column) for column in ("commitLogOffset", "queueOffset"))
+        brokers = range_of(file, self.messages, "brokerName")
+        return RowFile(path, topic, iso, file.record_count, file.file_size_in_bytes, *physical, *queue, brokers)
 
     def _key_file(self, file: DataFile) -> KeyFile:
         path = self._relative(file)
@@ -421,10 +426,14 @@ class Tables:
                 f"{first_line(error)}); the next run continues from what the catalog then has"
             ) from cause
 
-    def forget(self, rows: Mapping[str, int]) -> None:
-        """Remove row files, given with the number of their rows, without deleting them."""
-        names = {_FORGOTTEN + path.rpartition("/")[2]: str(count) for path, count in rows.items()}
-        self.commit(self.messages, (), rows.keys(), others=names)
+    def forget(self, paths: Collection[str]) -> None:
+        """Remove row files, without deleting them, and remember their entries."""
+        forgotten = {
+            _FORGOTTEN + file.path.rpartition("/")[2]: msgspec.json.encode(file).decode()
+            for file in self.snapshot().rows
+            if file.path in paths
+        }
+        self.commit(self.messages, (), paths, others=forgotten)
 
     def data_file(self, table: Table, path: str, partition: Sequence[Value]) -> DataFile:
         """Return the entry of a file for a commit. Raises FileNotFoundError."""
@@ -578,18 +587,22 @@ def partition_of(topic: str, day: str | None) -> list[Value]:
     return [None if day is None else date.fromisoformat(day).toordinal() - _EPOCH, topic]
 
 
+def range_of(file: DataFile, table: Table, column: str) -> tuple[Any, Any] | None:
+    """Return a range that contains the values of a column in a file, inclusive; None if unknown."""
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.types import PrimitiveType
+
+    field = table.schema().find_field(column)
+    assert isinstance(field.field_type, PrimitiveType)
+    least, most = ((bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds))
+    if least is None or most is None:
+        return None
+    return from_bytes(field.field_type, least), from_bytes(field.field_type, most)
+
+
 def _bounds(file: DataFile, table: Table, column: str) -> tuple[int, int]:
     """Return a range that contains the integers of a column in a file."""
-    from pyiceberg.conversions import from_bytes
-    from pyiceberg.types import LongType
-
-    number = table.schema().find_field(column).field_id
-
-    def bound(values: Mapping[int, bytes] | None, default: int) -> int:
-        found = (values or {}).get(number)
-        return default if found is None else int(from_bytes(LongType(), found))
-
-    return bound(file.lower_bounds, 0), bound(file.upper_bounds, MAX_LONG)
+    return range_of(file, table, column) or (0, MAX_LONG)
 
 
 def _missing(storage: Storage, error: FileNotFoundError) -> StoreCorrupt:

@@ -193,9 +193,9 @@ class LakeWriter:
         sizes = [sum(file.file_size_in_bytes for file in added) for added in (rows, keys)]
         return AddedFiles(len(rows), sizes[0], staged.entry_count, sizes[1])
 
-    def forget(self, rows: Mapping[str, int]) -> None:
+    def forget(self, paths: Collection[str]) -> None:
         """Remove row files (see `Tables.forget`). Raises StoreCorrupt if one of the others is damaged, too."""
-        self._tables.forget(rows)
+        self._tables.forget(paths)
         snapshot = self.snapshot()
         check_files(self.storage, snapshot.rows)
         self.finish(snapshot)
@@ -213,7 +213,7 @@ class LakeWriter:
             self._tables.write_hint()
         if snapshot.number and self._progress_directory is not None:
             # The files first: a broker deletes only what the progress covers.
-            files: dict[str, object] = {"rows": snapshot.rows}
+            files: dict[str, object] = {"rows": snapshot.rows, "forgotten": snapshot.forgotten}
             if self.location != str(self._progress_directory.parent):
                 files["location"] = self.location
             progress = msgspec.json.format(msgspec.json.encode(snapshot.progress), indent=1)
