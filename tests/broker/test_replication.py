@@ -15,6 +15,7 @@ from rucola.broker.replication import ha_client
 from rucola.client import Producer, SendStatus
 from rucola.errors import BrokerError, RemotingConnectError
 from rucola.message import Message
+from rucola.message.record import place_of
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.replication import TransferDecoder, encode_header, encode_report
@@ -157,6 +158,27 @@ async def test_sends_do_not_wait_for_a_disconnected_slave(tmp_path: Path) -> Non
         assert not sending.done(), "there is another one"
         slaves[1].close()
         assert await sending == [SendStatus.SLAVE_NOT_AVAILABLE] * 3
+
+
+async def test_sends_that_wait_together_are_answered_one_by_one(tmp_path: Path) -> None:
+    settings = {"slave_timeout": 60_000, "ha_send_heartbeat_interval": 50}
+    async with lone_master(tmp_path, SYNC, **settings) as (running, master):
+        slave = await open_stream(f"{HOST}:{master.config.ha_listen_port}")
+        await slave.write(encode_report(0))
+        decoder, log, ends = TransferDecoder(), b"", [0]
+        assert not any(piece for _, piece in decoder.receive_data(await slave.read(1 << 16))), "a heartbeat"
+        sends = [asyncio.create_task(send(running, 1)) for _ in range(3)]
+        while len(ends) < 4:
+            log += b"".join(bytes(piece) for _, piece in decoder.receive_data(await slave.read(1 << 16)))
+            while len(log) > ends[-1]:
+                ends.append(ends[-1] + place_of(log, ends[-1])[0])
+        for count, end in enumerate(ends[1:], 1):
+            await slave.write(encode_report(end))
+            await until(lambda: any(task.done() for task in sends))
+            (done,) = [task for task in sends if task.done()]
+            assert done.result() == [SendStatus.SEND_OK], count
+            sends.remove(done)
+        slave.close()
 
 
 async def test_a_slave_with_too_much_lag_counts_as_unavailable(tmp_path: Path) -> None:

@@ -110,9 +110,7 @@ class BatchingSelector(selectors.DefaultSelector):
                 return ready
             self._ready, self._round_begin_s = ready, time.monotonic()
         served, self._ready = self._ready[:MAX_EVENTS], self._ready[MAX_EVENTS:]
-        # Without unregistered or changed files; the next poll reports those that are still ready.
-        registered = self.get_map()
-        return [(key, events) for key, events in served if registered.get(key.fd) is key]
+        return served
 
     def _end_round(self) -> None:
         self._last_round_s = time.monotonic() - self._round_begin_s if self._round_begin_s else 0.0
@@ -120,7 +118,18 @@ class BatchingSelector(selectors.DefaultSelector):
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         self._has_unregistered = True
-        return super().unregister(fileobj)
+        key = super().unregister(fileobj)
+        self._forget(key.fd)
+        return key
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = super().modify(fileobj, events, data)
+        self._forget(key.fd)  # the next poll reports it if it is still ready
+        return key
+
+    def _forget(self, fd: int) -> None:
+        if self._ready:
+            self._ready = [(key, events) for key, events in self._ready if key.fd != fd]
 
 
 class ImmediateWrites:

@@ -280,12 +280,15 @@ class SendAdapter:
             return b"".join(self._failures(connection, opaques, error)), len(opaques)
         if stored is None:
             return b"", 0
-        count = len(stored.counts)
-        if stored.waiting:
-            later = [opaque if waits else None for opaque, waits in zip(opaques, stored.waiting, strict=False)]
+        count, waiting = len(stored.counts), stored.waiting
+        opaques = opaques[:count]
+        if waiting:
+            later = [opaque if waits else None for opaque, waits in zip(opaques, waiting, strict=True)]
             self._answer_when_durable(connection, later, stored)
-            opaques = [None if waits else opaque for opaque, waits in zip(opaques, stored.waiting, strict=False)]
-        return self._answers.formatted(opaques[:count], stored), count
+            if all(waiting):
+                return b"", count
+            opaques = [None if waits else opaque for opaque, waits in zip(opaques, waiting, strict=True)]
+        return self._answers.formatted(opaques, stored), count
 
     def _answer_when_durable(self, connection: Connection, opaques: list[int | None], stored: StoredSends) -> None:
         def done(missing: Missing | None) -> None:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -100,11 +101,13 @@ class _HAConnection:
         """The last visible end that the slave got."""
 
 
-class _Sender(Struct, eq=False, gc=False):
-    physical_offset: int
+class _Senders(Struct, eq=False, gc=False):
+    """The senders of one iteration of the event loop, which wait together."""
+
     is_expecting: bool
-    """Whether it waits only because members of the in-sync set may connect soon."""
-    done: Callable[[PutMessageStatus], None]
+    """Whether they wait only because members of the in-sync set may connect soon."""
+    waiting: deque[tuple[int, Callable[[PutMessageStatus], None]]]
+    """The end of each message and what to call, in the order of the log."""
 
 
 class HAService(Replication):
@@ -144,7 +147,9 @@ class HAService(Replication):
         )
         self._reported = asyncio.Event()
         self._connections: set[_HAConnection] = set()
-        self._waiting: DelayedOperations[_Sender] = DelayedOperations(self._try_complete)
+        self._waiting: DelayedOperations[_Senders] = DelayedOperations(self._try_complete)
+        self._newest: _Senders | None = None
+        """Those of this iteration."""
         self._replicated_end = -1
         """All slaves that must confirm a message have the log up to here; -1 without any."""
         self._server = StreamServer(
@@ -242,7 +247,7 @@ class HAService(Replication):
             self._batching.call_at_iteration_end(self._send_new)
 
     def _send_new(self) -> None:
-        self._is_sending = False
+        self._is_sending, self._newest = False, None
         for connection in self._connections:
             if connection.is_caught_up and not self._send_now(connection):
                 connection.is_caught_up = False
@@ -271,21 +276,28 @@ class HAService(Replication):
         elif farthest >= physical_offset:
             done(PutMessageStatus.PUT_OK)
         else:
-            timeout_s = self._config.slave_timeout / 1000
-            sender = _Sender(physical_offset, is_behind, done)
-            self._waiting.add(sender, min(timeout_s, EXPECTED_S) if is_behind else timeout_s)
-            self.on_put()  # without this, it would wait for the next dispatch, up to 5 ms
+            senders = self._newest
+            if senders is None or senders.is_expecting is not is_behind:
+                timeout_s = self._config.slave_timeout / 1000
+                senders = self._newest = _Senders(is_behind, deque())
+                self._waiting.add(senders, min(timeout_s, EXPECTED_S) if is_behind else timeout_s)
+                self.on_put()  # without this, they would wait for the next dispatch, up to 5 ms
+            senders.waiting.append((physical_offset, done))
 
-    def _try_complete(self, sender: _Sender, is_last: bool) -> bool:
-        if self._replicated_end >= sender.physical_offset:
-            sender.done(PutMessageStatus.PUT_OK)
-        elif sender.is_expecting if is_last else self._replicated_end < 0 and not self._expected:
-            sender.done(PutMessageStatus.SLAVE_NOT_AVAILABLE)
-        elif is_last:
-            sender.done(PutMessageStatus.FLUSH_SLAVE_TIMEOUT)
-        else:
-            return False
-        return True
+    def _try_complete(self, senders: _Senders, is_last: bool) -> bool:
+        end, waiting = self._replicated_end, senders.waiting
+        missing = PutMessageStatus.FLUSH_SLAVE_TIMEOUT
+        if senders.is_expecting if is_last else end < 0 and not self._expected:
+            missing, is_last = PutMessageStatus.SLAVE_NOT_AVAILABLE, True
+        while waiting and (is_last or waiting[0][0] <= end):
+            physical_offset, done = waiting.popleft()
+            try:
+                done(PutMessageStatus.PUT_OK if physical_offset <= end else missing)
+            except Exception:  # the others do not wait longer
+                logger.exception("a sender that waited for a slave was not answered")
+        if not waiting and senders is self._newest:
+            self._newest = None
+        return not waiting
 
     async def _serve(self, stream: Stream) -> None:
         connection = _HAConnection(stream)

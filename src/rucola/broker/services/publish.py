@@ -492,6 +492,8 @@ def _sys_flag(request: PublishRequest, pairs: Mapping[str, str]) -> int:
 
 def _waiting(counts: list[int], waits: list[str | None]) -> Sequence[bool]:
     """Return for each send whether its response waits, or nothing if none does; in a batch WAIT has no meaning."""
+    if "false" not in waits:
+        return [True] * len(counts)
     firsts = accumulate(counts[:-1], initial=0)
     waiting = [count > 1 or waits[first] != "false" for count, first in zip(counts, firsts, strict=True)]
     return waiting if True in waiting else ()
