@@ -12,11 +12,12 @@ from rucola.message.record import decode_many
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
+from rucola.store.config import StoreConfig
 from rucola.store.config_files import config_path, write_config
 from rucola.store.message_store import MessageStore
-from support.aging_broker import NOON_MS, ClockAndDisk, aging_broker, store_config
+from support.aging_broker import AGING, NOON_MS, ClockAndDisk, aging_broker
 from support.peer import Peer
-from support.stores import inner
+from support.stores import HOST, inner
 from support.waiting import until
 
 HOUR_MS = 3_600_000
@@ -122,7 +123,7 @@ async def test_retention_settings_change_while_the_broker_runs(tmp_path: Path) -
 
 
 async def test_empty_queues_of_deleted_topics_are_removed(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path)) as store:
+    with MessageStore(StoreConfig(tmp_path, HOST, **AGING)) as store:
         for age_hours, topic, queue_id in (
             *((999, "Gone", 0), (999, "T", 0), (999, "T", 0)),
             *((99, "Gone", 1), (99, "Gone", 1), (99, "Gone", 1)),

@@ -39,10 +39,6 @@ from support.stores import OpenStore, all_bodies, batch, config, crashed_copy, i
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 
 
-def bodies(store: MessageStore) -> list[bytes]:
-    return all_bodies(store, "T", 0)
-
-
 NO_PLACE = [
     ("posix_fallocate", errno.ENOSPC),
     ("posix_fallocate", errno.EDQUOT),
@@ -69,7 +65,7 @@ def test_a_full_disk_fails_a_put_and_passes(
     taken = sent[:2] + ([sent[2]] if refused is PutMessageStatus.PUT_OK else [])
     put += [store.put(inner(body=body), 1).status for body in sent[3:]]
     assert set(put) == {PutMessageStatus.PUT_OK}
-    assert bodies(store) == taken + sent[3:]
+    assert all_bodies(store) == taken + sent[3:]
 
 
 @pytest.mark.slow
@@ -101,7 +97,7 @@ def test_failures_of_dispatch_and_checkpoint_are_repaired_by_opening(
                 assert (root / "abort").exists()
         again = MessageStore(config(root))
         again.open(1)
-        assert bodies(again) == acknowledged
+        assert all_bodies(again) == acknowledged
         assert all(again.query("T", f"k{k}", 64).records for k in range(len(acknowledged)))
         again.close()
         assert check(root) == []
@@ -124,7 +120,7 @@ def test_store_stays_read_only_after_one_failed_flush(
     assert store.flushed_physical_offset == 0
     assert store.put(inner(), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert store.put_batch(batch(inner()), 2).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-    assert bodies(store) == [b"before"]
+    assert all_bodies(store) == [b"before"]
     store.close()
     assert (store.config.store_path_root_dir / "abort").exists()
     open_store()
@@ -169,7 +165,7 @@ def test_failed_directory_sync_before_a_flush_fails_the_flush(
         store.flush()
     assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     store.close()
-    assert bodies(open_store()) == [bytes(3900)] * 2
+    assert all_bodies(open_store()) == [bytes(3900)] * 2
 
 
 def test_failed_flush_fails_every_waiter_of_the_group(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +228,7 @@ def test_full_disk_loses_no_acknowledged_message(tmp_path: Path, monkeypatch: py
         store.close()
         store = MessageStore(store.config)
         store.open(9_000)
-        assert bodies(store) == sent
+        assert all_bodies(store) == sent
         assert put() is PutMessageStatus.PUT_OK
         store.close()
         assert check(tmp_path / "disk" / "store") == []
@@ -246,7 +242,7 @@ def test_file_size_limit_counts_as_a_full_disk(open_store: OpenStore) -> None:
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
         assert store.put_batch(batch(inner(body=bytes(3000))), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
-    assert bodies(store) == [bytes(3000), bytes(2000)]
+    assert all_bodies(store) == [bytes(3000), bytes(2000)]
 
 
 def test_store_recovers_from_running_out_of_descriptors(open_store: OpenStore, tmp_path: Path) -> None:
@@ -329,7 +325,7 @@ def test_read_only_disk_can_be_read_but_not_served(
                 MessageStore(config(place)).open(1)
     for place in (root, tmp_path / "copy"):
         with MessageStore(config(place)) as store:
-            assert bodies(store) == sent
+            assert all_bodies(store) == sent
             assert store.put(inner(), 1).status is PutMessageStatus.PUT_OK
         assert check(place) == []
 
@@ -346,10 +342,10 @@ def test_failing_disk_makes_the_store_read_only(
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(), 1).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert os.strerror(number) in str(store.write_state.reason)
-    assert bodies(store) == [b"before" + bytes(3000)]
+    assert all_bodies(store) == [b"before" + bytes(3000)]
     store.close()
     assert (tmp_path / "store" / "abort").exists()
-    assert bodies(open_store()) == [b"before" + bytes(3000)]
+    assert all_bodies(open_store()) == [b"before" + bytes(3000)]
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])

@@ -6,6 +6,7 @@ What a dead process wrote into mapped memory stays in the page cache, so nothing
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -14,8 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -32,6 +32,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
 from simulation.disk import without_waiting
+from support.killing import trace_lines
 from support.servers import server
 from support.stores import batch, config, crashed_copy, inner
 
@@ -121,23 +122,8 @@ def begin(root: Path) -> list[tuple[int, int, int]]:
 
 def lines_of(use_once: Callable[[], None], on_line: Callable[[int], None]) -> None:
     """Run, telling before each line of the engine how many came before it."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        if not frame.f_code.co_filename.startswith(STORE_CODE):
-            return None
-        if event == "line":
-            on_line(count)
-            count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        use_once()
-    finally:
-        sys.settrace(before)
+    count = itertools.count()
+    trace_lines(use_once, lambda name: name.startswith(STORE_CODE), lambda _: on_line(next(count)))
 
 
 def die_at(line: int, settings: StoreConfig, ledger: Ledger) -> None:

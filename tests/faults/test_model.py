@@ -19,7 +19,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
 from simulation.disk import without_waiting
-from support.stores import batch, config, crashed_copy, inner
+from support.stores import all_messages, batch, config, crashed_copy, inner
 
 pytestmark = pytest.mark.slow
 
@@ -179,10 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for name, sent in self.queues.items():
             begin, _ = self.ends(name)
-            found: list[bytes] = []
-            while records := self.store.get(*name, begin + len(found), 32).records:
-                found += [decode(record).body for record in records]
-            assert found == self.there(sent)
+            assert [message.body for message in all_messages(self.store, *name, begin)] == self.there(sent)
         self.store.close()
         assert check(self.store.config.store_path_root_dir) == []
         shutil.rmtree(self.root)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from simulation.disk import without_waiting
+from support.killing import trace_lines
 from support.stores import config, inner
 
 COUNT = 60
@@ -117,21 +116,12 @@ def lines(settings: StoreConfig, shared: int, kill_before: int = -1) -> list[tup
     """Cut, and return the lines of the cut in order; or kill the process before one of them."""
     seen: list[tuple[str, int]] = []
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in CODE:
-            return None
-        if event == "line":
-            if len(seen) == kill_before:
-                os.kill(os.getpid(), signal.SIGKILL)
-            seen.append((frame.f_code.co_filename, frame.f_lineno))
-        return trace
+    def on_line(frame: FrameType) -> None:
+        if len(seen) == kill_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen.append((frame.f_code.co_filename, frame.f_lineno))
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        cut_tail(settings, shared)
-    finally:
-        sys.settrace(before)
+    trace_lines(lambda: cut_tail(settings, shared), CODE.__contains__, on_line)
     return seen
 
 

@@ -8,15 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rucola.broker.broker import Broker
-from rucola.broker.config import BrokerConfig
-from rucola.remoting.client import RemotingClient
-from rucola.store.config import StoreConfig
 from rucola.store.retention import DiskUsage
-from rucola.store.tools.check import check
+from support.broker_peer import broker_peer
 from support.cluster import SMALL_FILES
 from support.peer import Peer
-from support.stores import HOST
 
 NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000
 
@@ -38,27 +33,18 @@ class ClockAndDisk:
         return DiskUsage(path, self.percent << 30, 100 << 30)
 
 
-def store_config(path: Path, **more: Any) -> StoreConfig:
-    settings: dict[str, Any] = SMALL_FILES | {"mapped_file_size_commit_log": 4096, "clean_file_forcibly_enable": True}
-    return StoreConfig(path, HOST, clean_resource_interval=5, delete_commit_log_files_interval=1, **settings | more)
+AGING: dict[str, Any] = SMALL_FILES | {
+    "mapped_file_size_commit_log": 4096, "clean_file_forcibly_enable": True, "clean_resource_interval": 5,
+    "delete_commit_log_files_interval": 1,
+}  # fmt: skip
+"""Settings of a store whose files expire soon."""
 
 
 @asynccontextmanager
 async def aging_broker(
     path: Path, world: ClockAndDisk | None = None, store: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
-    """A broker with a clock and a disk of the test's, on a store that passes its check afterwards; and a peer of it.
-
-    `store` are settings of the store.
-    """
+    """A broker with a clock and a disk of the test's, and a peer of it; `store` are settings of the store."""
     world = world or ClockAndDisk()
-    config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
-    async with Broker(
-        config, store_config(path, **store or {}), clock=world.clock, probe_disk=world.probe_disk
-    ) as broker:
-        client = RemotingClient()
-        try:
-            yield Peer(broker, client), world
-        finally:
-            await client.close()
-    assert check(path) == []
+    async with broker_peer(path, AGING | (store or {}), world.clock, world.probe_disk, **settings) as peer:
+        yield peer, world

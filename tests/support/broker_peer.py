@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from rucola.broker.background.retention import DiskUsageProbe, disk_usage
 from rucola.broker.broker import Broker, wall_clock_ms
 from rucola.broker.config import BrokerConfig
 from rucola.domain.client import ConsumerData, HeartbeatData
@@ -31,6 +32,7 @@ async def broker_peer(
     path: Path,
     store: dict[str, Any] | None = None,
     clock: Callable[[], int] = wall_clock_ms,
+    probe_disk: DiskUsageProbe = disk_usage,
     *,
     check_store: bool = True,
     **settings: Any,
@@ -42,7 +44,7 @@ async def broker_peer(
     """
     config = BrokerConfig(**{"bind_address": "127.0.0.1", "listen_port": 0, "broker_name": "broker-a"} | settings)
     store_config = StoreConfig(store_path_root_dir=path, **SMALL_FILES | (store or {}))
-    async with Broker(config, store_config, clock=clock) as broker:
+    async with Broker(config, store_config, clock=clock, probe_disk=probe_disk) as broker:
         client = RemotingClient()
         try:
             yield Peer(broker, client)

@@ -11,10 +11,8 @@ from rucola.broker.delivery.delay import ScheduleMessageService, redirect_by_lev
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import DELAY, UNIQ_KEY
-from rucola.message.record import decode
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
-from rucola.store.tools.check import check
 from support import stores
 
 DELAYS_MS = [1000, 5000, 60_000]
@@ -48,21 +46,13 @@ class DelayedStore:
         assert self.store.put(message, now_ms).status is PutMessageStatus.PUT_OK
 
     def delivered(self, queue_id: int = 0) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get("T", queue_id, len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
+        return stores.all_messages(self.store, "T", queue_id)
 
     def bodies(self, queue_id: int = 0) -> list[bytes]:
-        return [message.body for message in self.delivered(queue_id)]
+        return stores.all_bodies(self.store, "T", queue_id)
 
 
 @contextmanager
 def delayed_store(path: Path, delays_ms: list[int] | None = None, **settings: Any) -> Iterator[DelayedStore]:
-    store = MessageStore(stores.config(path, message_delay_level="1s 5s 1m", **settings))
-    store.open(T0)
-    try:
+    with stores.sound_store(path, T0, message_delay_level="1s 5s 1m", **settings) as store:
         yield DelayedStore(store, DELAYS_MS if delays_ms is None else delays_ms)
-    finally:
-        store.close()
-    assert check(path) == []

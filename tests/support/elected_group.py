@@ -17,13 +17,13 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
-from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from support.etcd import EtcdServer
 from support.ports import HOST, free_port, free_ports
 from support.processes import Machines
 from support.send_ledger import TOPIC
 from support.servers import RUCOLA, Server
+from support.stores import log_of
 from support.waiting import until
 
 
@@ -154,20 +154,10 @@ class ElectedGroup:
             assert await asyncio.to_thread(self.brokers[number].stop) == 0
         for number in self.brokers:
             assert (problems := check(self.directory(number))) == [], f"broker {number}: {problems}"
-        assert logs_are_equal(self), "the logs differ"
+        first_log, *logs = [log_of(self.directory(number)) for number in self.brokers]
+        assert all(log == first_log for log in logs), "the logs differ"
 
 
 def _with(variables: Mapping[str, str], program: Sequence[str]) -> list[str]:
     """The command of a program that runs with these variables besides."""
     return ["env", *(f"{name}={value}" for name, value in variables.items()), *program]
-
-
-def logs_are_equal(group: ElectedGroup) -> bool:
-    """Whether the logs of all brokers, which must be stopped, have the same bytes."""
-    logs = []
-    for number in group.brokers:
-        with StoreReader(group.directory(number)) as reader:
-            begin, end = reader.min_physical_offset, reader.max_physical_offset
-        files = sorted((group.directory(number) / "commitlog").iterdir())
-        logs.append((begin, end, b"".join(each.read_bytes() for each in files)[: end - begin]))
-    return all(each == logs[0] for each in logs)

@@ -1,8 +1,10 @@
-"""Functions that end the process at a chosen call."""
+"""Functions that end the process at a chosen call, or see each line."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 
@@ -29,3 +31,23 @@ class Deadly:
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
         return lambda *arguments, **named: self(instance, *arguments, **named)
+
+
+def trace_lines(
+    run: Callable[[], object], is_traced: Callable[[str], bool], on_line: Callable[[FrameType], None]
+) -> None:
+    """Run, and call `on_line` before each line of the files that `is_traced` chooses."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not is_traced(frame.f_code.co_filename):
+            return None
+        if event == "line":
+            on_line(frame)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)

@@ -139,10 +139,7 @@ class PopStore:
         held.handle, _ = self.service.change_invisible("g", held.topic, held.queue_id, held.handle, invisible_ms)
 
     def all_of(self, topic: str) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get(topic, 0, len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
+        return stores.all_messages(self.store, topic)
 
     def state(self, queue_id: int = 0, topic: str = "T") -> Any:
         return self.pop.states[PopQueue(topic, "g", queue_id)]

@@ -15,9 +15,9 @@ from rucola.message import Message
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.kv import KVTable
-from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from support.cluster import Cluster, cluster
+from support.stores import log_of
 from support.waiting import until
 
 
@@ -79,16 +79,11 @@ async def pair(
 
 def same_logs(path: Path, master_name: str = "broker-a") -> None:
     """Both stores are sound, and the slave has the master's bytes, from where it begins."""
-    logs = []
     for name in (master_name, "slave"):
         assert check(path / name) == []
-        with StoreReader(path / name) as reader:
-            begin, end = reader.min_physical_offset, reader.max_physical_offset
-        files = sorted((path / name / "commitlog").iterdir())
-        logs.append((begin, end, b"".join(file.read_bytes() for file in files)[: end - begin]))
-    (_, end, master), (begin, slave_end, slave) = logs
+    (master_begin, end, master), (begin, slave_end, slave) = log_of(path / master_name), log_of(path / "slave")
     assert slave_end == end
-    assert slave == master[begin - logs[0][0] :]
+    assert slave == master[begin - master_begin :]
 
 
 async def send(running: Cluster, count: int, size: int = 100, **options: Any) -> list[SendStatus]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import select
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ import msgspec
 from rucola.broker.config import BrokerConfig
 from rucola.broker.limits import Limits
 from rucola.broker.tables.topics import TopicConfigTable
-from rucola.message import MessageInner, MessageInnerBatch, properties
+from rucola.message import MessageExt, MessageInner, MessageInnerBatch, properties
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
 from rucola.message.record import decode
 from rucola.store.config import StoreConfig
+from rucola.store.directory_reader import StoreReader
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
+from rucola.store.tools.check import check
 
 HOST = encode_host("127.0.0.1:10911")
 RECOVERY_VARIANTS = [
@@ -150,6 +153,14 @@ def crashed_copy(store: MessageStore, to: Path) -> MessageStore:
     return MessageStore(replace(store.config, store_path_root_dir=to), None)
 
 
+def log_of(store: Path) -> tuple[int, int, bytes]:
+    """Where the log of a store that nobody serves begins and ends, and its bytes."""
+    with StoreReader(store) as reader:
+        begin, end = reader.min_physical_offset, reader.max_physical_offset
+    files = sorted((store / "commitlog").iterdir())
+    return begin, end, b"".join(file.read_bytes() for file in files)[: end - begin]
+
+
 def files_of(*directories: Path) -> list[tuple[str, bytes]]:
     """Every file below the directories: its name and content; index files go by their order, not by their time."""
     found = []
@@ -164,9 +175,25 @@ def derived_files(store: Path) -> list[tuple[str, bytes]]:
     return files_of(store / "consumequeue", store / "index")
 
 
-def all_bodies(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
-    """The bodies of all messages of a queue, in order."""
-    found: list[bytes] = []
-    while records := store.get(topic, queue_id, len(found), 32).records:
-        found += [decode(record).body for record in records]
+@contextmanager
+def sound_store(path: Path, now_ms: int = 1, **settings: Any) -> Iterator[MessageStore]:
+    """An open store, which is closed at the end and must then pass its check."""
+    store = MessageStore(config(path, **settings))
+    store.open(now_ms)
+    try:
+        yield store
+    finally:
+        store.close()
+    assert check(path) == []
+
+
+def all_messages(store: MessageStore, topic: str = "T", queue_id: int = 0, first: int = 0) -> list[MessageExt]:
+    """The messages of a queue from an offset on, in order."""
+    found: list[MessageExt] = []
+    while records := store.get(topic, queue_id, first + len(found), 32).records:
+        found += map(decode, records)
     return found
+
+
+def all_bodies(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in all_messages(store, topic, queue_id)]

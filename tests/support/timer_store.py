@@ -12,7 +12,6 @@ from rucola.broker.delivery.rolling import roll
 from rucola.broker.delivery.timer import TimerMessageService, redirect_delayed
 from rucola.message import MessageExt, MessageInner, properties
 from rucola.message.properties import TIMER_DELIVER_MS, UNIQ_KEY
-from rucola.message.record import decode
 from rucola.message.topics import TIMER_TOPIC
 from rucola.store.config import PutMessageStatus
 from rucola.store.dispatch import TopicArrivals
@@ -68,13 +67,10 @@ class TimerStore:
         return await roll(self.store, [self.timed], lambda: now_ms)
 
     def delivered(self, queue_id: int = 0) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get("T", queue_id, len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
+        return stores.all_messages(self.store, "T", queue_id)
 
     def bodies(self) -> list[bytes]:
-        return [message.body for message in self.delivered()]
+        return stores.all_bodies(self.store)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.record import decode
 from rucola.store.config import PutMessageStatus, PutResult
 from rucola.store.message_store import MessageStore
-from rucola.store.tools.check import check
 from support import stores
 
 T0 = 1_000_000
@@ -80,24 +79,16 @@ class TransactionStore:
         asyncio.run(self.transactions.persist(self.transactions.progress(), self.store.max_physical_offset))
 
     def messages(self, topic: str = "T", queue_id: int = 0, first: int = 0) -> list[MessageExt]:
-        found: list[MessageExt] = []
-        while (got := self.store.get(topic, queue_id, first + len(found), 32)).records:
-            found += [decode(record) for record in got.records]
-        return found
+        return stores.all_messages(self.store, topic, queue_id, first)
 
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        return [message.body for message in self.messages(topic, queue_id)]
+        return stores.all_bodies(self.store, topic, queue_id)
 
 
 @contextmanager
 def transaction_store(path: Path, **settings: Any) -> Iterator[TransactionStore]:
-    store = MessageStore(stores.config(path))
-    store.open(T0)
-    try:
+    with stores.sound_store(path, T0) as store:
         yield TransactionStore(store, **settings)
-    finally:
-        store.close()
-    assert check(path) == []
 
 
 def checked_body(question: TransactionCheckRequest) -> bytes:
