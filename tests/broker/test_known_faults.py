@@ -1,6 +1,6 @@
 """Situations in which Apache RocketMQ 5 lost messages or stopped replicating, without a coordinator.
 
-Those of elected groups are in `tests/coordination/test_known_faults.py`.
+Those of elected groups are in `tests/coordination/test_partitions.py` and `test_companions.py`.
 """
 
 from __future__ import annotations
