@@ -25,87 +25,6 @@ from support.servers import RUCOLA
 from support.stores import config
 
 
-@pytest.mark.parametrize(
-    ("store", "expected"),
-    [
-        ("g1-clean/store", "g1-clean/expected.jsonl"),
-        ("g1-clean/store-after-restart", "g1-clean/after-expected.jsonl"),
-        ("g2-crash/store", "g2-crash/expected.jsonl"),
-    ],
-)
-def test_dump_prints_what_apaches_decoder_reads(golden: Path, store: str, expected: str) -> None:
-    result = CliRunner().invoke(main, ["store", "dump", str(golden / store)])
-    assert result.exit_code == 0, result.stderr
-    printed = [json.loads(line) for line in result.stdout.splitlines()]
-    assert printed == [json.loads(line) for line in (golden / expected).read_text(encoding="utf-8").splitlines()]
-
-
-def test_check_of_a_sound_store_finds_nothing(golden: Path) -> None:
-    result = CliRunner().invoke(main, ["store", "check", str(golden / "g1-clean" / "store")])
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.endswith("store is clean\n")
-    result = CliRunner().invoke(main, ["store", "check", str(golden / "g1-clean" / "store"), "--json"])
-    assert (result.exit_code, json.loads(result.stdout)) == (0, [])
-
-
-def test_check_and_stat_show_the_features_of_a_store(tmp_path: Path) -> None:
-    for store, names in (
-        (with_ext(tmp_path), {"ConsumeQueueExt"}),
-        (with_lmq(tmp_path), {"LMQ queues", "LMQ consumer offsets"}),
-    ):
-        checked = CliRunner().invoke(main, ["store", "check", str(store)])
-        assert checked.exit_code == 0, checked.output
-        counted = CliRunner().invoke(main, ["store", "stat", str(store), "--json"])
-        features = json.loads(counted.stdout)["features"]
-        assert {feature["name"] for feature in features} == names
-        shown = CliRunner().invoke(main, ["store", "stat", str(store)]).stdout
-        for feature in features:
-            assert feature["path"] in checked.stderr
-            assert feature["path"] in shown
-    refused = CliRunner().invoke(main, ["store", "repair", str(store), "--out", str(tmp_path / "out")])
-    assert refused.exit_code != 0
-    assert not (tmp_path / "out").exists()
-
-
-def test_check_names_the_damage(golden: Path, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
-    log = store / "commitlog" / f"{0:020}"
-    first = json.loads((golden / "g1-clean" / "expected.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    data = bytearray(log.read_bytes())
-    body = 88  # where the body of a record with IPv4 hosts begins
-    assert first["commitLogOffset"] == 0
-    data[body] ^= 1
-    log.write_bytes(data)
-    result = CliRunner().invoke(main, ["store", "check", str(store)])
-    assert result.exit_code == 1
-    assert f"{log} at byte 0: " in result.stdout
-    result = CliRunner().invoke(main, ["store", "check", str(store), "--json"])
-    assert result.exit_code == 1
-    findings = json.loads(result.stdout)
-    assert (str(log), 0) in {(finding["path"], finding["position"]) for finding in findings}
-    assert all(finding["what"] for finding in findings)
-
-
-def test_what_is_no_store_is_an_error(tmp_path: Path) -> None:
-    for command in ("check", "dump"):
-        for path in (tmp_path, tmp_path / "nothing"):
-            result = CliRunner().invoke(main, ["store", command, str(path)])
-            assert (result.exit_code, result.stdout) == (2, "")
-            assert path.name in result.stderr
-
-
-def test_a_store_before_its_first_message_is_clean(tmp_path: Path) -> None:
-    with MessageStore(config(tmp_path)):
-        assert {path.name for path in tmp_path.iterdir()} == {"abort", "lock"}
-        served = CliRunner().invoke(main, ["store", "check", str(tmp_path)])
-        assert (served.exit_code, served.stdout) == (0, f"{tmp_path} is clean, as far as it was checked\n")
-    closed = CliRunner().invoke(main, ["store", "check", str(tmp_path)])
-    assert (closed.exit_code, closed.stdout) == (0, f"{tmp_path} is clean\n")
-
-
-# stat, grep, rebuild, repair ------------------------------------------------------------------------------------------
-
-
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["store", *map(str, arguments)])
 
@@ -125,6 +44,81 @@ def damage(store: Path, physical_offset: int) -> None:
     data = bytearray(log.read_bytes())
     data[physical_offset] ^= 1
     log.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("g1-clean/store", "g1-clean/expected.jsonl"),
+        ("g1-clean/store-after-restart", "g1-clean/after-expected.jsonl"),
+        ("g2-crash/store", "g2-crash/expected.jsonl"),
+    ],
+)
+def test_dump_prints_what_apaches_decoder_reads(golden: Path, name: str, expected: str) -> None:
+    result = run("dump", golden / name)
+    assert result.exit_code == 0, result.stderr
+    printed = [json.loads(line) for line in result.stdout.splitlines()]
+    assert printed == [json.loads(line) for line in (golden / expected).read_text(encoding="utf-8").splitlines()]
+
+
+def test_check_of_a_sound_store_finds_nothing(golden: Path) -> None:
+    result = run("check", golden / "g1-clean" / "store")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith("store is clean\n")
+    result = run("check", golden / "g1-clean" / "store", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, [])
+
+
+def test_check_and_stat_show_the_features_of_a_store(tmp_path: Path) -> None:
+    for store, names in (
+        (with_ext(tmp_path), {"ConsumeQueueExt"}),
+        (with_lmq(tmp_path), {"LMQ queues", "LMQ consumer offsets"}),
+    ):
+        checked = run("check", store)
+        assert checked.exit_code == 0, checked.output
+        counted = run("stat", store, "--json")
+        features = json.loads(counted.stdout)["features"]
+        assert {feature["name"] for feature in features} == names
+        shown = run("stat", store).stdout
+        for feature in features:
+            assert feature["path"] in checked.stderr
+            assert feature["path"] in shown
+    refused = run("repair", store, "--out", tmp_path / "out")
+    assert refused.exit_code != 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_names_the_damage(store: Path) -> None:
+    damage(store, 88)  # where the body of the first record begins
+    log = store / "commitlog" / f"{0:020}"
+    result = run("check", store)
+    assert result.exit_code == 1
+    assert f"{log} at byte 0: " in result.stdout
+    result = run("check", store, "--json")
+    assert result.exit_code == 1
+    findings = json.loads(result.stdout)
+    assert (str(log), 0) in {(finding["path"], finding["position"]) for finding in findings}
+    assert all(finding["what"] for finding in findings)
+
+
+def test_what_is_no_store_is_an_error(tmp_path: Path) -> None:
+    for command in ("check", "dump"):
+        for path in (tmp_path, tmp_path / "nothing"):
+            result = run(command, path)
+            assert (result.exit_code, result.stdout) == (2, "")
+            assert path.name in result.stderr
+
+
+def test_a_store_before_its_first_message_is_clean(tmp_path: Path) -> None:
+    with MessageStore(config(tmp_path)):
+        assert {path.name for path in tmp_path.iterdir()} == {"abort", "lock"}
+        served = run("check", tmp_path)
+        assert (served.exit_code, served.stdout) == (0, f"{tmp_path} is clean, as far as it was checked\n")
+    closed = run("check", tmp_path)
+    assert (closed.exit_code, closed.stdout) == (0, f"{tmp_path} is clean\n")
+
+
+# stat, grep, rebuild, repair ------------------------------------------------------------------------------------------
 
 
 def test_stat_prints_a_table_or_json(store: Path) -> None:
@@ -171,17 +165,17 @@ def test_impossible_offsets_and_files_are_refused(store: Path, tmp_path: Path) -
     file = tmp_path / "file"
     file.write_bytes(bytes(range(256)))
     for arguments in (
-        ["repair", str(store), "--out", str(file / "copy")],
-        ["rebuild", str(store), "--out", str(file / "derived")],
-        ["stat", str(store), "-c", str(file)],
-        ["check", str(store), "-c", str(file)],
+        ["repair", store, "--out", file / "copy"],
+        ["rebuild", store, "--out", file / "derived"],
+        ["stat", store, "-c", file],
+        ["check", store, "-c", file],
     ):
-        result = CliRunner().invoke(main, ["store", *arguments])
+        result = run(*arguments)
         assert isinstance(result.exception, SystemExit), arguments
         assert result.exit_code == 1
         (line,) = result.stderr.splitlines()
         assert str(file) in line
-    result = CliRunner().invoke(main, ["store", "grep", str(store), "-b", "2000", "-e", "1000"])
+    result = run("grep", store, "-b", "2000", "-e", "1000")
     assert result.exit_code == 2
     assert "-b 2000 is not before -e 1000" in result.stderr
 
