@@ -188,7 +188,8 @@ def test_imports_point_downward() -> None:
     found = []
     for module in MODULES:
         room = room_of(module)
-        allowed = (MAY_IMPORT.get(room, set()) | GROUND | {room}) if room else set[str]()
+        # The package itself offers the clients, which it imports when they are asked for.
+        allowed = (MAY_IMPORT.get(room, set()) | GROUND | {room}) if room else {"client"}
         if room in GROUND:
             allowed = GROUND
         for imported, line in imports_of(module):

@@ -6,7 +6,8 @@ import os
 
 NAMESRV_VARIABLES = ("ROCKETMQ_NAMESRV", "NAMESRV_ADDR")
 """The first one that is not empty counts; Apache reads the second one."""
-DEFAULT_NAMESRV = "localhost:9876"
+DEFAULT_PORT = 9876
+DEFAULT_NAMESRV = f"localhost:{DEFAULT_PORT}"
 
 
 def name_servers_in_environment() -> str | None:
@@ -17,6 +18,12 @@ def name_servers_in_environment() -> str | None:
 def default_name_servers() -> str:
     """Return "host:port;host:port"."""
     return name_servers_in_environment() or DEFAULT_NAMESRV
+
+
+def split(addresses: str) -> list[str]:
+    """Return the addresses of "host:port;host:port", with the default port where there is none."""
+    parts = [part.strip() for part in addresses.replace(",", ";").split(";")]
+    return [part if ":" in part.rpartition("]")[2] else f"{part}:{DEFAULT_PORT}" for part in parts if part]
 
 
 def origin(addresses: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rucola.client import Message, Producer, PullConsumer, PushConsumer
-from rucola.errors import ConfigError, InvalidMessage
+from rucola.client import Message, Producer, PullConsumer, PushConsumer, sync
+from rucola.errors import ConfigError, InvalidMessage, RemotingError
 from support.consumers import cluster_with_topic
 from support.errors import raises
 
@@ -78,18 +80,59 @@ def test_a_listener_that_cannot_take_a_message_is_rejected() -> None:
     PushConsumer("g", "127.0.0.1:1").listen(with_session)
 
 
-def test_with_in_place_of_async_with_names_both_ways_out() -> None:
-    why = "Producer is an asyncio client: write `async with`, or import it from rucola.client.sync"
-    with pytest.raises(TypeError, match=why), Producer("g", "127.0.0.1:1"):
+async def test_the_other_kind_of_with_names_the_other_kind_of_client() -> None:
+    with pytest.raises(TypeError, match=r"async with.*rucola\.client\.sync"), Producer("g", "127.0.0.1:1"):
         pass
+    with pytest.raises(TypeError, match=r"with.*rucola\.client$"):
+        async with sync.Producer("g", "127.0.0.1:1"):
+            pass
 
 
-async def test_iterating_without_a_subscription_warns(shared_rocketmq: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_is_not_open_raises_one_class() -> None:
+    with pytest.raises(RemotingError):
+        await Producer("g", "127.0.0.1:1").send(Message("T", b"x"))
+    with pytest.raises(RemotingError):
+        sync.Producer("g", "127.0.0.1:1").send(Message("T", b"x"))
+
+
+@pytest.mark.parametrize("kind", [Producer, PushConsumer, PullConsumer, sync.Producer, sync.PushConsumer])
+def test_a_group_that_cannot_be_is_refused(kind: Callable[[str], Any]) -> None:
+    for group in ("a b", "", "g" * 300):
+        with raises(ConfigError, subject="group"):
+            kind(group)
+
+
+async def test_consuming_without_a_subscription_is_refused(shared_rocketmq: Any) -> None:
     async with PushConsumer("nothing-subscribed", shared_rocketmq.namesrv) as consumer:
-        assert [message async for message in consumer.messages(idle_timeout_ms=10)] == []
-    assert (
-        "group nothing-subscribed: nothing is subscribed, so no message arrives: call subscribe(topic)" in caplog.text
-    )
+        with raises(ConfigError, subject="subscribe"):
+            await anext(consumer.messages())
+    listening = PushConsumer("nothing-subscribed", shared_rocketmq.namesrv)
+    listening.listen(lambda message: None)
+    with raises(ConfigError, subject="subscribe"):
+        await listening.open()
+
+
+def test_a_name_server_has_a_default_port() -> None:
+    for addresses in ("localhost;10.0.0.1,other:1234; [::1]", "[::1]:5;::1"):
+        found = Producer("g", addresses).instance.name_servers.addresses
+        assert found in (["localhost:9876", "10.0.0.1:9876", "other:1234", "[::1]:9876"], ["[::1]:5", "::1"])
+
+
+def test_clients_are_imported_from_the_package_when_they_are_asked_for() -> None:
+    """Commands and servers must not pay for them."""
+    program = """
+import sys, rucola
+assert "rucola.client" not in sys.modules
+from rucola import Message, Producer, PushConsumer
+import rucola.client
+assert (Producer, PushConsumer, Message) == (rucola.client.Producer, rucola.client.PushConsumer, rucola.client.Message)
+try:
+    from rucola import Consumer
+except ImportError:
+    print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "ok\n"
 
 
 async def test_sends_and_pulls_reject_what_a_broker_misunderstands(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_client_of_a_first_asyncio_run_raises_in_a_second(tmp_path: Path, use:
     """Left open by the first, a client has its state on a loop that is gone; closed, it can be opened there."""
     with servers(tmp_path) as namesrv:
         clients = Producer("g", namesrv), PullConsumer("r", namesrv), PushConsumer("c", namesrv)
+        clients[2].subscribe("T")
 
         async def first() -> None:
             for client in clients:

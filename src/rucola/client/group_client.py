@@ -8,7 +8,7 @@ from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, InvalidMessage
 from rucola.message.topics import check_group
 from rucola.remoting.tls import ClientTls
 
@@ -37,7 +37,10 @@ class GroupClient(Lifecycle):
         credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
-        check_group(group)
+        try:
+            check_group(group)
+        except InvalidMessage as error:
+            raise ConfigError(str(error), subject="group") from None
         if instance is not None and (tls is not None or credentials is not None):
             stated = "tls" if tls is not None else "credentials"
             raise ConfigError(

@@ -39,7 +39,7 @@ from rucola.errors import (
     TopicNotFound,
 )
 from rucola.message.topics import AUTO_CREATE_TOPIC
-from rucola.name_server_addresses import NAMESRV_VARIABLES, default_name_servers, origin
+from rucola.name_server_addresses import NAMESRV_VARIABLES, default_name_servers, origin, split
 from rucola.outages import Outages
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -144,7 +144,7 @@ class NameServers:
         if addresses is None:
             addresses = default_name_servers()
         self._origin = origin(addresses)
-        self.addresses = [address for part in addresses.replace(",", ";").split(";") if (address := part.strip())]
+        self.addresses = split(addresses)
         if not self.addresses:
             raise ConfigError(
                 f"{addresses!r} names no name server: pass namesrv='host:9876;host:9876', or set "

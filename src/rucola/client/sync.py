@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, NoReturn, Self, TypeVar, Unpack
 
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer import pull_consumer as pull_module
@@ -37,7 +37,7 @@ from rucola.client.producer.transaction import LocalTransactionState, Transactio
 from rucola.client.stats import ConsumerStats, ProducerStats
 from rucola.domain.queue import MessageQueue
 from rucola.domain.subscription import SUB_ALL
-from rucola.errors import MQError
+from rucola.errors import MQError, RemotingError
 from rucola.message import Message, MessageExt
 
 __all__ = [
@@ -68,8 +68,13 @@ class _Blocking(Generic[C]):
         self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
-        self.open()
-        return self
+        return self.open()
+
+    async def __aenter__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is a blocking client: write `with`, or import it from rucola.client")
+
+    async def __aexit__(self, *error: object) -> None:
+        raise NotImplementedError  # never called; without it `async with` would raise another error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -84,7 +89,7 @@ class _Blocking(Generic[C]):
     def group(self) -> str:
         return self._client.group
 
-    def open(self) -> None:
+    def open(self) -> Self:
         """Start the thread and open the client; no effect if open. If that fails, everything is closed again."""
         if self._thread is not None:
             self._thread.check_caller()
@@ -97,6 +102,7 @@ class _Blocking(Generic[C]):
                 except BaseException:
                     self.close()
                     raise
+        return self
 
     def close(self) -> None:
         """Close the client and end the thread, or wait until another thread has. Idempotent. No effect in a fork."""
@@ -125,7 +131,7 @@ class _Blocking(Generic[C]):
         return self._thread.run(work)
 
     def _not_open(self) -> MQError:
-        return MQError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
+        return RemotingError(f"{type(self).__name__} of group {self.group} is not open: use it inside `with`")
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._thread is None:

@@ -261,6 +261,8 @@ class PushConsumer(GroupClient):
     # Opening and closing.
 
     async def _join(self) -> None:
+        if self._dispatcher.listener is not None:
+            self._check_subscribed()
         # 1. Prepare everything that may fail.
         await self._offset_store.open()
         self._ready_queue.open()
@@ -350,9 +352,13 @@ class PushConsumer(GroupClient):
         if not self.was_opened:
             self._check_open()
         self._check_caller()
+        self._check_subscribed()
+
+    def _check_subscribed(self) -> None:
         if self._context.subscriptions.keys() <= {self._context.retry_topic}:
-            logger.warning(
-                "group %s: nothing is subscribed, so no message arrives: call subscribe(topic) first", self.group
+            raise ConfigError(
+                f"group {self.group} has subscribed to nothing, so no message arrives: call subscribe(topic) first",
+                subject="subscribe",
             )
 
     def _check_caller(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from rucola.errors import MQError
 from rucola.files import is_remote, local_path
 from rucola.message.topics import check_group, check_tags, check_topic
+from rucola.name_server_addresses import split
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ def duration_ms(text: str) -> int:
 
 def name_servers(text: str) -> str:
     """Parse `host:port;host:port`, and return it without blanks."""
-    addresses = [address.strip() for address in text.split(";") if address.strip()]
+    addresses = split(text)
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
