@@ -218,3 +218,30 @@ def test_a_requeued_message_is_delivered_until_completed(count: int, takers: int
             assert (offsets if in_order else sorted(offsets)) == list(range(count))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("in_order", "woken"), [(False, 1), (True, 3)])
+async def test_a_taker_without_pauses_wakes_no_others_for_what_it_takes(in_order: bool, woken: int) -> None:
+    """Three takers wait; each queue that may be delivered beside others has its taker."""
+    line = line_of(in_order=in_order)
+    queues = [own_queue(queue_id) for queue_id in range(woken)]
+    left, is_empty = 30 if woken == 1 else woken, asyncio.Event()
+
+    async def take() -> None:
+        nonlocal left
+        delivery = await line.get()
+        while delivery is not None:
+            left -= 1
+            delivery = line.get_nowait()
+        if not left:
+            is_empty.set()
+
+    takers = [asyncio.ensure_future(take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for own in queues:
+        line.put(own, pulled(own, 30 if woken == 1 else 1))
+    waiting = [*line._waiters]
+    await is_empty.wait()
+    assert sum(waiter.done() for waiter in waiting) <= 1, "woken for nothing"
+    line.close()
+    await asyncio.gather(*takers)

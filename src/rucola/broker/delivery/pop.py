@@ -420,8 +420,8 @@ class PopConsumerService(Delivery[None]):
         if len(self._due) > 2 * self.count + _MAX_OUTDATED:
             self._due = [due for due in self._due if self._current(*due[1:])]
             heapq.heapify(self._due)
-        if self._due:
-            self.on_due(self._due[0][0])
+        if self._due and self._due[0] is due:
+            self.on_due(due[0])
 
     def _current(self, queue: PopQueue, pop_time_ms: int, offsets: Sequence[int]) -> list[int]:
         """Return those messages of a delivery that are outstanding since then."""

@@ -28,11 +28,13 @@ class ReadyQueue:
         """The queues with waiting messages that are not blocked, each once (`is_ready`)."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         """Callers of `get` that wait for a delivery, in order."""
+        self._is_waking = False
+        """Whether a waiter was woken that has not run yet; it wakes the next one."""
         self._is_closed = True
 
     def open(self) -> None:
         self._rotation.clear()
-        self._is_closed = False
+        self._is_waking = self._is_closed = False
 
     def put(self, assigned: AssignedQueue, messages: Iterable[MessageExt]) -> None:
         """Append messages to the waiting ones of their queue."""
@@ -62,7 +64,7 @@ class ReadyQueue:
             elif waiting:
                 assigned.is_ready = True
                 self._rotation.append(assigned)
-                if self._waiters:
+                if self._waiters and not self._is_waking:
                     self._wake()
             return delivery
         return None
@@ -78,9 +80,12 @@ class ReadyQueue:
                 waiter.cancel()
                 with suppress(ValueError):
                     self._waiters.remove(waiter)
-                if not waiter.cancelled():
-                    self._wake()  # this waiter had been woken up: pass that on to the next one
+                if not waiter.cancelled():  # this waiter had been woken up: pass that on to the next one
+                    self._is_waking = False
+                    self._wake()
                 raise
+            self._is_waking = False
+        self._wake()
         return delivery
 
     def complete(self, delivery: Delivery) -> None:
@@ -138,9 +143,9 @@ class ReadyQueue:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the first waiter, which adds the queue again if more messages wait."""
-        while self._waiters and self._rotation:
+        """Wake the first waiter, unless one is awake that will wake it."""
+        while self._waiters and self._rotation and not self._is_waking:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                break
+                self._is_waking = True
