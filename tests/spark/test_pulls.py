@@ -72,17 +72,22 @@ def test_small_queues_share_a_partition_and_large_ones_are_cut() -> None:
     assert len(pack({BrokerQueue("T", "a", 0): (0, 3)}, sizes, 10)) == 3
 
 
-async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """64 queues with 3 messages each, of which tags choose some; each queue is pulled once."""
-    pulls: list[MessageQueue] = []
+@pytest.fixture
+def pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The queue id of each pull."""
+    found: list[int] = []
     pull_records = PullConsumer.pull_records
 
     async def counted(self: PullConsumer, queue: MessageQueue, *arguments: object, **named: object) -> object:
-        pulls.append(queue)
+        found.append(queue.queue_id)
         return await pull_records(self, queue, *arguments, **named)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(PullConsumer, "pull_records", counted)
+    return found
+
+
+async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(tmp_path: Path, pulls: list[int]) -> None:
+    """64 queues with 3 messages each, of which tags choose some; each queue is pulled once."""
     async with cluster(tmp_path) as running:
         await running.create_topic(await running.start_broker(), "T", queues=64)
         async with Producer("senders", running.namesrv) as producer:
@@ -93,7 +98,7 @@ async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
         options = parse_read_options({"nameServer": running.namesrv, "subscribe": "T"})
         (pulls_of_all,) = await asyncio.to_thread(reader.plan, options)
         assert len(pulls_of_all.ranges) == 64
-        monkeypatch.setattr(PullConsumer, "pull_records", counted)
+        pulls.clear()
         whole = RocketMQReader(options, ("queueId", "queueOffset", "body"))
         rows = await asyncio.to_thread(rows_of, whole, pulls_of_all)
         assert len(pulls) == 64
@@ -105,6 +110,23 @@ async def test_a_wide_topic_is_one_task_in_the_order_of_each_queue(
         )
         # The third message of each queue has the tag, too, and lies behind the end.
         assert sorted(int(row["body"]) for row in tagged) == list(range(64))
+
+
+async def test_long_queues_of_a_task_are_pulled_by_turns(tmp_path: Path, pulls: list[int]) -> None:
+    """Each answer has 32 messages; the next pull of a queue does not wait for the other queue's answer."""
+    async with cluster(tmp_path) as running:
+        await running.create_topic(await running.start_broker(), "T", queues=2)
+        async with Producer("senders", running.namesrv) as producer:
+            for queue_id, count in enumerate((80, 100)):
+                batch = [Message("T", b"%d" % n) for n in range(count)]
+                await producer.send_batch(batch, MessageQueue("T", "broker-a", queue_id))
+        options = parse_read_options({"nameServer": running.namesrv, "subscribe": "T"})
+        (part,) = await asyncio.to_thread(reader.plan, options)
+        pulls.clear()
+        rows = await asyncio.to_thread(rows_of, RocketMQReader(options, ("queueId", "body")), part)
+    assert pulls == [0, 1, 0, 1, 0, 1, 1]
+    for queue_id, count in enumerate((80, 100)):
+        assert [int(row["body"]) for row in rows if row["queueId"] == queue_id] == [*range(count)]
 
 
 async def test_a_tag_that_no_subscription_can_name_is_found(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Workers pull without joining the consumer group: they own no queue and commit nothing.
 
 A task costs some 60 ms, so a partition holds ranges of many queues of one broker: its queues are put in a row, weighted
-by message count times sampled record size, and cut into parts of equal weight. While a queue is read, the first pulls
-of the following queues are in flight. The order within a queue is preserved.
+by message count times sampled record size, and cut into parts of equal weight. Pulls of several queues are in
+flight, so that their messages alternate. The order within a queue is preserved.
 
 Brokers filter by tags code; the tags themselves are compared here.
 """
@@ -50,7 +50,7 @@ _USUAL_SIZE: Final = 1024
 
 @dataclass
 class PullPartition(InputPartition):
-    """Ranges of queues of one broker, read in sequence. Pickled to a worker."""
+    """Ranges of queues of one broker. Pickled to a worker."""
 
     broker_name: str
     ranges: tuple[QueueRange, ...]
@@ -200,14 +200,13 @@ async def _pull_ranges(
         while True:
             for each in islice(ranges, _IN_FLIGHT - len(ahead)):
                 ahead.append(asyncio.create_task(_pull(consumer, partition.broker_name, each, each.begin, chosen)))
-            # Wait for the range that was requested first, and complete it before the next.
             if not ahead:
                 return
             pulled = await ahead.popleft()
+            if pulled.end < pulled.range.end:
+                again = _pull(consumer, partition.broker_name, pulled.range, pulled.end, chosen)
+                ahead.append(asyncio.create_task(again))
             yield pulled
-            while pulled.end < pulled.range.end:
-                pulled = await _pull(consumer, partition.broker_name, pulled.range, pulled.end, chosen)
-                yield pulled
     finally:
         for task in ahead:
             task.cancel()
@@ -273,12 +272,13 @@ def _positions(pulled: Sequence[_PulledRecords], broker_name: str) -> tuple[Arra
     """Return positions, sizes and counts of records in these pulls; RemoteProtocolError for a partial record."""
     positions: list[int] = []
     counts: list[int] = []
-    before = 0
+    before, unpack_from = 0, FRAME.unpack_from
     for each in pulled:
         data, position, first = each.records, 0, len(positions)
-        while position < len(data):
-            size = FRAME.unpack_from(data, position)[0] if position + FRAME.size <= len(data) else 0
-            if not MIN_RECORD_SIZE <= size <= len(data) - position:
+        end = len(data)
+        while position < end:
+            size, _ = unpack_from(data, position) if position + FRAME.size <= end else (0, 0)
+            if not MIN_RECORD_SIZE <= size <= end - position:
                 queue = BrokerQueue(each.range.topic, broker_name, each.range.queue_id)
                 raise RemoteProtocolError(f"a pull from {queue} returned no whole record at byte {position}")
             positions.append(before + position)
