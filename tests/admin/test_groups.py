@@ -39,7 +39,7 @@ from rucola.protocol.group import (
     QueryCorrectionOffsetRequestHeader,
     ResetOffsetRequestHeader,
     decode_offset_table,
-    encode_offset_table,
+    reset_table_steps,
 )
 from rucola.protocol.offset import OffsetResponseHeader
 from rucola.protocol.topic import consume_stats_steps
@@ -357,7 +357,7 @@ async def test_a_reset_to_an_offset_fails_if_a_broker_of_rocketmq_4_has_members(
     def reset(connection: Connection, command: RemotingCommand) -> Reply:
         assert command.ext_fields["timestamp"] == "-1"
         assert command.ext_fields["isForce"] == "false"
-        return command.response(ResponseCode.SUCCESS, body=encode_offset_table({queue: 7}))
+        return command.response(ResponseCode.SUCCESS, body=slices.run(reset_table_steps({queue: 7})))
 
     async with cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
         processors: dict[int, Processor] = {

@@ -64,7 +64,7 @@ class RecordedState:
         return await self._client.invoke(self.address, command)
 
     async def tell(self, command: RemotingCommand) -> None:
-        await self._client.invoke_oneway(self.address, command)
+        (await self._client.connect(self.address)).send(command)
 
     async def prepare(self, request: RemotingCommand, answer: RemotingCommand) -> None:
         """Bring the broker where the recorded answer is the right one."""

@@ -32,7 +32,6 @@ from rucola.protocol.queue import from_key, to_key
 from rucola.protocol.route import (
     RegisterBrokerRequestHeader,
     TopicList,
-    decode_registration,
     encode_registration,
     registration_steps,
 )
@@ -102,11 +101,11 @@ def test_recorded_registrations_carry_the_crc_of_their_bodies(golden: Path) -> N
     for command in registrations:
         header = command.decode_header(RegisterBrokerRequestHeader)
         assert header.body_crc32 == body_crc(command.body)
-        body = decode_registration(header, command.body)
+        body = slices.run(registration_steps(header, command.body))
         assert body.topic_config_serialize_wrapper.topic_config_table
         packed = encode_registration(body, compress=True)
         header.compressed, header.body_crc32 = "true", body_crc(packed)
-        assert decode_registration(header, packed) == body
+        assert slices.run(registration_steps(header, packed)) == body
 
 
 # Heartbeats of other clients.
@@ -257,14 +256,16 @@ def test_a_registration_round_trips(topics: list[str], filter_servers: list[str]
     )
     body = RegisterBrokerBody(filter_server_list=filter_servers, topic_config_serialize_wrapper=wrapper)
     data = encode_registration(body, compress=compress)
-    assert decode_registration(registration_header(compress, body_crc(data)), data) == body
+    assert slices.run(registration_steps(registration_header(compress, body_crc(data)), data)) == body
     unsigned = zlib.crc32(data)
-    assert decode_registration(registration_header(compress, unsigned), data) == body, "the sign bit does not count"
+    assert slices.run(registration_steps(registration_header(compress, unsigned), data)) == body, (
+        "the sign bit does not count"
+    )
 
 
 def test_a_registration_without_a_body_has_no_topics() -> None:
     for compressed in (True, False):
-        body = decode_registration(registration_header(compressed), b"")
+        body = slices.run(registration_steps(registration_header(compressed), b""))
         assert body.topic_config_serialize_wrapper == TopicConfigSerializeWrapper()
 
 
@@ -273,13 +274,13 @@ def test_a_damaged_registration_is_a_protocol_error(garbage: bytes) -> None:
     if not garbage:
         return
     with pytest.raises(RemoteProtocolError):
-        decode_registration(registration_header(True), zlib.compress(garbage))
+        slices.run(registration_steps(registration_header(True), zlib.compress(garbage)))
 
 
 def test_a_registration_over_the_size_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_module, "MAX_REGISTRATION_SIZE", 1000)
     with pytest.raises(RemoteProtocolError):
-        decode_registration(registration_header(True), zlib.compress(bytes(100_000)))
+        slices.run(registration_steps(registration_header(True), zlib.compress(bytes(100_000))))
 
 
 LARGE = 1 << 20
@@ -300,9 +301,9 @@ def test_a_large_registration_equals_a_small_one(
     wrapper = {"dataVersion": {"counter": 3, "timestamp": 4}, "topicConfigTable": table}
     document = {"filterServerList": filter_servers, "topicConfigSerializeWrapper": wrapper}
     data = json.dumps(document, indent=indent, ensure_ascii=False).encode()
-    small = decode_registration(registration_header(False), data)
+    small = slices.run(registration_steps(registration_header(False), data))
     assert small.topic_config_serialize_wrapper.topic_config_table.keys() == topics.keys()
-    assert decode_registration(registration_header(False), b" " * LARGE + data) == small
+    assert slices.run(registration_steps(registration_header(False), b" " * LARGE + data)) == small
 
 
 def steps_of(body: RegisterBrokerBody, *, compress: bool) -> tuple[int, int]:
@@ -356,7 +357,7 @@ def test_a_long_name_of_a_topic_is_refused(compress: bool, padding: int) -> None
         wrapper.topic_config_table = {"T" * 513: wrapper.topic_config_table["T"]}
     data = encode_registration(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper), compress=compress)
     with pytest.raises(RemoteProtocolError):
-        decode_registration(registration_header(compress), b" " * padding + data)
+        slices.run(registration_steps(registration_header(compress), b" " * padding + data))
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -365,4 +366,4 @@ def test_filter_servers_of_a_registration_are_bounded(compress: bool) -> None:
         filter_server_list=["10.0.0.1:30911"] * 100_000, topic_config_serialize_wrapper=TopicConfigSerializeWrapper()
     )
     with pytest.raises(RemoteProtocolError):
-        decode_registration(registration_header(compress), encode_registration(body, compress=compress))
+        slices.run(registration_steps(registration_header(compress), encode_registration(body, compress=compress)))

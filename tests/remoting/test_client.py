@@ -35,7 +35,7 @@ async def test_a_refused_connection_names_address_and_reason() -> None:
     with raises(RemotingConnectError, subject=address):
         await client.invoke(address, RemotingCommand.request(ECHO))
     with pytest.raises(RemotingConnectError):
-        await client.invoke_oneway(address, RemotingCommand.oneway(ECHO))
+        (await client.connect(address)).send(RemotingCommand.oneway(ECHO))
     assert client.open_connection(address) is None
     await client.close()
 

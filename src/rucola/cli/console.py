@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rucola.cli.extras import require_console
+from rucola.cli.extras import require_extra
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.servers import PORT, run_server, serve_until_cancelled
@@ -49,7 +49,7 @@ def console(
       rucola console -n 10.0.0.1:9876 --bind 0.0.0.0 --accounts console.properties
       rucola console -n 10.0.0.1:9876 --prefix /rucola --trusted-proxy 127.0.0.1
     """
-    with require_console():
+    with require_extra("console"):
         from rucola.console.accounts import hash_password as hashed
         from rucola.console.config import ConsoleConfig
         from rucola.console.server import ConsoleServer

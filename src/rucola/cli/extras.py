@@ -21,36 +21,17 @@ def require_spark() -> Iterator[None]:
     if is_shown:
         click.echo("loading PySpark ...\r", err=True, nl=False)
     try:
-        yield
-    except ModuleNotFoundError as error:
-        raise click.ClickException(missing_extra(error, "spark")) from None
+        with require_extra("spark"):
+            yield
     finally:
         if is_shown:
             click.echo("\x1b[2K", err=True, nl=False)  # erase the line
 
 
 @contextmanager
-def require_security() -> Iterator[None]:
-    """Report a missing extra for `cryptography` in one sentence."""
+def require_extra(extra: str) -> Iterator[None]:
+    """Report a missing extra in one sentence."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise click.ClickException(missing_extra(error, "security")) from None
-
-
-@contextmanager
-def require_reliable() -> Iterator[None]:
-    """Report a missing extra for `rucola.reliable` in one sentence."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise click.ClickException(missing_extra(error, "reliable")) from None
-
-
-@contextmanager
-def require_console() -> Iterator[None]:
-    """Report a missing extra for `rucola.console` in one sentence."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise click.ClickException(missing_extra(error, "console")) from None
+        raise click.ClickException(missing_extra(error, extra)) from None

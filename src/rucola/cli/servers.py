@@ -25,7 +25,7 @@ from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.cli import banner, systemd
-from rucola.cli.extras import require_console
+from rucola.cli.extras import require_extra
 from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
@@ -143,7 +143,7 @@ async def _standalone(broker: Broker, namesrv_port: int, console_port: int | Non
         if broker.grpc_endpoint:
             ready += f" grpc={broker.grpc_endpoint}"
         if console_port is not None:
-            with require_console():
+            with require_extra("console"):
                 from rucola.console.config import ConsoleConfig
                 from rucola.console.server import ConsoleServer
             cluster = ConnectionOptions(broker.config.namesrv_addr, ClientTls.of(broker.config.tls))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rucola.cli.extras import require_security
+from rucola.cli.extras import require_extra
 from rucola.cli.option_types import PathType
 from rucola.cli.suggestions import SuggestingGroup
 
@@ -44,7 +44,7 @@ def init(directory: Path, hosts: tuple[str, ...], days: int) -> None:
       rucola tls init certificates
       rucola tls init certificates broker-a.example.com 10.0.0.7
     """
-    with require_security():
+    with require_extra("security"):
         from rucola.cli.certificates import CertificateDirectory
     names = CertificateDirectory(directory).create(hosts, days)
     click.echo(f"{directory}: an authority, and certificates for {', '.join(names)}, valid for {days} days")
@@ -66,7 +66,7 @@ def renew(directory: Path, hosts: tuple[str, ...], days: int) -> None:
       rucola tls renew certificates
       rucola tls renew certificates broker-b.example.com
     """
-    with require_security():
+    with require_extra("security"):
         from rucola.cli.certificates import CertificateDirectory
     names = CertificateDirectory(directory).renew(hosts, days)
     click.echo(f"{directory}: new certificates for {', '.join(names)}, valid for {days} days")

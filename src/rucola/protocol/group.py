@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping
 
 import msgspec
 
-from rucola import slices
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import ConsumeStatsList, QueueTimeSpan
 from rucola.errors import RemoteProtocolError
@@ -81,13 +80,8 @@ class QueryCorrectionOffsetBody(Body, kw_only=True):
     correction_offsets: dict[int, int] = {}
 
 
-def encode_offset_table(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """Encode the body of request 220 and response 222; `as_list` for C++ clients."""
-    return slices.run(reset_table_steps(offsets, as_list=as_list))
-
-
 def reset_table_steps(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> Generator[None, None, bytes]:
-    """`encode_offset_table` in small steps (see `rucola.slices`)."""
+    """Encode the body of request 220 and response 222 in small steps; `as_list` for C++ clients."""
     if not as_list:
         return b'{"offsetTable":%b}' % (yield from by_queue_steps(offsets))
     rows: list[bytes] = []

@@ -163,11 +163,6 @@ def digest_steps(data: bytes) -> Generator[None, None, bytes]:
     return digest.digest()
 
 
-def decode_registration(header: RegisterBrokerRequestHeader, data: bytes) -> RegisterBrokerBody:
-    """`registration_steps` at once."""
-    return slices.run(registration_steps(header, data))
-
-
 def registration_steps(
     header: RegisterBrokerRequestHeader, data: bytes, max_topics: int = 100_000
 ) -> Generator[None, None, RegisterBrokerBody]:

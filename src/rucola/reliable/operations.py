@@ -1,10 +1,13 @@
-"""Inspection and repair by operators, and the purge. Each function works in the caller's transaction.
+"""Inspection and repair by operators, and the purge.
 
-hasten     makes stubs due now, unless they have changed since; the next relay decides resend     from MANUAL, STUCK,
-DEAD, VOID and SENT: due now, with a new send count; the next relay sends it reopen     from DEAD, when a copy of the
-dead letter was sent: SENT, so that the relay waits for the confirmation again confirm    for one group or all: an
-operator has verified the effect void       consumers drop the message and no relay sends it; refused if CONFIRMED,
-since a confirmation wins purge      deletes, a thousand messages at a time, rows too old for any duplicate
+    hasten     makes stubs due now, unless they have changed since; the next relay decides
+    resend     from MANUAL, STUCK, DEAD, VOID and SENT: due now, with a new send count; the next relay sends it
+    reopen     from DEAD, when a copy of the dead letter was sent: SENT, and the relay waits for a confirmation again
+    confirm    for one group or all: an operator has verified the effect
+    void       consumers drop the message and no relay sends it; refused if CONFIRMED, since a confirmation wins
+    purge      deletes, a thousand messages at a time, rows too old for any duplicate
+
+Each function works in the caller's transaction.
 """
 
 from __future__ import annotations

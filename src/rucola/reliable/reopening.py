@@ -18,13 +18,13 @@ from rucola.reliable.policy import Policy, Position
 from rucola.reliable.schema import Tables
 
 
-def reopening(database: Database, tables: Tables, group: str, policy: Policy | None = None) -> AfterRedrive:
+def reopening(database: Database, tables: Tables, group: str) -> AfterRedrive:
     """Return a callback for `redrive` that reopens the group's stubs; they are due as after a first send."""
-    chosen = policy or Policy()
+    policy = Policy()
 
     async def reopen(result: RedriveResult) -> bool:
         return await database.run(
-            operations.reopen, tables, result.message.msg_id, group, _position(result, group), chosen.confirm_wait_ms(1)
+            operations.reopen, tables, result.message.msg_id, group, _position(result, group), policy.confirm_wait_ms(1)
         )
 
     return reopen

@@ -75,12 +75,6 @@ class RemotingClient:
             raise BrokerError(answer.code, answer.remark, address)
         return answer
 
-    async def invoke_oneway(
-        self, address: str, command: RemotingCommand, timeout_ms: float = CONNECT_TIMEOUT_MS
-    ) -> None:
-        """Send a one-way request. RemotingConnectError if no connection can be opened in time."""
-        (await self.connect(address, timeout_ms)).send(command)
-
     async def connect(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
         """Return the open connection, or open one; concurrent callers share an attempt. RemotingConnectError."""
         connection = self._connections.get(address)

@@ -23,7 +23,7 @@ from rucola.admin.commands.command import (
     split,
 )
 from rucola.admin.commands.dead_letters import DeadGroup, ShowAll, letter_json, selected_letters
-from rucola.cli.extras import require_reliable
+from rucola.cli.extras import require_extra
 from rucola.errors import ConfigError, missing_extra
 from rucola.files import replacing
 from rucola.presentation import Table
@@ -217,6 +217,6 @@ async def redrive_dlq(
 
 
 def _stub_reopening(database: str, prefix: str | None, schema: str | None, group: str) -> AfterRedrive:
-    with require_reliable():
+    with require_extra("reliable"):
         from rucola.cli.reliable.redriven import stub_reopening
     return stub_reopening(database, prefix, schema, group)

@@ -10,9 +10,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import click
 
-from rucola.cli.extras import require_reliable
+from rucola.cli.extras import require_extra
 
-with require_reliable():
+with require_extra("reliable"):
     from sqlalchemy import Connection, make_url
     from sqlalchemy.exc import ArgumentError, DBAPIError
 
