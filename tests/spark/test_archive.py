@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -140,20 +138,6 @@ def test_two_stores_share_a_lake(spark: SparkSession, small_store: SmallStore, t
 
 
 @pytest.mark.spark
-def test_damage_is_one_sentence_and_archives_nothing(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path
-) -> None:
-    places = [small_store.put() for _ in range(3)]
-    small_store.overwrite(places[1] + 88, b"X")
-    with pytest.raises(StoreError) as raised:
-        archive.run(spark, small_store.path, tmp_path / "lake")
-    path = small_store.path / "commitlog" / f"{0:020d}"
-    assert str(raised.value) == f"{path} at byte {places[1]}: the body does not match its CRC"
-    assert not list((tmp_path / "lake").glob("data/*"))
-    assert archive.run(spark, small_store.path, tmp_path / "lake", corrupt_records="skip").rows == 2
-
-
-@pytest.mark.spark
 def test_another_store_at_the_same_path_is_detected(
     spark: SparkSession, small_store: SmallStore, tmp_path: Path
 ) -> None:
@@ -183,16 +167,6 @@ def test_messages_deleted_before_archiving_are_an_error(
     (small_store.path / "commitlog" / f"{0:020d}").unlink()
     with pytest.raises(StoreError):
         archive.run(spark, small_store.path, tmp_path / "lake")
-
-
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.touch()])
-def test_a_directory_without_a_store_is_refused(tmp_path: Path, make: Callable[[Path], Any]) -> None:
-    """Before Spark has anything to do: there is no session here."""
-    make(tmp_path / "store")
-    with pytest.raises(StoreError) as raised:
-        archive.run(None, tmp_path / "store", tmp_path / "lake")  # type: ignore[arg-type]
-    assert str(raised.value) == f"{tmp_path / 'store'} is not a store directory: it holds no commitlog/"
-    assert not (tmp_path / "lake").exists()
 
 
 def test_an_empty_store_is_archived_as_nothing(tmp_path: Path) -> None:

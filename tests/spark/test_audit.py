@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
-from rucola.errors import StoreError
 from rucola.fastjson import dumps_pretty
 from rucola.fastjson import loads as load_fastjson
 from rucola.message.topics import is_system_topic
@@ -22,7 +21,6 @@ from rucola.spark.jobs import archive, audit
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.jobs.time_axis import TimeAxis
 from rucola.spark.session import AnySession
-from support.errors import raises
 from support.small_store import SmallStore
 
 HOUR_MS = 3_600_000
@@ -165,8 +163,3 @@ def test_the_command_prints_a_table_or_json(spark: SparkSession, small_store: Sm
     as_json = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
     assert as_json["messages"] == 1
     assert [row["topic"] for row in as_json["topics"]] == ["T"]
-
-
-def test_an_invalid_source_is_refused(tmp_path: Path) -> None:
-    with raises(StoreError, subject=str(tmp_path)):
-        audit.run(None, [tmp_path])  # type: ignore[arg-type]

@@ -79,6 +79,8 @@ def test_invalid_options_are_refused_before_spark_starts(
     assert result.stderr.startswith("Error: ")
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "new" / "_rucola").exists(), "no lake was begun"
+    assert not [*(tmp_path / "empty").iterdir()]
 
 
 def test_rebuild_of_another_directory_is_a_wrong_command_line(no_session: None, tmp_path: Path) -> None:
@@ -237,9 +239,8 @@ def test_a_continuous_archive_survives_its_brokers_and_stops_on_a_signal(tmp_pat
     assert not [line for line in lines if "Traceback" in line]
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("option", ["--spark", "--no-spark"])
-def test_an_interrupted_job_prints_nothing(small_store: SmallStore, tmp_path: Path, option: str) -> None:
+@pytest.mark.slow
+def test_an_interrupted_job_without_spark_prints_nothing(small_store: SmallStore, tmp_path: Path) -> None:
     for n in range(40):
         small_store.put("T", n % 2, UNIQ_KEY=f"U{n}")
     acks = AckReader(tmp_path / "ledger")
@@ -250,7 +251,7 @@ def test_an_interrupted_job_prints_nothing(small_store: SmallStore, tmp_path: Pa
 
     with broker_thread(tmp_path / "broker", "T") as namesrv:
         given = ["--from", str(small_store.path), "-n", namesrv, "--ledger", str(tmp_path / "ledger")]
-        given += ["--rate", "1", option]
+        given += ["--rate", "1", "--no-spark"]
         with subprocess.Popen(
             [*RUCOLA, "pipeline", "replay", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:

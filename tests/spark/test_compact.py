@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.errors import StoreError
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
@@ -15,7 +14,6 @@ from rucola.spark.lake.compaction import CompactionResult
 from rucola.spark.lake.key_index import key_hash, runs_to_merge
 from rucola.spark.lake.snapshot import KeyFile
 from rucola.spark.lake.tables import read_snapshot
-from support.errors import raises
 from support.lake_entries import lake_entries
 from support.small_store import SmallStore
 
@@ -59,13 +57,6 @@ def test_small_files_become_one_and_nothing_else_changes(
         *(file.path for file in snapshot.rows),
         *(file.path for file in snapshot.keys),
     }
-
-
-def test_a_directory_without_a_lake_is_left_unchanged(tmp_path: Path) -> None:
-    """Before Spark has anything to do: there is no session here."""
-    with raises(StoreError, subject=str(tmp_path)):
-        Archive(tmp_path).compact()  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
 
 
 def runs(*entries: int) -> list[KeyFile]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.errors import InvalidMessage, StoreError
+from rucola.errors import InvalidMessage
 from rucola.message import MessageExt
 from rucola.message.record import body_crc
 from rucola.spark.archive import Archive
@@ -160,14 +160,3 @@ def test_a_hot_key_returns_the_newest_messages(searched: Searched) -> None:
     times = sorted((each.store_timestamp for each in searched.messages if each.tags == "B"), reverse=True)
     assert [each.message.store_timestamp for each in found.messages] == times[:5]
     assert found.is_cut
-
-
-def test_a_directory_without_a_lake_is_refused(tmp_path: Path) -> None:
-    """Before Spark has anything to do: there is no session here."""
-    for ask in (
-        lambda: search.find(None, tmp_path, Selection()),  # type: ignore[arg-type]
-        lambda: Archive(tmp_path).by_key(["k"]),
-        lambda: Archive(tmp_path).by_offset_msg_id("7F00000100002A9F0000000000000000"),
-    ):
-        with pytest.raises(StoreError):
-            ask()

@@ -96,7 +96,3 @@ def test_sql_reads_a_store(spark: SparkSession, golden: Path) -> None:
     }
     wanted = [row["topic"] for row in expected(golden, "g1-clean") if row["topic"].startswith(("G", "%RETRY%"))]
     assert counted == {topic: wanted.count(topic) for topic in set(wanted)}
-
-
-def test_an_empty_store_is_an_empty_table(spark: SparkSession, small_store: SmallStore) -> None:
-    assert load(spark, small_store.path).count() == 0
