@@ -80,24 +80,6 @@ def processes_relay(business: Business, machines: Machines) -> Relay:
     return Relay(business.db.engine(), machines.namesrv, tables=business.db.tables, policy=POLICY)
 
 
-async def test_broker_killed_while_the_relay_sends_loses_nothing(business: Business, machines: Machines) -> None:
-    """At some message: those that no response reached are sent again with the same ids."""
-    broker = machines.broker()
-    async with processes_relay(business, machines) as running:
-        business.add("T", 300)
-        running.wake()
-        await until(lambda: running.sent >= 50)
-        business.add("T", 300)
-        running.wake()
-        broker.process.kill()
-        broker.process.wait()
-        await asyncio.to_thread(machines.broker, listenPort=machines.addresses["master"].rpartition(":")[2])
-        await until(lambda: "NEW" not in statuses(business.db), 60)
-        async with business.consumer(machines.namesrv, "T"):
-            await until(business.is_settled, 60)
-    assert business.effects() == sorted(business.added)
-
-
 @pytest.mark.parametrize("is_consumed", [False, True], ids=["in the backlog", "after they were consumed"])
 async def test_lost_disk_loses_no_message(is_consumed: bool, business: Business, machines: Machines) -> None:
     """The new disk is empty: queue offsets begin again at 0, below those that stubs have recorded."""

@@ -126,31 +126,6 @@ def test_deadlock_of_two_listeners_is_retried_with_one_effect_each(server_db: Ou
     assert is_settled(server_db, 2)
 
 
-def test_deadlock_of_two_senders_leaves_one_order_and_one_message_each(
-    server_db: OutboxDatabase, accounts: Table
-) -> None:
-    outbox = Outbox(tables=server_db.tables)
-    both_hold_a_row = threading.Barrier(2)
-
-    def send(names: str, attempt: int = 0) -> int:
-        try:
-            with Session(server_db.engine()) as session, session.begin():
-                outbox.add(session, Message("T", names.encode()))
-                for number, name in enumerate(names):
-                    own = update(accounts).where(accounts.c.id == name)
-                    session.execute(own.values(balance=accounts.c.balance + 1))
-                    if number == 0 and attempt == 0:
-                        both_hold_a_row.wait(20)
-        except OperationalError:
-            return send(names, attempt + 1)
-        return attempt
-
-    with ThreadPoolExecutor(2) as threads:
-        assert sum(threads.map(send, ["ab", "ba"])) >= 1, "no deadlock"
-    assert balances(server_db) == [2, 2]
-    assert sorted(stub.body for stub in stubs(server_db)) == [b"ab", b"ba"]
-
-
 LOCK_WAITS = {
     "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
     # Not innodb_trx, which the server refreshes only if it was not read for 0.1 s.
