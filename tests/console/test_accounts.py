@@ -136,13 +136,44 @@ async def test_the_api_runs_the_catalogue(tmp_path: Path) -> None:
         assert paths.keys() == document()["paths"].keys()
 
 
+async def test_a_look_at_bodies_is_recorded_and_what_it_may_change_is_guarded(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as running, visitor(running.namesrv, accounts=accounts(tmp_path)) as console:
+        await log_in(console, "bob", "also")
+        found = (await console.get("/api/v1/queryMsgByKey?topic=Orders&key=7")).json()["result"]["messages"]
+        assert [one["body"] for one in found] == ["order 7"]
+        offset_id = found[0]["offsetMsgId"]
+        by_id = f"/api/v1/queryMsgByUniqueKey?unique_key={offset_id}"
+        assert (await console.get(f"{by_id}&topic=Orders")).json()["result"]["messages"][0]["keys"] == "7"
+        url = console.url("/api/v1/queryMsgById")
+        for given in ({}, {"resend": True}, {"group": "billing", "client_id": "c"}):
+            assert (await console.http.post(url, json={"msg_ids": offset_id} | given)).status_code == 403
+        wrong_topic = await console.get(f"{by_id}&topic=Order")
+        assert wrong_topic.status_code in (400, 404), "of another topic, which he may view"
+        looks = [entry.action for entry in await console.console.audit.entries()]
+        assert looks[1:] == [
+            f"rucola admin queryMsgByUniqueKey -t Orders -i {offset_id}", "rucola admin queryMsgByKey -t Orders -k 7"
+        ]  # fmt: skip
+
+        await log_in(console, "ann", "right")
+        wrong_topic = await console.get(f"{by_id}&topic=TBW102")
+        assert (wrong_topic.status_code, wrong_topic.json()["subject"]) == (400, offset_id)
+        assert (await console.get(f"/api/v1/queryMsgById?msg_ids={offset_id}&resend=true")).status_code == 405
+        asked = await console.get(f"/run/queryMsgById?msg_ids={offset_id}&resend=true")
+        assert f"send a copy of message {offset_id}" in text_of(asked)
+        fields = {name: field(asked, name) for name in ("msg_ids", "resend", "seen", "token")}
+        assert (await console.http.post(console.url("/run/queryMsgById"), data=fields)).status_code == 200
+        found = (await console.get("/api/v1/queryMsgByKey?topic=Orders&key=7")).json()["result"]["messages"]
+        assert len(found) == 2
+
+
 def test_the_document_has_every_command_with_its_risk() -> None:
     paths = document("/p")["paths"]
     assert paths.keys() == {f"/{name}" for name, one in CATALOGUE.items() if not is_local(one)}
     for path, operations in paths.items():
-        ((method, described),) = operations.items()
-        risk = CATALOGUE[path[1:]].risk
-        assert (method, described["x-risk"]) == ("get" if risk is Risk.READ else "post", risk.value)
+        one = CATALOGUE[path[1:]]
+        methods = ({"get"} if one.risk is Risk.READ else {"post"}) | ({"post"} if one.effects else set())
+        assert operations.keys() == methods
+        assert {described["x-risk"] for described in operations.values()} == {one.risk.value}
 
 
 @pytest.mark.parametrize("number", [2**53, -(2**53), 2**63 - 1])

@@ -9,6 +9,7 @@ import msgspec
 
 from rucola.console.history import MAX_BYTES, RESOLUTIONS, History
 from rucola.console.visit import ROWS
+from rucola.domain.client import ClientConnection, ConsumerConnection
 from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -31,7 +32,15 @@ TABLES = {
     RequestCode.VIEW_BROKER_STATS_DATA: {},
     RequestCode.GET_CONSUME_STATS: {"consumeTps": 0.5, "offsetTable": {}},
 }  # fmt: skip
-BODIES = {code: msgspec.json.encode(table) for code, table in TABLES.items()}
+OF_ONE = {
+    RequestCode.GET_TOPIC_STATS_INFO: {"offsetTable": {}},
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: {"groupList": ["Orders"]},
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: ConsumerConnection(
+        connection_set=[ClientConnection(client_addr="10.0.0.1:1", client_id="Orders", language="JAVA", version=409)]
+    ),
+}  # fmt: skip
+"""What the pages of one topic and one group ask."""
+BODIES = {code: msgspec.json.encode(table) for code, table in (TABLES | OF_ONE).items()}
 
 
 async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
@@ -46,7 +55,7 @@ async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
 
     async with cluster(tmp_path) as running:
         for name in ("broker-a", "broker-b"):
-            await running.scripted_broker(name, "topic-0000", dict.fromkeys(BODIES, answer))
+            server = await running.scripted_broker(name, "topic-0000", dict.fromkeys(BODIES, answer))
         async with visitor(running.namesrv, interval_s=3600, requests_per_second=1000) as console:
             await console.console.collector.wait_first(60)
             tables = 3 * 2
@@ -59,12 +68,25 @@ async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
                 assert f"-{ROWS:04}" in again.text
                 assert "-0000" not in again.text
                 await console.get(f"{path}?sort=name&q=-00")
+            # Tabs of one topic and one group, of which each question is asked once.
+            for _ in range(50):
+                for path in ("/topic?name=topic-0000", "/group?name=group-0000"):
+                    assert "Orders" in (await console.get(path)).text
             await console.get("/")
             assert (await console.get("/topic?name=none")).status_code == 404
+            counted = list(asked)
+            await server.stop()
+            console.console.collector.group_progress.forget("group-0001")
+            for path in ("/topic?name=topic-0001", "/group?name=group-0001"):
+                text = await console.text(path)
+                assert "broker-b does not answer" in text
+                assert "Orders" in text, "of broker-a"
+        asked = counted
         rates = [fields for code, fields in asked if code == RequestCode.VIEW_BROKER_STATS_DATA]
         assert len(rates) == 2 * 2 * ROWS, "of two pages, and nothing for rows that were shown before"
+        assert Counter(code for code, _ in asked if code in OF_ONE) == dict.fromkeys(OF_ONE, 2)
         assert max(Counter(asked).values()) == 2, "each question once at each broker"
-        assert len(asked) - len(rates) - tables <= 2 * GROUPS
+        assert len(asked) - len(rates) - tables - 2 * len(OF_ONE) <= 2 * GROUPS
 
 
 async def test_samples_are_kept_in_three_resolutions(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_an_action_is_previewed_audited_and_refused_if_the_state_has_chang
         refused = await console.http.post(console.url("/run/updateTopic"), data=fields | {"token": seen["token"]})
         fields |= {"seen": field(refused, "seen"), "token": seen["token"]}
         refused = await console.http.post(console.url("/run/updateTopic"), data=fields)
-        assert refused.status_code == 500
+        assert refused.status_code == 400
         assert (await console.console.audit.entries())[0].result.startswith("failure: ")  # type: ignore[union-attr]
 
 

@@ -210,15 +210,16 @@ class GroupAdmin:
 
     async def consume_time_spans(self, topic: str, group: str) -> list[QueueTimeSpan]:
         """Return the store times of every queue's ends and of the group's consumer offset."""
-        header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
-
-        async def broker_spans(address: str) -> list[QueueTimeSpan]:
-            response = await self._requests.invoke(address, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
-            return decode_body(QueryConsumeTimeSpanBody, response.body).consume_time_span_set
-
         route = await self._topics.route(topic)
-        answers = await gather_fail_fast(broker_spans(address) for address in addresses_of(route.broker_datas))
+        addresses = addresses_of(route.broker_datas)
+        answers = await gather_fail_fast(self.consume_time_spans_at(address, topic, group) for address in addresses)
         return [span for spans in answers for span in spans]
+
+    async def consume_time_spans_at(self, address: str, topic: str, group: str) -> list[QueueTimeSpan]:
+        """Return the same of the queues on one broker."""
+        header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
+        response = await self._requests.invoke(address, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+        return decode_body(QueryConsumeTimeSpanBody, response.body).consume_time_span_set
 
     async def consume_delays(self, group: str, topics: Iterable[str]) -> dict[MessageQueue, int]:
         """Return the age of the group's next message in every queue, in milliseconds."""

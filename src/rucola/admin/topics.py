@@ -60,15 +60,15 @@ class TopicAdmin:
 
     async def stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Return minimum offset, maximum offset and last update of every queue, sorted by queue."""
-
-        async def broker_stats(address: str) -> dict[MessageQueue, TopicOffset]:
-            header = TopicRequestHeader(topic=topic)
-            response = await self._requests.invoke(address, RequestCode.GET_TOPIC_STATS_INFO, header)
-            return decode_topic_stats(response.body)
-
         route = await self.route(topic)
-        tables = await gather_fail_fast([broker_stats(address) for address in addresses_of(route.broker_datas)])
+        tables = await gather_fail_fast(self.stats_at(address, topic) for address in addresses_of(route.broker_datas))
         return dict(sorted((item for table in tables for item in table.items()), key=queue_of_item))
+
+    async def stats_at(self, address: str, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """Return the same of the queues on one broker."""
+        header = TopicRequestHeader(topic=topic)
+        response = await self._requests.invoke(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+        return decode_topic_stats(response.body)
 
     async def configs(self, address: str) -> dict[str, TopicConfig]:
         response = await self._requests.invoke(address, RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -76,15 +76,16 @@ class TopicAdmin:
 
     async def consumer_groups(self, topic: str) -> list[str]:
         """Return the groups that consume the topic or have committed offsets on it, sorted."""
-
-        async def broker_groups(address: str) -> list[str]:
-            header = TopicRequestHeader(topic=topic)
-            response = await self._requests.invoke(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
-            return [str(group) for group in decode_object(response.body, "GroupList").get("groupList") or []]
-
         route = await self.route(topic)
-        answers = await gather_fail_fast(broker_groups(address) for address in addresses_of(route.broker_datas))
+        addresses = addresses_of(route.broker_datas)
+        answers = await gather_fail_fast(self.consumer_groups_at(address, topic) for address in addresses)
         return sorted({group for groups in answers for group in groups})
+
+    async def consumer_groups_at(self, address: str, topic: str) -> list[str]:
+        """Return the groups that one broker knows."""
+        header = TopicRequestHeader(topic=topic)
+        response = await self._requests.invoke(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+        return [str(group) for group in decode_object(response.body, "GroupList").get("groupList") or []]
 
     async def consume_queue_units(
         self, address: str, topic: str, queue_id: int, index: int, count: int, group: str | None = None

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from rucola.admin.commands.archive_query import MessageArchive
 from rucola.cli.extras import require_extra
+from rucola.cli.lake_options import ArchiveType, catalog_option
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.servers import PORT, run_server, serve_until_cancelled
@@ -27,7 +29,8 @@ def default_directory() -> Path:
     "--directory", type=PathType(file_okay=False), show_default="~/.local/state/rucola/console",
     help="Directory of history, audit and sessions.",
 )  # fmt: skip
-@click.option("--lake", type=PathType(file_okay=False), help="Lake with archived messages.")
+@click.option("--lake", type=ArchiveType(), help="Lake to search for messages that are no longer in the log.")
+@catalog_option
 @click.option("--accounts", type=PathType(exists=True, dir_okay=False), help="File with accounts, see docs/console.md.")
 @click.option("--hash-password", is_flag=True, help="Ask for a password, print its hash for --accounts, and exit.")
 @click.option("--prefix", default="", help="Path under which a proxy serves the console, such as /rucola.")
@@ -35,7 +38,7 @@ def default_directory() -> Path:
 @click.option("--user-header", default="", help="Header in which a trusted proxy names the user.")
 @log_options
 def console(
-    namesrv: str, port: int, bind: str, directory: Path | None, lake: Path | None, accounts: Path | None,
+    namesrv: str, port: int, bind: str, directory: Path | None, lake: MessageArchive | None, accounts: Path | None,
     hash_password: bool, prefix: str, proxies: tuple[str, ...], user_header: str,
 ) -> None:  # fmt: skip
     """Show a cluster in a browser: brokers, topics, groups, and every command of `rucola admin`.

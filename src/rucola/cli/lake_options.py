@@ -30,6 +30,16 @@ class LakeType(PathType):
         return Archive(path, catalog)
 
 
+class ArchiveType(LakeType):
+    """A lake, always as an Archive."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        lake = super().convert(value, param, ctx)
+        with require_spark():
+            from rucola.spark.archive import Archive
+        return Archive(lake)
+
+
 def _needs_no_catalog(path: Path) -> bool:
     return (path / "commitlog").is_dir() or (path / "_rucola" / "catalog.db").exists()
 

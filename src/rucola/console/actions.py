@@ -1,4 +1,7 @@
-"""Runs the commands of the catalogue for an account: authorized, and recorded in the audit if they change anything."""
+"""Runs the commands of the catalogue for an account: authorized, and recorded in the audit unless they only read.
+
+Those that show bodies of messages are recorded as well.
+"""
 
 from __future__ import annotations
 
@@ -29,41 +32,43 @@ class Actions:
         """Return what the command will do; empty if it need not be asked. Raises MQError."""
         check_remote(one)
         authorize(account, one, arguments)
-        return await one.question(self._client, **arguments) if one.confirm else ""
+        return one.effect(arguments) or (await one.question(self._client, **arguments) if one.confirm else "")
 
     async def run(self, account: Account, peer: str, one: Command, arguments: Mapping[str, Any]) -> list[Result]:
         """Run a command for an account at the address `peer`. Raises MQError."""
         check_remote(one)
         authorize(account, one, arguments)
-        if one.risk is Risk.READ:
+        is_read = one.risk_of(arguments) is Risk.READ
+        if is_read and not one.shows_bodies:
             return await self._results(one, arguments)
-        entry = await self._audit.begin(account.name, peer, command_line(one, arguments))
-        outcome = "interrupted"
-        try:
+        async with self._audit.recorded(account.name, peer, command_line(one, arguments)) as entry:
             results = await self._results(one, arguments)
-            outcome = "failure" if any(result.is_failure for result in results) else "success"
-        except Exception as error:
-            outcome = f"failure: {error}"
-            raise
-        finally:
-            await self._audit.end(entry, outcome)
+            entry.has_failed = any(result.is_failure for result in results)
+        if is_read:
+            return results
         await self._collector.refresh()
         for name in ("group", "group_name"):
-            self._collector.group_progress.forget(str(arguments.get(name)))
+            for measurements in (self._collector.group_progress, self._collector.group_members):
+                measurements.forget(str(arguments.get(name)))
         return results
 
     async def _results(self, one: Command, arguments: Mapping[str, Any]) -> list[Result]:
         results: list[Result] = []
+        later: list[Result] = []
         note = ""
+        is_read = one.risk_of(arguments) is Risk.READ
         try:
-            # A change is never interrupted.
-            async with asyncio.timeout(MAX_READ_S if one.risk is Risk.READ else None):
+            # A change is never interrupted, however many results it has; the last one may be their sum.
+            async with asyncio.timeout(MAX_READ_S if is_read else None):
                 async with aclosing(one.run(self._client, **arguments)) as found:
                     async for result in found:
-                        if len(results) == MAX_RESULTS:
-                            note = f"only the first {MAX_RESULTS} results are shown"
+                        if len(results) < MAX_RESULTS:
+                            results.append(result)
+                            continue
+                        note = f"only the first {MAX_RESULTS} results are shown"
+                        later = [result]
+                        if is_read:
                             break
-                        results.append(result)
         except TimeoutError:
             note = f"stopped after {MAX_READ_S} s: the results are incomplete"
-        return [*results, Result(None, [], [note])] if note else results
+        return [*results, *([] if is_read else later), *([Result(None, [], [note])] if note else [])]

@@ -61,14 +61,15 @@ async def run(console: Console, request: Request, account: Account) -> Response:
     one = CATALOGUE.get(name)
     if one is None or is_local(one):
         return failure(404, f"there is no command {name}; /api/v1/openapi.json lists them", name)
-    if request.method == "GET" and one.risk is not Risk.READ:
-        return failure(405, f"{name} changes the cluster: use POST", name)
     given: Mapping[str, object] = request.query_params
     if request.method == "POST":
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return failure(415, "expected application/json", "content-type")
         given = await _json_object(request)
-    results = await console.actions.run(account, peer_of(request), one, parse(one, given))
+    arguments = parse(one, given)
+    if request.method == "GET" and one.risk_of(arguments) is not Risk.READ:
+        return failure(405, f"{name} changes the cluster: use POST", name)
+    results = await console.actions.run(account, peer_of(request), one, arguments)
     found = [result.value for result in results if result.value is not None]
     return response(
         {
@@ -116,13 +117,17 @@ def _operations(one: Command) -> dict[str, Any]:
         "responses": {"200": {"description": "The result.", "content": {"application/json": {}}}},
     }
     wanted = schema(one)
+    operations = {}
+    if one.risk is not Risk.READ or one.effects:
+        operations["post"] = described | {"requestBody": {"content": {"application/json": {"schema": wanted}}}}
     if one.risk is not Risk.READ:
-        return {"post": described | {"requestBody": {"content": {"application/json": {"schema": wanted}}}}}
+        return operations
     parameters = [
         {"name": name, "in": "query", "required": name in wanted["required"], "schema": kind}
         for name, kind in wanted["properties"].items()
+        if name not in one.effects
     ]
-    return {"get": described | {"parameters": parameters}}
+    return {"get": described | {"parameters": parameters}} | operations
 
 
 ROUTES: Final[list[tuple[str, Call, list[str]]]] = [

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rucola.admin import ResponseCode
 from rucola.admin.commands import InvalidArguments
 from rucola.admin.commands.authorization import Account, Forbidden
 from rucola.console import api
@@ -24,7 +25,7 @@ from rucola.console.accounts import LOCAL, Accounts
 from rucola.console.console import Console
 from rucola.console.pages import PAGES
 from rucola.console.visit import COOKIE, DIRECTORY, Page, Visit, peer_of, set_cookie
-from rucola.errors import ConfigError, MQError, RemotingError, TopicNotFound
+from rucola.errors import BrokerError, ConfigError, InvalidMessage, MQError, RemotingError, TopicNotFound
 from rucola.remoting.exposure import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -132,14 +133,20 @@ async def _respond(visit: Visit, page: Page, accounts: Accounts) -> Response:
         return visit.render("error.html", status=status_of(error), error=str(error))
 
 
+_BUSY: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
+"""Codes of a broker that would answer later; with all others it refuses what was asked."""
+
+
 def status_of(error: MQError) -> int:
     match error:
         case Forbidden():
             return 403
         case TopicNotFound():
             return 404
-        case InvalidArguments() | ConfigError():
+        case InvalidArguments() | ConfigError() | InvalidMessage():
             return 400
+        case BrokerError():
+            return 503 if error.code in _BUSY else 400
         case RemotingError():
             return 502
         case _:

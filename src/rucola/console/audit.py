@@ -1,9 +1,12 @@
-"""The audit: each action is recorded before it runs, and its result after."""
+"""The audit: each action and each look at bodies is recorded before it runs, and its result after."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rucola.console.database import Database
@@ -27,12 +30,31 @@ class AuditEntry(NamedTuple):
     """None while the action runs, and if the console ended meanwhile."""
 
 
+@dataclass(slots=True)
+class Outcome:
+    has_failed: bool = False
+    """The action has ended without an error, but some of its parts failed."""
+
+
 class Audit:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin(self, account: str, peer: str, action: str) -> int:
-        """Record an action, durably, and return its id."""
+    @asynccontextmanager
+    async def recorded(self, account: str, peer: str, action: str) -> AsyncIterator[Outcome]:
+        """Record an action, durably, before the block runs, and how the block ends."""
+        entry = await self._begin(account, peer, action)
+        outcome, result = Outcome(), "interrupted"
+        try:
+            yield outcome
+            result = "failure" if outcome.has_failed else "success"
+        except Exception as error:
+            result = f"failure: {error}"
+            raise
+        finally:
+            await self._end(entry, result)
+
+    async def _begin(self, account: str, peer: str, action: str) -> int:
         row = time.time_ns() // 1_000_000, account, peer, action
 
         def insert(connection: sqlite3.Connection) -> int:
@@ -41,7 +63,7 @@ class Audit:
 
         return await self._database.run(insert)
 
-    async def end(self, entry_id: int, result: str) -> None:
+    async def _end(self, entry_id: int, result: str) -> None:
         query = "UPDATE audit SET result=? WHERE id=?"
         await self._database.run(lambda connection: connection.execute(query, (result, entry_id)))
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
 from rucola.admin.brokers import shortest_rate
-from rucola.admin.requests import gather_to_completion
+from rucola.admin.requests import gather_to_completion, queue_of_item
 from rucola.console.history import History
 from rucola.console.measurements import Measurements, RequestBudget
+from rucola.domain.client import ClientConnection, ConsumerConnection
 from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.role import MASTER_ID
-from rucola.domain.statistics import TOPIC_PUT_NUMS, OffsetWrapper
-from rucola.errors import MQError
+from rucola.domain.statistics import TOPIC_PUT_NUMS, OffsetWrapper, QueueTimeSpan
+from rucola.domain.subscription import SubscriptionData
+from rucola.errors import ConfigError, MQError
 from rucola.message.topics import (
     DLQ_PREFIX,
     DUE_TIME_TOPICS,
@@ -37,6 +39,8 @@ from rucola.message.topics import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TABLES_INTERVAL_S: Final = 60.0
 TURN_SHARE: Final = 4
@@ -131,8 +135,10 @@ class Snapshot:
     def clusters(self) -> list[str]:
         return sorted({one.cluster for one in self.brokers})
 
-    def master(self, broker_name: str) -> BrokerState | None:
-        return next((one for one in self.brokers if one.name == broker_name and one.is_master), None)
+    def reader(self, broker_name: str) -> BrokerState | None:
+        """Return the master of a broker group, or a slave if it does not answer."""
+        found = [one for one in self.brokers if one.name == broker_name]
+        return next((one for one in found if not one.error), found[0] if found else None)
 
     def alarms(self) -> list[Alarm]:
         found = [Alarm("name servers", "no name server answers: {why}", {"why": self.error})] if self.error else []
@@ -147,20 +153,39 @@ class Snapshot:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class TopicTraffic:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the brokers of a topic or group answered."""
+
+    failures: Mapping[str, str]
+    """Why brokers are missing, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicTraffic(Answers):
     puts_per_s: float
     day_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupProgress:
-    """A group's offsets on the brokers that answered, and the others in `failures`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDetails(Answers):
+    queues: Mapping[MessageQueue, TopicOffset]
+    groups: Sequence[str]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembers(Answers):
+    clients: Mapping[str, ClientConnection]
+    subscriptions: Mapping[str, SubscriptionData]
+    """By topic, as one of the brokers has them."""
+    delays_ms: Mapping[MessageQueue, int]
+    """The age of the next message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProgress(Answers):
     queues: Mapping[MessageQueue, OffsetWrapper]
     consume_tps: float
-    failures: Mapping[str, str]
-    """Why brokers are missing, by name."""
 
     @property
     def backlog(self) -> int:
@@ -183,8 +208,11 @@ class Collector:
         self._turn_s = TURN_SHARE / requests_per_second
         budget = RequestBudget(requests_per_second)
         self.topic_traffic = Measurements(self._traffic, self._brokers_of_topic, budget, interval_s)
-        self.topic_offsets = Measurements(self._offsets, self._brokers_of_topic, budget, interval_s)
+        self.topic_details = Measurements(
+            self._topic_details, lambda name: 2 * self._brokers_of_topic(name), budget, interval_s
+        )
         self.group_progress = Measurements(self._progress, self._brokers_of_group, budget, interval_s)
+        self.group_members = Measurements(self._members, self._questions_of_members, budget, interval_s)
         self._tables_s = -TABLES_INTERVAL_S
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -196,7 +224,7 @@ class Collector:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in (self.topic_traffic, self.topic_offsets, self.group_progress):
+        for one in (self.topic_traffic, self.topic_details, self.group_progress, self.group_members):
             await one.close()
 
     async def wait_first(self, wait_s: float = 2.0) -> Snapshot:
@@ -301,31 +329,79 @@ class Collector:
         found = self.snapshot.groups.get(name)
         return len(found.brokers) if found else 1
 
-    async def _traffic(self, name: str) -> TopicTraffic:
-        found = self.snapshot.topics.get(name)
-        masters = [self.snapshot.master(broker) for broker in (found.brokers if found else ())]
-        rates = [await self._client.brokers.rate(one.address, TOPIC_PUT_NUMS, name) for one in masters if one]
-        return TopicTraffic(sum(tps for tps, _ in rates), sum(count for _, count in rates))
+    def _questions_of_members(self, group: str) -> int:
+        return self._brokers_of_group(group) * (1 + len(self._topics_of(group)))
 
-    async def _offsets(self, name: str) -> dict[MessageQueue, TopicOffset]:
-        return await self._client.topics.stats(name)
+    def _topics_of(self, group: str) -> list[str]:
+        """The topics on which a group had offsets when it was measured last."""
+        known = self.group_progress.known(group)
+        return sorted({queue.topic for queue in known.value.queues}) if known and known.value else []
 
-    async def _progress(self, name: str) -> GroupProgress:
-        queues: dict[MessageQueue, OffsetWrapper] = {}
-        tps, failures = 0.0, {}
-        found = self.snapshot.groups.get(name)
-        for broker in found.brokers if found else ():
-            master = self.snapshot.master(broker)
+    async def _ask(
+        self, found: TopicState | GroupState | None, ask: Callable[[str], Awaitable[T]]
+    ) -> tuple[list[T], dict[str, str]]:
+        """What each broker answers, and why others do not. Raises MQError if none does."""
+        failures: dict[str, str] = {}
+
+        async def answer(broker: str) -> list[T]:
+            reader = self.snapshot.reader(broker)
             try:
-                if master is None:
-                    raise MQError("no master")
-                stats = await self._client.groups.consume_stats_at(master.address, name)
+                if reader is None:
+                    raise ConfigError(f"no broker {broker} is registered", subject=broker)
+                return [await ask(reader.address)]
             except MQError as error:
                 failures[broker] = str(error)
-                continue
-            queues |= stats.offset_table
-            tps += stats.consume_tps
-        return GroupProgress(dict(sorted(queues.items())), tps, failures)
+                return []
+
+        answers = await gather_to_completion(answer(broker) for broker in (found.brokers if found else ()))
+        found_answers = [one for of_broker in answers for one in of_broker]
+        if failures and not found_answers:
+            raise MQError("; ".join(f"{broker}: {why}" for broker, why in sorted(failures.items())))
+        return found_answers, failures
+
+    async def _traffic(self, name: str) -> TopicTraffic:
+        rates, failures = await self._ask(
+            self.snapshot.topics.get(name), lambda address: self._client.brokers.rate(address, TOPIC_PUT_NUMS, name)
+        )
+        return TopicTraffic(
+            puts_per_s=sum(tps for tps, _ in rates), day_count=sum(count for _, count in rates), failures=failures
+        )
+
+    async def _topic_details(self, name: str) -> TopicDetails:
+        async def ask(address: str) -> tuple[dict[MessageQueue, TopicOffset], list[str]]:
+            topics = self._client.topics
+            return await topics.stats_at(address, name), await topics.consumer_groups_at(address, name)
+
+        answers, failures = await self._ask(self.snapshot.topics.get(name), ask)
+        queues = {queue: at for of_broker, _ in answers for queue, at in of_broker.items()}
+        groups = sorted({group for _, of_broker in answers for group in of_broker})
+        return TopicDetails(queues=dict(sorted(queues.items(), key=queue_of_item)), groups=groups, failures=failures)
+
+    async def _progress(self, name: str) -> GroupProgress:
+        answers, failures = await self._ask(
+            self.snapshot.groups.get(name), lambda address: self._client.groups.consume_stats_at(address, name)
+        )
+        queues = {queue: at for stats in answers for queue, at in stats.offset_table.items()}
+        return GroupProgress(
+            queues=dict(sorted(queues.items(), key=queue_of_item)),
+            consume_tps=sum(stats.consume_tps for stats in answers), failures=failures,
+        )  # fmt: skip
+
+    async def _members(self, name: str) -> GroupMembers:
+        groups, topics = self._client.groups, self._topics_of(name)
+
+        async def ask(address: str) -> tuple[ConsumerConnection | None, list[QueueTimeSpan]]:
+            spans = [span for topic in topics for span in await groups.consume_time_spans_at(address, topic, name)]
+            return await groups.find_consumer_connection(name, address), spans
+
+        answers, failures = await self._ask(self.snapshot.groups.get(name), ask)
+        members = [one for one, _ in answers if one is not None]
+        return GroupMembers(
+            clients={client.client_id: client for one in members for client in one.connection_set},
+            subscriptions={topic: data for one in members for topic, data in one.subscription_table.items()},
+            delays_ms={span.message_queue: max(0, span.delay_time) for _, spans in answers for span in spans},
+            failures=failures,
+        )
 
     async def _measure_in_turn(self) -> None:
         await self._first.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rucola.admin.commands.archive_query import MessageArchive
 from rucola.errors import ConfigError
 from rucola.remoting.exposure import LOOPBACK, is_loopback
 
@@ -18,7 +19,8 @@ class ConsoleConfig:
     """0 picks a free port."""
     directory: Path | None = None
     """Holds history, audit and sessions; None keeps them in memory."""
-    lake: Path | None = None
+    lake: MessageArchive | None = None
+    """Searched for messages that are no longer in the log."""
     accounts: Path | None = None
     """File with the accounts, see `accounts`; None lets every visitor do everything."""
     user_header: str = ""

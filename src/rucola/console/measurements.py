@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 MAX_KEPT: Final = 20_000
 MAX_MEASURING: Final = 32
+WAIT_S: Final = 3.0
+"""Wait of a page for what it is about."""
 
 
 class RequestBudget:

@@ -16,8 +16,8 @@ from rucola.errors import ConfigError, RemotingConnectError
 from rucola.presentation import parse_time
 from rucola.remoting.client import host_and_port
 
-FILES: Final = {"file", "new file", "directory", "lake"}
-"""Formats of arguments that name a file of the caller's machine."""
+FILES: Final = {"file", "new file", "directory", "lake", "outbox"}
+"""Formats of arguments that name a file of the caller's machine, or a database."""
 _JSON_TYPES: Final = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _TRUE, _FALSE = {"true", "1", "on", "yes"}, {"false", "0", "off", "no"}
 

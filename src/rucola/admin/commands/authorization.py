@@ -77,15 +77,16 @@ def resources(arguments: Mapping[str, Any]) -> list[tuple[ResourceType, str]]:
     return [(RESOURCES[name], value) for name, value in arguments.items() if name in RESOURCES and value is not None]
 
 
-def required_role(one: Command) -> Role:
-    if one.risk is Risk.READ:
+def required_role(one: Command, arguments: Mapping[str, Any] | None = None) -> Role:
+    """Return the role that a command takes, for some commands with these arguments."""
+    if one.risk_of(arguments or {}) is Risk.READ:
         return Role.VIEWER
     return Role.OPERATOR if any(argument.name in RESOURCES for argument in one.arguments()) else Role.ADMIN
 
 
 def authorize(account: Account, one: Command, arguments: Mapping[str, Any]) -> None:
     """Raise Forbidden unless an account may run a command with these arguments."""
-    role = required_role(one)
+    role = required_role(one, arguments)
     named: list[tuple[ResourceType | None, str]] = [*resources(arguments)] or [(None, "")]
     for type_, name in named:
         if not account.may(role, type_, name):

@@ -13,9 +13,9 @@ It prints nothing and does not ask.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
@@ -52,7 +52,7 @@ class Option:
     max: float | None = None
     choices: tuple[str, ...] = ()
     format: str = ""
-    """`address`, `time`, `time or end` (-1), `file`, `new file`, `directory` or `lake`."""
+    """`address`, `time`, `time or end` (-1), `file`, `new file`, `directory`, `lake` or `outbox`."""
     prompt: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
     envvar: str = ""
@@ -130,6 +130,18 @@ class Command:
     """
     is_repeatable: bool = False
     """The command measures a state that an operator may watch."""
+    shows_bodies: bool = False
+    """The results have bodies of messages."""
+    effects: Mapping[str, str] = field(default_factory=dict)
+    """Arguments with which a command that reads changes something, and what: a template for its arguments."""
+
+    def effect(self, arguments: Mapping[str, Any]) -> str:
+        """Return what a command that otherwise reads changes with these arguments; empty for nothing."""
+        texts = (text for name, text in self.effects.items() if arguments.get(name))
+        return next(texts, "").format(**arguments)
+
+    def risk_of(self, arguments: Mapping[str, Any]) -> Risk:
+        return Risk.WRITE if self.effect(arguments) else self.risk
 
     @property
     def help(self) -> str:
@@ -179,12 +191,14 @@ def command(
     writes: bool = False,
     confirm: str | Callable[..., Awaitable[str]] = "",
     is_repeatable: bool = False,
+    shows_bodies: bool = False,
+    effects: Mapping[str, str] | None = None,
 ) -> Callable[[C], C]:
     """Add a coroutine to the catalogue; with `confirm` it is dangerous."""
     risk = Risk.DANGEROUS if confirm else Risk.WRITE if writes else Risk.READ
 
     def add(call: C) -> C:
-        CATALOGUE[name] = Command(name, call, columns, risk, confirm, is_repeatable)
+        CATALOGUE[name] = Command(name, call, columns, risk, confirm, is_repeatable, shows_bodies, effects or {})
         return call
 
     return add

@@ -48,7 +48,7 @@ def _check_charset(charset: str) -> None:
         raise InvalidArguments(f"unknown character encoding {charset}") from None
 
 
-@command("printMsg")
+@command("printMsg", shows_bodies=True)
 async def print_msg(
     client: AdminClient,
     topic: Topic,
@@ -75,7 +75,7 @@ async def print_msg(
                 yield _shown(message, charset, with_body)
 
 
-@command("printMsgByQueue")
+@command("printMsgByQueue", shows_bodies=True)
 async def print_msg_by_queue(
     client: AdminClient,
     topic: Topic,
@@ -111,7 +111,7 @@ async def print_msg_by_queue(
         yield Result(dict(tags.most_common()), [Table(("#Tag", "#Count"), tags.most_common())])
 
 
-@command("consumeMessage")
+@command("consumeMessage", shows_bodies=True)
 async def consume_message(
     client: AdminClient,
     topic: Topic,

@@ -1,19 +1,38 @@
-"""Dead letters: the groups that have some, and reading."""
+"""Dead letters: the groups that have some, reading, and sending again. mqadmin has no such commands."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import BeginTime, EndTime, Flag, Option, Result, Row, check_window, command
+from rucola.admin.commands.command import (
+    BeginTime,
+    EndTime,
+    Flag,
+    InvalidArguments,
+    Option,
+    Result,
+    Row,
+    check_window,
+    command,
+    split,
+)
 from rucola.admin.dead_letters import DeadLetter
 from rucola.admin.message_view import message_json
+from rucola.admin.redrive import AfterRedrive, RedriveStatus
 from rucola.presentation import Column, Table, optional, time_text, whole
 
 DeadGroup = Annotated[str, Option("-g --groupName", "Consumer group of the dead letters.")]
 ShowAll = Annotated[bool, Flag("-a --showAll", "Include dead letters that were re-driven.")]
+
+
+class StubReopening(Protocol):
+    """Makes what reopens the stubs of a group's re-driven dead letters."""
+
+    def __call__(self, group: str) -> AfterRedrive: ...
 
 
 @command("dlqList", columns=(
@@ -43,7 +62,7 @@ async def dlq_list(
     ]  # fmt: skip
 
 
-@command("printDlq")
+@command("printDlq", shows_bodies=True)
 async def print_dlq(
     client: AdminClient,
     group: DeadGroup,
@@ -87,3 +106,87 @@ async def selected_letters(
         async for letter in letters:
             if show_all or not letter.is_redriven:
                 yield letter
+
+
+async def _resending(client: AdminClient, **given: Any) -> str:
+    ids = _check_selection(given["msg_ids"], given["begin_ms"], given["end_ms"])
+    number = f"{len(ids)} of " if ids else ""
+    return "" if given["dry_run"] else f"send {number}the dead letters of group {given['group']} again"
+
+
+def _check_selection(msg_ids: str | None, begin_ms: int | None, end_ms: int | None) -> list[str]:
+    """Return the ids, if any."""
+    check_window(begin_ms, end_ms)
+    ids = split(msg_ids or "")
+    if msg_ids is not None and not ids:
+        raise InvalidArguments("-i names no message")
+    if ids and (begin_ms is not None or end_ms is not None):
+        raise InvalidArguments("-i names messages, so -b and -e cannot be given with it")
+    return ids
+
+
+@command("redriveDlq", confirm=_resending)
+async def redrive_dlq(
+    client: AdminClient,
+    group: DeadGroup,
+    msg_ids: Annotated[
+        str | None, Option("-i --msgId", "Only the messages with these offsetMsgIds, separated by commas.")
+    ] = None,
+    begin_ms: BeginTime = None,
+    end_ms: EndTime = None,
+    only_group: Annotated[bool, Flag("-r --onlyGroup", "Send only to this group, through its retry topic.")] = False,
+    per_second: Annotated[float | None, Option("-s --perSecond", "Limit of messages per second.", min=0.001)] = None,
+    dry_run: Annotated[
+        bool, Flag("-d --dryRun", "Print which messages would be sent to which topic, and send nothing.")
+    ] = False,
+    reopening: Annotated[
+        StubReopening | None,
+        Option(
+            "--database",
+            "URL of the outbox's database (`rucola reliable`): reopens the DEAD stubs of the messages, too.",
+            format="outbox",
+            envvar="RUCOLA_DATABASE",
+        ),
+    ] = None,
+) -> AsyncIterator[Result]:
+    """Re-drive the dead letters of a group: send them to their original topics again.
+
+    All groups of such a topic receive the message, unless -r is given.
+
+    With --database, DEAD stubs of an outbox wait for the confirmation again (SENT), and a further failure raises a new
+    alert; without it they stay DEAD until the copy is consumed, which confirms them.
+
+    Dead letters that were re-driven before are skipped, so an interrupted run can be repeated. If some cannot be sent,
+    they are named and stay, and the exit code is 1. Dead letters are kept until they expire. With --json the output has
+    one JSON object per line.
+
+    \b
+    Examples:
+      rucola admin redriveDlq -g billing --dryRun
+      rucola admin redriveDlq -g billing -s 100 --yes
+      rucola admin redriveDlq -g billing -r -i 7F00000100002A9F0000000000000000 --yes
+      rucola admin redriveDlq -g billing --database sqlite:///shop.db --yes
+    """
+    after = None if reopening is None or dry_run else reopening(group)
+    statuses, topics, reopened = Counter[RedriveStatus](), Counter[str](), 0
+    results = client.dead_letters.redrive(
+        group, _check_selection(msg_ids, begin_ms, end_ms), begin_ms=begin_ms, end_ms=end_ms, only_group=only_group,
+        per_second=per_second, dry_run=dry_run, after=after,
+    )  # fmt: skip
+    async with aclosing(results):
+        async for result in results:
+            statuses[result.status] += 1
+            reopened += result.is_reopened
+            if result.status in (RedriveStatus.SENT, RedriveStatus.WOULD_SEND):
+                topics[result.topic] += 1
+            one = result.message
+            value = {
+                "offsetMsgId": one.offset_msg_id, "msgId": one.msg_id, "topic": result.topic,
+                "status": result.status.name, "reason": result.reason, "reopened": result.is_reopened,
+            }  # fmt: skip
+            failed = result.status is RedriveStatus.FAILED
+            yield Result(value, [], [f"{one.offset_msg_id} was not sent: {result.reason}"] if failed else [])
+    counts = f"{statuses[RedriveStatus.DONE_BEFORE]} re-driven before, {statuses[RedriveStatus.FAILED]} failed"
+    stubs = f", {reopened} DEAD stubs reopened" if after is not None else ""
+    table = Table(("#Topic", "#Would Send" if dry_run else "#Sent"), sorted(topics.items()))
+    yield Result(None, [table], [counts + stubs], is_failure=bool(statuses[RedriveStatus.FAILED]))

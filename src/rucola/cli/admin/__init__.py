@@ -10,10 +10,10 @@ org.apache.rocketmq.tools.command of Apache RocketMQ 4.9.8. Deliberate differenc
 """
 
 from rucola.admin.commands import CATALOGUE
-from rucola.cli.admin import dead_letters, messages  # these add to the catalogue
+from rucola.cli.admin import dead_letters  # adds exportDlq to the catalogue
 from rucola.cli.admin.command import add_to_cli, admin
 
 for one in CATALOGUE.values():
     add_to_cli(one)
 
-__all__ = ["admin", "dead_letters", "messages"]
+__all__ = ["admin", "dead_letters"]

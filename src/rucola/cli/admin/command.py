@@ -16,7 +16,8 @@ import msgspec
 from rucola.acl.credentials import ACCESS_KEY_VARIABLE, CREDENTIALS_FILE_VARIABLE, SECRET_KEY_VARIABLE
 from rucola.admin import AdminClient
 from rucola.admin.commands import Argument, Command, InvalidArguments, Result, Target
-from rucola.cli.lake_options import LakeType, catalog_option
+from rucola.cli.admin.outbox_options import OutboxType, check_outbox, outbox_options
+from rucola.cli.lake_options import ArchiveType, catalog_option
 from rucola.cli.option_types import ADDRESS, TIME, PathType, TimeType, namesrv_option
 from rucola.cli.output import print_json, print_table, printable, to_json, wide_option
 from rucola.cli.suggestions import SuggestingGroup
@@ -32,7 +33,8 @@ FORMATS = {
     "file": PathType(exists=True, dir_okay=False),
     "new file": PathType(dir_okay=False),
     "directory": PathType(file_okay=False),
-    "lake": LakeType(),
+    "lake": ArchiveType(),
+    "outbox": OutboxType(),
 }
 
 
@@ -117,11 +119,15 @@ def _options(argument: Argument) -> list[Callable[[Any], Any]]:
         more["callback"] = lambda _ctx, _param, value: secret(value, option.prompt)
     if option.envvar:
         more |= {"envvar": option.envvar, "show_envvar": True}
-    return [catalog_option] * (option.format == "lake") + [
+    if option.format == "outbox":
+        more["callback"] = check_outbox
+    beside = {"lake": [catalog_option], "outbox": outbox_options}.get(option.format, [])
+    return [
+        *beside,
         click.option(
             *option.flags.split(), argument.name, required=argument.is_required, show_default=bool(argument.default),
             help=text, **more,
-        )
+        ),
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from textwrap import TextWrapper
 
 import click
 
-from rucola.cli.admin.archive_query import HELP
+from rucola.admin.commands.archive_query import HELP
 from rucola.cli.extras import require_spark
 from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import namesrv_option

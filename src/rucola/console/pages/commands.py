@@ -44,7 +44,7 @@ async def run(visit: Visit) -> Response:
     try:
         arguments = parse(one, given)
         line = command_line(one, arguments)
-        if one.risk is not Risk.READ:
+        if one.risk_of(arguments) is not Risk.READ:
             question = await visit.console.actions.question(visit.account, one, arguments)
             seen = sha256(f"{line}\n{question}".encode()).hexdigest()
             if visit.form.get("seen") != seen:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-
 from starlette.responses import Response
 
 from rucola.console.collector import GroupState
+from rucola.console.measurements import WAIT_S
 from rucola.console.visit import Paging, Visit, page
-from rucola.domain.client import ConsumerConnection
-from rucola.domain.queue import MessageQueue
-from rucola.errors import ConfigError, MQError
+from rucola.errors import ConfigError
 
 
 @page("/groups", navigation="Groups")
@@ -43,26 +39,7 @@ async def group(visit: Visit) -> Response:
     found = await collector.group(name) if visit.may_view_group(name) else None
     if found is None:
         raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
-    measured = (await collector.group_progress.get([name], 3)).get(name)
+    measured = (await collector.group_progress.get([name], WAIT_S)).get(name)
+    members = (await collector.group_members.get([name], WAIT_S)).get(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
-    (members, problem), delays = await asyncio.gather(_members(visit, name), _delays(visit, name, topics))
-    return visit.render(
-        "group.html", group=found, measured=measured, members=members, problem=problem, delays=delays,
-        topics=topics,
-    )  # fmt: skip
-
-
-async def _members(visit: Visit, name: str) -> tuple[ConsumerConnection | None, str]:
-    """The members, and why they are unknown."""
-    try:
-        return await visit.console.client.groups.find_consumer_connection(name), ""
-    except MQError as error:
-        return None, str(error)
-
-
-async def _delays(visit: Visit, name: str, topics: list[str]) -> Mapping[MessageQueue, int]:
-    """The age of the next message by queue; empty if brokers do not answer."""
-    try:
-        return await visit.console.client.groups.consume_delays(name, topics)
-    except MQError:
-        return {}
+    return visit.render("group.html", group=found, measured=measured, members=members, topics=topics)

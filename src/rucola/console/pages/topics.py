@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rucola.console.collector import KINDS
+from rucola.console.measurements import WAIT_S
 from rucola.console.visit import Paging, Visit, page
 from rucola.errors import TopicNotFound
 
@@ -38,9 +39,7 @@ async def topic(visit: Visit) -> Response:
     found = await collector.topic(name) if visit.may_view_topic(name) else None
     if found is None:
         raise TopicNotFound(visit.text("there is no topic {name}", name=name), subject=name)
-    offsets = (await collector.topic_offsets.get([name], 3))[name]
-    traffic = (await collector.topic_traffic.get([name], 3)).get(name)
-    consumers = await visit.console.client.topics.consumer_groups(name)
-    return visit.render(
-        "topic.html", topic=found, offsets=offsets, traffic=traffic, groups=filter(visit.may_view_group, consumers)
-    )
+    details = (await collector.topic_details.get([name], WAIT_S)).get(name)
+    traffic = (await collector.topic_traffic.get([name], WAIT_S)).get(name)
+    groups = [one for one in details.value.groups if visit.may_view_group(one)] if details and details.value else []
+    return visit.render("topic.html", topic=found, details=details, traffic=traffic, groups=groups)

@@ -6,18 +6,29 @@ and the exit code is 1.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
-from rucola.admin import MAX_LONG, KeyQueryResult, MessageExt
-from rucola.admin.commands import Option
-from rucola.cli.extras import require_spark
+from rucola.admin.commands.command import Option
+from rucola.admin.queries import MAX_LONG, KeyQueryResult, store_position
 from rucola.errors import RemotingError, TopicNotFound
+from rucola.message import MessageExt
+
+
+class MessageArchive(Protocol):
+    """A lake, as `rucola.spark.archive.Archive` reads it; its results have `messages` with a `message` each."""
+
+    def by_key(
+        self, keys: list[str], *, most: int, unique: bool, topics: list[str], matches: Callable[[MessageExt], bool]
+    ) -> Any: ...
+
+    def by_offset_msg_id(self, offset_msg_id: str) -> Any: ...
+
 
 HELP = "Also search this lake, for messages that are no longer in the log."
-Archive = Annotated[Path | None, Option("--archive", HELP, format="lake")]
+Archive = Annotated[MessageArchive | None, Option("--archive", HELP, format="lake")]
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Origins:
 
 async def query_both(
     live: Callable[[], Awaitable[KeyQueryResult]],
-    lake: Path | None,
+    lake: MessageArchive | None,
     topic: str,
     key: str,
     most: int,
@@ -58,8 +69,6 @@ async def query_both(
     """
     if lake is None:
         return await live(), Origins()
-    with require_spark():
-        from rucola.spark.archive import Archive
     # 1. Query the brokers. If no broker answers, this is a failure of the result, and the lake is searched anyway.
     try:
         result = await live()
@@ -72,13 +81,11 @@ async def query_both(
         return window[0] <= message.store_timestamp <= window[1]
 
     # 2. Search the lake. A message that is both archived and in the log has the same offsetMsgId in both.
-    found = Archive(lake).by_key([key], most=most, unique=unique, topics=[topic], matches=is_in_window)
+    found = await asyncio.to_thread(lake.by_key, [key], most=most, unique=unique, topics=[topic], matches=is_in_window)
     in_log = {message.offset_msg_id for message in result.messages}
     archived = [each.message for each in found.messages if each.message.offset_msg_id not in in_log]
     # 3. Merge by store time. The result is cut if either side was, or if both together exceed the limit.
-    messages = sorted(
-        result.messages + archived, key=lambda each: (each.store_timestamp, each.physical_offset), reverse=True
-    )
+    messages = sorted(result.messages + archived, key=store_position, reverse=True)
     is_cut = result.is_cut or found.is_cut or len(messages) > most
     return (
         replace(result, messages=messages[:most], is_cut=is_cut),
@@ -86,8 +93,6 @@ async def query_both(
     )
 
 
-def archived_message(lake: Path, offset_msg_id: str) -> MessageExt | None:
-    with require_spark():
-        from rucola.spark.archive import Archive
-    found = Archive(lake).by_offset_msg_id(offset_msg_id)
+async def archived_message(lake: MessageArchive, offset_msg_id: str) -> MessageExt | None:
+    found = await asyncio.to_thread(lake.by_offset_msg_id, offset_msg_id)
     return None if found is None else found.message
