@@ -9,7 +9,7 @@ import click
 
 from rucola.admin.commands.dead_letters import StubReopening
 from rucola.admin.redrive import AfterRedrive
-from rucola.cli.extras import require_reliable
+from rucola.cli.extras import require_extra
 
 _PLACE: Final = "rucola.outbox"
 
@@ -24,7 +24,7 @@ class OutboxType(click.ParamType[StubReopening]):
 
 
 def _stub_reopening(database: str, place: dict[str, str], group: str) -> AfterRedrive:
-    with require_reliable():
+    with require_extra("reliable"):
         from rucola.cli.reliable.redriven import stub_reopening
     return stub_reopening(database, place.get("prefix"), place.get("schema"), group)
 
