@@ -15,6 +15,7 @@ import pytest
 
 from rucola.broker.assembly import serving
 from rucola.broker.grpc.receive import RENEWED_MS
+from rucola.http2.frames import ErrorCode
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.grpc.definition_pb2 import (
     Code,
@@ -43,7 +44,7 @@ from rucola.protocol.pop import PollingInfoRequestHeader
 from rucola.store.config import FlushDiskType
 from support.access import guarded_cluster
 from support.broker_peer import broker_peer
-from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message
+from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message, receive_and_reset
 from support.own_deliveries import Clock
 from support.peer import Peer
 from support.pop import pop
@@ -290,6 +291,20 @@ async def test_messages_that_a_client_does_not_take_are_visible_at_once(tmp_path
             call.cancel()
             code, found = await consumer.receive(wait_ms=20_000)
         assert (code, {one.system_properties.delivery_attempt for one in found}) == (Code.OK, {2})
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(ErrorCode.CANCEL, [2]), (ErrorCode.NO_ERROR, [])])
+async def test_messages_of_a_response_that_crosses_its_cancellation_are_visible_at_once(
+    tmp_path: Path, code: ErrorCode, attempts: list[int]
+) -> None:
+    """A client that has seen the end of a response does not cancel its call."""
+    async with both(tmp_path) as (peer, consumer):
+        await consumer.send(message())
+        request = ReceiveMessageRequest(group=GROUP, batch_size=10)
+        request.message_queue.topic.name = "T"
+        await receive_and_reset(peer.broker.grpc_endpoint, request, code)
+        _, found = await consumer.receive(wait_ms=20_000 if attempts else 0)
+        assert [one.system_properties.delivery_attempt for one in found] == attempts
 
 
 @pytest.mark.parametrize("queue_id", [-1, 0, 3])

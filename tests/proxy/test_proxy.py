@@ -18,6 +18,7 @@ from rucola.broker.broker import Broker
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
 from rucola.client.connection_options import ConnectionOptions
 from rucola.errors import BrokerError, ConfigError, RemotingError
+from rucola.http2.frames import ErrorCode
 from rucola.http2.grpc import Call, unary
 from rucola.http2.server import GrpcServer
 from rucola.message.record import decode_many
@@ -59,7 +60,7 @@ from support.access import ADMIN, guarded_cluster
 from support.certificates import Certificates
 from support.cluster import HOST, Cluster, cluster
 from support.errors import raises
-from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message, producer_settings
+from support.grpc_peer import SERVICE, GrpcPeer, grpc_peer, message, producer_settings, receive_and_reset
 from support.metrics import Samples, documented_names, families_of, names_of, sample_value, samples_of
 from support.waiting import until
 
@@ -368,6 +369,17 @@ async def test_a_cancelled_receive_ends_at_the_broker(tmp_path: Path) -> None:
         assert (code, [one.body for one in messages]) == (Code.OK, [b"now"])
         with pytest.raises(asyncio.CancelledError):
             await reading
+
+
+async def test_messages_of_a_response_that_crosses_its_cancellation_are_visible_at_once(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as found:
+        for _ in BOTH:
+            await found.client.send(message())
+        request = ReceiveMessageRequest(group=GROUP, batch_size=10)
+        request.message_queue.topic.name, request.message_queue.broker.name = "T", "broker-b"
+        await receive_and_reset(found.proxy.address, request, ErrorCode.CANCEL)
+        code, messages = await found.client.receive("broker-b", wait_ms=20_000)
+        assert (code, [one.system_properties.delivery_attempt for one in messages]) == (Code.OK, [2])
 
 
 async def test_a_delayed_message_is_recalled_through_any_proxy(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from rucola.http2.client import GrpcChannel
+from rucola.http2.frames import RST_STREAM, WORD, ErrorCode, frame
 from rucola.protocol.grpc import admin_pb2, service_pb2
 from rucola.protocol.grpc.definition_pb2 import Encoding, Message, MessageType, Resource, Settings, SystemProperties
-from rucola.protocol.grpc.service_pb2 import TelemetryCommand
+from rucola.protocol.grpc.service_pb2 import ReceiveMessageRequest, TelemetryCommand
 
 SERVICE = "/apache.rocketmq.v2.MessagingService"
 ADMIN = "/apache.rocketmq.v2.Admin"
@@ -95,3 +97,21 @@ def producer_settings(*topics: str) -> Settings:
     settings = Settings()
     settings.publishing.topics.extend(Resource(name=topic) for topic in topics)
     return settings
+
+
+async def receive_and_reset(endpoint: str, request: ReceiveMessageRequest, code: ErrorCode) -> None:
+    """Receive, and reset the call as a client does that has not seen the end of the response."""
+    host, _, port = endpoint.rpartition(":")
+    channel = GrpcChannel(host, int(port))
+    call = await channel.call(
+        f"{SERVICE}/ReceiveMessage", [(name.encode(), value.encode()) for name, value in metadata_of(CLIENT_ID)]
+    )
+    call.send(request.SerializeToString())
+    call.finish()
+    while await call.read() is not None:
+        pass
+    (connection,) = channel._connections
+    assert call._stream is not None
+    connection.http2.write(frame(RST_STREAM, 0, call._stream.id, WORD.pack(code)))
+    connection._flush()
+    await channel.close()

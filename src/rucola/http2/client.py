@@ -64,6 +64,11 @@ class ClientCall:
         if self._stream is not None:
             self._stream.reset(ErrorCode.CANCEL)
 
+    def reject(self) -> None:
+        """Tell the server that the response is not taken, even if it has ended."""
+        if self._stream is not None:
+            self._stream.reject()
+
     async def read(self) -> bytes | None:
         """Return the next message, None after the last one. Raises Failed."""
         while not self._messages:

@@ -41,6 +41,8 @@ _BUCKET: Final = 10_000
 _REFILL_PER_S: Final = 1_000
 _RESET: Final = 10
 _IDLE_FRAME: Final = 1
+_MAX_KEPT: Final = 64
+"""Receivers of finished streams that are told of a reset that crosses the end of their response."""
 _MAX_RESETS: Final = 500
 """Resets of a client's connection, after which it gets no requests for a while; in _RESET_S one is forgotten."""
 _RESET_S: Final = 0.02
@@ -95,6 +97,7 @@ class Stream:
         "has_headers",
         "held",
         "id",
+        "is_kept",
         "is_paused",
         "receive_window",
         "receiver",
@@ -113,6 +116,8 @@ class Stream:
         """Received bytes whose window has not been returned."""
         self.is_paused = False
         """Whether the window is not returned, until `resume`: the peer sends STREAM_WINDOW at most."""
+        self.is_kept = False
+        """Whether the receiver is told of a reset that crosses the end of its response."""
         self.has_headers = False
         """Whether the peer has sent the headers of its request or response."""
         self.has_ended = False
@@ -166,6 +171,13 @@ class Stream:
         if self.is_open:
             self._connection.close_stream(self, code)
 
+    def reject(self) -> None:
+        """Tell the peer that its response is not taken, even if it has ended."""
+        if self.is_open:
+            self.reset(ErrorCode.CANCEL)
+        else:
+            self._connection.write_reset(self.id, ErrorCode.CANCEL)
+
     def flush(self, limit: int = MAX_WINDOW) -> bool:
         """Send up to `limit` bytes of what waits; return whether it waits for the connection's window."""
         connection = self._connection
@@ -216,6 +228,8 @@ class Http2Connection:
         self.streams: dict[int, Stream] = {}
         self.waiting: dict[int, Stream] = {}
         """Streams with data that wait for a window, the first to be served first."""
+        self._kept: dict[int, Receiver] = {}
+        """The receivers of the last finished streams that are kept, by stream id."""
         self.send_window = DEFAULT_WINDOW
         self.max_frame_size = DEFAULT_MAX_FRAME_SIZE
         self.is_closed = False
@@ -316,6 +330,10 @@ class Http2Connection:
         if self._open_stream is not None:
             self.send_block(stream.id, block, is_end=True)
             self.close_stream(stream, None if stream.has_ended else ErrorCode.NO_ERROR)
+            if stream.is_kept:
+                self._kept[stream.id] = stream.receiver
+                if len(self._kept) > _MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
         else:
             self.write(frame(frames.DATA, frames.END_STREAM, stream.id))
 
@@ -332,8 +350,11 @@ class Http2Connection:
         self.held -= stream.held
         self.buffered -= stream.buffered
         if code is not None:
-            self.write(frame(frames.RST_STREAM, 0, stream.id, WORD.pack(code)))
-            self._rested_s = max(self._rested_s, self.clock()) + _RESET_S
+            self.write_reset(stream.id, code)
+
+    def write_reset(self, stream_id: int, code: ErrorCode) -> None:
+        self.write(frame(frames.RST_STREAM, 0, stream_id, WORD.pack(code)))
+        self._rested_s = max(self._rested_s, self.clock()) + _RESET_S
 
     def ping(self) -> None:
         """Ask the peer for a sign of life; `unanswered_pings` counts them."""
@@ -571,9 +592,12 @@ class Http2Connection:
         if len(payload) != 4:
             raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
         self._charge(_RESET)
+        code = _error_code(payload)
         if (stream := self._known(stream_id)) is not None:
             self.close_stream(stream, None)
-            stream.receiver.reset(_error_code(payload))
+            stream.receiver.reset(code)
+        elif (receiver := self._kept.pop(stream_id, None)) is not None and code is ErrorCode.CANCEL:
+            receiver.reset(code)
 
     # The connection.
 

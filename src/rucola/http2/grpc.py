@@ -163,8 +163,8 @@ class Call:
         self.metadata: dict[str, str | bytes] = {}
         self.deadline_s: float | None = None
         self.receiver: MessageReceiver | None = None
-        self.on_cancelled: Callable[[], None] = lambda: None
-        """Called when a unary call is cancelled before the client has taken its whole response."""
+        self.on_cancelled: Callable[[], None] | None = None
+        """Called when the call is cancelled before the client has received its whole response."""
         self._stream = stream
         self._has_headers = False
         self._reader = MessageReader(self._deliver)
@@ -252,6 +252,7 @@ class Call:
                 if status is Status.UNIMPLEMENTED:
                     fields.append((b"grpc-accept-encoding", _ENCODINGS))
             trailers = header_block(fields)
+        self._stream.is_kept = self.on_cancelled is not None
         self._stream.finish(trailers)
 
     def _stop_timer(self) -> None:
@@ -347,7 +348,8 @@ class _Unary:
         self._handle(self._call, self._message)
 
     def cancelled(self) -> None:
-        self._call.on_cancelled()
+        if self._call.on_cancelled is not None:
+            self._call.on_cancelled()
 
 
 class _Spawned(_Unary):
@@ -371,6 +373,7 @@ class _Spawned(_Unary):
             call.fail(Status.INTERNAL, "the server failed; its log says why")
 
     def cancelled(self) -> None:
+        super().cancelled()
         if self._task is not None:
             self._task.cancel()
 

@@ -145,6 +145,7 @@ class Forwarder:
             raise
         finally:
             self._receiving.discard(task)
+        call.on_cancelled = own.reject  # so that the broker lets others receive the messages
         first = message or b""
         try:
             while message is not None:

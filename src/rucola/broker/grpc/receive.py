@@ -10,7 +10,7 @@ Topics with `order` are received in order of their message groups.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -200,7 +200,8 @@ class ReceiveAdapter:
 
     def _send(self, request: GrpcRequest[ReceiveMessageRequest], pop: PopRequest, popped: Popped) -> None:
         call = request.call
-        call.on_cancelled = lambda: self._give_back(pop, popped)
+        held = [(queue.topic, queue.queue_id, queue.queue_offsets) for queue in popped.queues]
+        call.on_cancelled = lambda: self._give_back(pop.group, held, popped.pop_time_ms, popped.invisible_ms)
         responses = [_FOUND]
         for queue in popped.queues:
             handle = ExtraInfo(
@@ -218,12 +219,14 @@ class ReceiveAdapter:
         last.delivery_timestamp.FromMilliseconds(popped.pop_time_ms)
         call.reply(*responses, last.SerializeToString())
 
-    def _give_back(self, pop: PopRequest, popped: Popped) -> None:
-        for queue in popped.queues:
-            for offset in queue.queue_offsets:
-                handle = Handle(offset, popped.pop_time_ms, popped.invisible_ms)
+    def _give_back(
+        self, group: str, held: Iterable[tuple[str, int, Sequence[int]]], pop_time_ms: int, invisible_ms: int
+    ) -> None:
+        for topic, queue_id, queue_offsets in held:
+            for offset in queue_offsets:
                 with suppress(Refused):  # acknowledged, or delivered again
-                    self._service.change_invisible(pop.group, queue.topic, queue.queue_id, handle, 0)
+                    handle = Handle(offset, pop_time_ms, invisible_ms)
+                    self._service.change_invisible(group, topic, queue_id, handle, 0)
 
     # What follows.
 
