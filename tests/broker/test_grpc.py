@@ -244,6 +244,14 @@ async def test_delayed_messages(shared: tuple[Peer, GrpcPeer]) -> None:
     assert late.status.code == Code.ILLEGAL_DELIVERY_TIME
 
 
+def impossible(field: str, kind: MessageType = MessageType.NORMAL) -> Callable[[SystemProperties], object]:
+    def change(system: SystemProperties) -> None:
+        system.message_type = kind
+        getattr(system, field).seconds = 1 << 61
+
+    return change
+
+
 BIG = {f"p{number}": "x" for number in range(messages.MAX_USER_PROPERTIES + 1)}
 
 
@@ -275,11 +283,13 @@ BIG = {f"p{number}": "x" for number in range(messages.MAX_USER_PROPERTIES + 1)}
         (message(set_of(message_type=MessageType.TRANSACTION, message_group="g")), 40014),
         (message(kind(MessageType.PRIORITY)), Code.NOT_IMPLEMENTED),
         (message(set_of(lite_topic="l")), Code.NOT_IMPLEMENTED),
+        (message(impossible("delivery_timestamp", MessageType.DELAY)), Code.ILLEGAL_DELIVERY_TIME),
+        (message(impossible("born_timestamp")), Code.BAD_REQUEST),
         (message(set_of(body_encoding=Encoding.GZIP)), Code.MESSAGE_CORRUPTED),
         (message(set_of(body_encoding=Encoding.GZIP), body=gzip.compress(b"x" * 99)[:-9]), Code.MESSAGE_CORRUPTED),
         (message(set_of(body_encoding=Encoding.GZIP), body=gzip.compress(bytes(5 << 20))), Code.MESSAGE_BODY_TOO_LARGE),
     ],
-    ids=range(28),
+    ids=range(30),
 )  # fmt: skip
 async def test_a_wrong_message_is_refused_by_its_fault(
     shared: tuple[Peer, GrpcPeer], wrong: Message, code: int

@@ -212,9 +212,20 @@ async def test_tags(consumer: Consumer) -> None:
     assert sorted(bodies((await consumer.receive(expression=tags))[1])) == [b"a", b"c"]
 
 
+@pytest.mark.parametrize("born_ms", [1 << 62, -1 << 62])
+async def test_a_message_of_4x_with_any_time_is_received(tmp_path: Path, born_ms: int) -> None:
+    async with both(tmp_path) as (peer, consumer):
+        assert (await peer.send(b"body", topic="T", born_timestamp=born_ms)).code == ResponseCode.SUCCESS
+        (found,) = (await consumer.receive())[1]
+        assert (found.body, found.system_properties.delivery_attempt) == (b"body", 1)
+
+
 async def test_wrong_receives(consumer: Consumer) -> None:
     for invisible_ms in (0, 9_999, 12 * 3_600_000 + 1):
         assert (await consumer.receive(invisible_ms=invisible_ms))[0] == Code.ILLEGAL_INVISIBLE_TIME
+    endless = ReceiveMessageRequest(group=GROUP)
+    endless.message_queue.topic.name, endless.invisible_duration.seconds = "T", 1 << 62
+    assert (await consumer.ask("ReceiveMessage", endless)).status.code == Code.ILLEGAL_INVISIBLE_TIME
     request = ReceiveMessageRequest(group=GROUP)
     for topic, code in (("", Code.ILLEGAL_TOPIC), ("New", Code.TOPIC_NOT_FOUND)):
         request.message_queue.topic.name = topic
@@ -341,6 +352,8 @@ async def test_assignments(consumer: Consumer) -> None:
     answer = await consumer.ask("QueryAssignment", QueryAssignmentRequest(topic=TOPIC, group=GROUP))
     assert [one.message_queue.id for one in answer.assignments] == [-1]
     assert answer.assignments[0].message_queue.broker.name == "broker-a"
+    illegal = QueryAssignmentRequest(topic=TOPIC, group=Resource(name="a/b"))
+    assert (await consumer.ask("QueryAssignment", illegal)).status.code == Code.ILLEGAL_CONSUMER_GROUP
 
 
 async def test_a_message_is_forwarded_to_the_dead_letters(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ producer and some members are clients of gRPC behind a proxy. At the end
   read, stuck consumer);
 - the logs of all brokers have the same bytes, and their stores are sound.
 
-Between two faults, while all members are in sync, every send is answered with SEND_OK.
+Between two faults, while all members are in sync, every send is answered with SEND_OK; a machine that does too much has
+three tries.
 
 Prints the median and the worst failover time: from the fault to the first send that began after it and was stored,
 of producers that are connected to the brokers and through the proxy.
@@ -56,6 +57,7 @@ ETCD_EACH = 5
 """In one of so many rounds etcd is away for a while first."""
 ETCD_AWAY_S = 6.0
 SEND_PAUSE_S = 0.005
+QUIET_TRIES = 3
 QUIET_SENDS = 1000
 """Sends of all producers between two faults."""
 SETTLE_S = 300.0
@@ -72,6 +74,8 @@ class SoakResult:
     polled: int = 0
     popped: int = 0
     proxied: int = 0
+    disturbed: int = 0
+    """Periods without a fault in which sends were refused."""
     failovers_s: dict[str, list[float]] = field(default_factory=dict)
     proxied_failovers_s: dict[str, list[float]] = field(default_factory=dict)
 
@@ -79,7 +83,8 @@ class SoakResult:
         lines = [
             f"{self.acknowledged} messages acknowledged, none lost; {self.without_guarantee} stored without the "
             f"guarantee, {self.failed} refused or without an answer; {self.polled} polled in order, "
-            f"{self.popped} received by POP; {self.proxied} accepted through the proxy"
+            f"{self.popped} received by POP; {self.proxied} accepted through the proxy; "
+            f"{self.disturbed} times refused without a fault"
         ]
         for way, failovers_s in ("", self.failovers_s), (" through the proxy", self.proxied_failovers_s):
             everything = [each for times in failovers_s.values() for each in times]
@@ -161,7 +166,18 @@ class ElectedSoak:
             await asyncio.sleep(0 if self._is_quiet else SEND_PAUSE_S)
 
     async def _quiet(self) -> None:
-        """Wait until the group is complete, and let producers send without a pause and without any fault."""
+        """Let producers send without any fault, and every send be answered with SEND_OK.
+
+        On a machine that does too much, etcd may not answer in time; then once more.
+        """
+        for _ in range(QUIET_TRIES):
+            if not (refused := await self._refused_in_quiet()):
+                return
+            self.result.disturbed += 1
+        raise AssertionError(f"not acknowledged without a fault: {refused}")
+
+    async def _refused_in_quiet(self) -> list[str]:
+        """Wait until the group is complete, and let producers send without a pause; return what was refused."""
         await until(self._group.all_in_sync, SETTLE_S)
         self._is_quiet = True
         # What is in flight was possibly put before, so that it counts no more than the one after it.
@@ -171,8 +187,7 @@ class ElectedSoak:
         enough = sum(ledger.ended for ledger in self._ledgers) + QUIET_SENDS
         await until(lambda: sum(ledger.ended for ledger in self._ledgers) >= enough, SETTLE_S)
         self._is_quiet = False
-        refused = [ledger.others[count:] for ledger, count in zip(self._ledgers, others, strict=True)]
-        assert not any(refused), f"not acknowledged without a fault: {refused}"
+        return [why for ledger, count in zip(self._ledgers, others, strict=True) for _, why in ledger.others[count:]]
 
     async def _promote(self, fault: str) -> float:
         """Take the master away; return the time until a message was stored by another one."""

@@ -16,6 +16,7 @@ from rucola.broker.client_calls import OffsetReset
 from rucola.broker.grpc.admin_consumers import failure_of
 from rucola.broker.grpc.codes import OK, IllegalCall
 from rucola.broker.grpc.encoding import encoded_message
+from rucola.broker.grpc.messages import milliseconds
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, checked, name_of
 from rucola.broker.grpc.send import SendAdapter
 from rucola.broker.services.broker_services import BrokerServices
@@ -118,7 +119,7 @@ class AdminAdapter:
         group = checked(check_group, name_of(content.group), Code.ILLEGAL_CONSUMER_GROUP)
         if not content.HasField("reset_timestamp"):
             raise IllegalCall(Code.BAD_REQUEST, "reset_timestamp is missing")
-        time_ms = content.reset_timestamp.ToMilliseconds()
+        time_ms = milliseconds(content.reset_timestamp)
         await self._services.groups.reset_offsets(OffsetReset(topic, group, time_ms, is_force=True))
         return ResetGroupOffsetResponse(status=OK)
 
@@ -129,9 +130,9 @@ class AdminAdapter:
         if kind not in ("message_id", "message_key"):
             raise IllegalCall(Code.NOT_IMPLEMENTED, "messages are found by message_id or message_key")
         key = getattr(content, kind)
-        end_ms = content.end_timestamp.ToMilliseconds() if content.HasField("end_timestamp") else MAX_LONG
+        end_ms = milliseconds(content.end_timestamp) if content.HasField("end_timestamp") else MAX_LONG
         count = min(max(content.max_message_nums, 1), MAX_QUERIED)
-        begin_ms = content.begin_timestamp.ToMilliseconds()
+        begin_ms = milliseconds(content.begin_timestamp)
         query = KeyQuery(topic, key, count, begin_ms, end_ms, is_unique_key=kind == "message_id")
         found = map(decode, (await self._services.query.by_key(request.caller, query)).records)
         chosen = [one for one in found if _has(one, topic, key, by_id=kind == "message_id")]

@@ -17,6 +17,8 @@ from rucola.access import Action, Resource
 from rucola.broker.client_registry import ClientRegistry
 from rucola.broker.grpc.clients import GrpcClient
 from rucola.broker.grpc.codes import OK, IllegalCall
+from rucola.broker.grpc.encoding import valid_ms
+from rucola.broker.grpc.messages import milliseconds
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, checked, name_of
 from rucola.broker.remoting.outgoing_calls import RemotingClientCalls
 from rucola.broker.services.broker_services import BrokerServices
@@ -108,7 +110,7 @@ class ConsumerAdminAdapter:
                     by_topic.setdefault(info.topic.name, []).append(info)
             for _, found in sorted(by_topic.items()):
                 expressions = {(info.expression.type, info.expression.expression) for info in found}
-                info = max(found, key=lambda info: info.last_update_timestamp.ToMilliseconds())
+                info = max(found, key=lambda info: milliseconds(info.last_update_timestamp))
                 info.subscription_consistency = len(expressions) == 1 and len(found) == len(members)
                 response.subscription_info.append(info)
         return response
@@ -210,7 +212,7 @@ class ConsumerAdminAdapter:
                         group={"name": group}, topic={"name": one.topic}, expression=_expression(one), online=True,
                         message_model=client.message_model, subscription_consistency=True,
                     )  # fmt: skip
-                    info.last_update_timestamp.FromMilliseconds(one.sub_version)
+                    info.last_update_timestamp.FromMilliseconds(valid_ms(one.sub_version))
                     infos.append(info)
             return infos
 

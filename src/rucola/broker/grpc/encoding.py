@@ -37,6 +37,9 @@ OWN: Final = properties.RESERVED | {
 }  # fmt: skip
 """Properties that are no user properties."""
 
+_FIRST_MS: Final = -62_135_596_800_000
+_LAST_MS: Final = 253_402_300_799_999
+"""The range of a Timestamp: the years 1 to 9999."""
 _VARINT_TYPES: Final = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_ENUM)
 _SHORT: Final = [bytes((value,)) for value in range(128)]
 
@@ -93,10 +96,14 @@ _NORMAL, _FIFO, _DELAY, _TRANSACTION = (
 )
 
 
+def valid_ms(time_ms: int) -> int:
+    """Return the nearest time that a Timestamp can have: senders of 4.x may claim any."""
+    return min(max(time_ms, _FIRST_MS), _LAST_MS)
+
+
 @lru_cache(1024)
 def _time(tag: bytes, time_ms: int) -> bytes:
-    # Senders may claim any time, while protobuf accepts none beyond the year 9999.
-    seconds, rest_ms = divmod(time_ms, 1000)
+    seconds, rest_ms = divmod(valid_ms(time_ms), 1000)
     return sized(tag, b"%b%b%b%b" % (_SECONDS, varint(seconds), _NANOS, varint(rest_ms * 1_000_000)))
 
 

@@ -6,9 +6,12 @@ import re
 import zlib
 from typing import Final
 
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from rucola.broker.delivery.timer import MAX_DELAY_MS
 from rucola.broker.grpc.codes import IllegalCall
-from rucola.broker.grpc.encoding import OWN, TRACE_CONTEXT
+from rucola.broker.grpc.encoding import OWN, TRACE_CONTEXT, valid_ms
 from rucola.broker.grpc.methods import checked, name_of
 from rucola.broker.services.requests import PublishRequest
 from rucola.errors import InvalidMessage
@@ -27,6 +30,11 @@ MAX_USER_PROPERTIES_SIZE: Final = 16 * 1024
 MAX_MESSAGE_GROUP_SIZE: Final = 64
 
 _has_control = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
+
+
+def milliseconds(value: Timestamp | Duration) -> int:
+    """Return a time of any size; `ToMilliseconds` fails for one that is out of range."""
+    return value.seconds * 1000 + value.nanos // 1_000_000
 
 
 def publish_request(message: Message, max_body_size: int, max_keys: int, now_ms: int) -> PublishRequest:
@@ -62,7 +70,7 @@ def publish_request(message: Message, max_body_size: int, max_keys: int, now_ms:
         encoded,
         0,
         sysflag.TRANSACTION_PREPARED if properties.TRAN_MSG in pairs else 0,
-        system.born_timestamp.ToMilliseconds() if system.HasField("born_timestamp") else now_ms,
+        _born_ms(system, now_ms),
         producer_group=topic,
     )
 
@@ -100,7 +108,7 @@ def _add_type(system: SystemProperties, pairs: dict[str, str], topic: str, now_m
             raise IllegalCall(Code.ILLEGAL_MESSAGE_GROUP, text)
         pairs[properties.SHARDING_KEY] = group
     if has_time:
-        due_ms = system.delivery_timestamp.ToMilliseconds()
+        due_ms = milliseconds(system.delivery_timestamp)
         if due_ms - now_ms > MAX_DELAY_MS:
             text = f"the delivery time {due_ms} is more than a hundred years ahead; is it in another unit?"
             raise IllegalCall(Code.ILLEGAL_DELIVERY_TIME, text)
@@ -111,6 +119,13 @@ def _add_type(system: SystemProperties, pairs: dict[str, str], topic: str, now_m
         if system.HasField("orphaned_transaction_recovery_duration"):
             seconds = system.orphaned_transaction_recovery_duration.seconds
             pairs[properties.CHECK_IMMUNITY_TIME_IN_SECONDS] = str(max(seconds, 0))
+
+
+def _born_ms(system: SystemProperties, now_ms: int) -> int:
+    born_ms = milliseconds(system.born_timestamp) if system.HasField("born_timestamp") else now_ms
+    if born_ms != valid_ms(born_ms):
+        raise IllegalCall(Code.BAD_REQUEST, f"the born timestamp {born_ms} is not within the years 1 to 9999")
+    return born_ms
 
 
 def _body(message: Message, max_size: int) -> bytes:

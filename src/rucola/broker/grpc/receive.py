@@ -19,6 +19,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.pop_state import Handle
 from rucola.broker.grpc.codes import OK, IllegalCall, common_status, status_of, when_durable
 from rucola.broker.grpc.encoding import Delivery
+from rucola.broker.grpc.messages import milliseconds
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.grpc.routes import RouteAdapter
 from rucola.broker.pop_hold import HeldPop, PopHold
@@ -172,13 +173,13 @@ class ReceiveAdapter:
         group = checked(check_group, name_of(content.group), Code.ILLEGAL_CONSUMER_GROUP)
         invisible_ms = RENEWED_MS
         if content.HasField("invisible_duration") and not content.auto_renew:
-            invisible_ms = content.invisible_duration.ToMilliseconds()
+            invisible_ms = milliseconds(content.invisible_duration)
             if not MIN_INVISIBLE_MS <= invisible_ms <= MAX_INVISIBLE_MS:
                 text = f"the invisible duration is {invisible_ms} ms; 10 seconds to 12 hours are allowed"
                 raise IllegalCall(Code.ILLEGAL_INVISIBLE_TIME, text)
         wait_ms = LONG_POLLING_MS
         if content.HasField("long_polling_timeout"):
-            wait_ms = content.long_polling_timeout.ToMilliseconds()
+            wait_ms = milliseconds(content.long_polling_timeout)
         expression = content.filter_expression
         return PopRequest(
             group,
@@ -277,7 +278,7 @@ class ReceiveAdapter:
         content = request.content
         topic, group = _names(content)
         extra, (real_topic, queue_id) = _handle(topic, group, content.receipt_handle)
-        invisible_ms = content.invisible_duration.ToMilliseconds()
+        invisible_ms = milliseconds(content.invisible_duration)
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
             raise IllegalCall(Code.ILLEGAL_INVISIBLE_TIME, f"the invisible duration is {invisible_ms} ms")
         changed, end = self._service.change_invisible(
@@ -312,6 +313,7 @@ class ReceiveAdapter:
         return await when_durable(self._service.when_durable, end)
 
     def assignment(self, request: GrpcRequest[QueryAssignmentRequest]) -> QueryAssignmentResponse:
+        _names(request.content)
         queues = self._routes.queues(request.content.topic)
         if not self._is_ordered(name_of(request.content.topic)):
             del queues[1:]
