@@ -320,7 +320,7 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
             run.start_host()
         if not run.wait(READY_S, run.is_in_motion):
             return [f"after {READY_S:.0f} s some group had got nothing"]
-        begin, memory = time.monotonic(), server.memory()["rss"]
+        begin, memory = time.monotonic(), server.memory()["anonymous"]
         end = begin + minutes * 60
         while time.monotonic() < end:
             time.sleep(min(KILL_INTERVAL_S, max(0.0, end - time.monotonic())))
@@ -335,7 +335,9 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
         for group in groups:
             deliveries = ledger[group]
             print(f"{group}: delivered {len(deliveries)}, {deliveries.total() - len(deliveries)} of them again")
-        print(f"memory of the server: {memory:.0f} MB at the beginning, {server.memory()['rss']:.0f} MB at the end")
+        print(
+            f"private memory of the server: {memory:.0f} MB at the beginning, {server.memory()['anonymous']:.0f} MB at the end"
+        )
         found = findings(ledger, stored)
         if IN_ORDER_BY_POP in groups:
             found += out_of_order(ledger["a"], run.completions(IN_ORDER_BY_POP))
