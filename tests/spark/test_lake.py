@@ -488,6 +488,51 @@ def test_a_lake_that_was_moved_or_copied_says_so(tmp_path: Path, move: Callable[
     assert seen(tmp_path / "lake") == BEFORE
 
 
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_a_lake_that_was_moved_or_copied_gets_its_new_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: Callable[[Path, Path], object]
+) -> None:
+    """All of its tables and snapshots, whatever is killed on the way; the original of a copy is as it was."""
+    former, root = tmp_path / "lake", tmp_path / "moved"
+    first_commit(former)
+    Archive(former).derive({}, every_topic=True)
+    with open_lake(former) as lake:
+        lake.publish(stage(lake, [2]), {"a": ArchiveProgress(3)})
+    Archive(former).forget(Archive(former).messages_of_files([read_snapshot(former).rows[0].path]))
+    before = read_snapshot(former)
+    move(former, root)
+    calls, is_moved = 0, False
+    while not is_moved:
+        calls += 3
+        with monkeypatch.context() as patched:
+            patched.setattr(local_io, "sync_all", Deadly(local_io.sync_all, calls, after=calls % 2 == 0))
+            with suppress(Killed):
+                is_moved = Archive(root).relocate() == str(former)
+        if not is_moved:
+            with pytest.raises(StoreCorrupt):
+                read_snapshot(root)
+    assert calls > 10
+    assert read_snapshot(root) == before
+    assert Archive(root).relocate() == str(root)  # once more changes nothing
+    with open_tables(root) as own:
+        assert own is not None
+        of_topics = [own.catalog.load_table(name) for name in own.catalog.list_tables("topics")]
+        assert [len(table.metadata.snapshots) for table in (own.messages, own.keys, *of_topics)] == [3, 2, 1, 1]
+        for table in (own.messages, own.keys, *of_topics):
+            for snapshot in table.metadata.snapshots:
+                tasks = table.scan(snapshot_id=snapshot.snapshot_id).plan_files()
+                assert {Path(task.file.file_path).is_relative_to(root) for task in tasks} == {True}
+    assert (root / "metadata" / "version-hint.text").read_text() in own.messages.metadata_location
+    # Runs go on, and derive no message twice.
+    second_commit(root)
+    assert [(each.topic, each.rows) for each in Archive(root).derive({}, every_topic=True)] == [("T0", 2), ("T1", 1)]
+    assert read_snapshot(root).forgotten == before.forgotten
+    if move is shutil.copytree:
+        assert read_snapshot(former) == before
+    with pytest.raises(ConfigError):
+        Archive("s3://bucket/lake", "prod").relocate()
+
+
 def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:
     first_commit(tmp_path)
     with open_lake(tmp_path) as lake:
@@ -497,6 +542,13 @@ def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:
         assert (tmp_path / old).exists()
         lake.expire(0)
         assert not (tmp_path / old).exists()
+
+
+def test_to_open_a_lake_writes_no_metadata(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    before = sorted(tmp_path.rglob("*.metadata.json"))
+    with open_lake(tmp_path):
+        assert sorted(tmp_path.rglob("*.metadata.json")) == before
 
 
 def test_a_lake_has_one_writer(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 @click.group(cls=SuggestingGroup)
 def lake() -> None:
-    """Serve a lake to other engines; `rucola pipeline` writes and reads it.
+    """Serve a lake to other engines, or move it; `rucola pipeline` writes and reads it.
 
     \b
     Examples:
       rucola lake serve --lake /srv/lake
+      rucola lake relocate --lake /disk2/lake
     """
 
 
@@ -54,6 +55,24 @@ def serve(lake: Path, listen: str) -> None:
         from rucola.spark.archive import Archive
     host, port = host_and_port(listen)
     run_server(_serve(Archive(lake), host, port))
+
+
+@lake.command()
+@lake_option
+def relocate(lake: Path) -> None:
+    """Give a lake that was moved or copied the paths of its directory.
+
+    The tables have absolute paths. Move or copy the whole directory by any program, while no run writes to it; then
+    call this with the new directory. Only metadata is written. Brokers need the new archiveProgressPath.
+
+    \b
+    Examples:
+      mv /srv/lake /disk2/lake && rucola lake relocate --lake /disk2/lake
+    """
+    with require_spark():
+        from rucola.spark.archive import Archive
+    former = Archive(lake).relocate()
+    click.echo(f"{lake} was {former}" if former != str(lake) else f"{lake} is at its path already")
 
 
 async def _serve(archive: Archive, host: str, port: int) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, missing_extra
 from rucola.files import is_remote, local_path
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
@@ -214,6 +214,16 @@ class Archive:
         if self.catalog is not None:
             raise ConfigError("other engines use the catalog of this lake as it is", subject=self.catalog)
         return rest_catalog.serve_catalog(Path(self.path), host, port)
+
+    def relocate(self) -> str:
+        """Give an archive that was moved or copied its new paths (see `rucola.spark.lake.relocation.relocate`)."""
+        if self.catalog is not None:
+            raise ConfigError("a lake in a catalog stays where it is", subject=self.catalog)
+        try:
+            from rucola.spark.lake import relocation
+        except ModuleNotFoundError as error:
+            raise ConfigError(missing_extra(error, "lake")) from error
+        return relocation.relocate(self.path)
 
     def reindex(self) -> int:
         """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""

@@ -22,6 +22,7 @@
     tiered_reader   the process that reads queues for a broker
     record_columns  rows encoded as records of the log
     topic_tables    tables of single topics, with decoded bodies
+    relocation      a lake that was moved to another directory
     adoption        a lake of an earlier version
     local_io        durable files for pyiceberg
 

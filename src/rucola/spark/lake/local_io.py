@@ -56,8 +56,10 @@ class _DurableWriter(io.BufferedWriter):
         self._directory = path.parent
 
     def close(self) -> None:
-        if not self.closed:
-            self.flush()
-            sync_all(self.fileno())
-            sync_directory(self._directory)
-        super().close()
+        try:
+            if not self.closed:
+                self.flush()
+                sync_all(self.fileno())
+                sync_directory(self._directory)
+        finally:
+            super().close()

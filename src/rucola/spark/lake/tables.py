@@ -205,11 +205,12 @@ class Tables:
         self.is_embedded = is_embedded
         self.catalog = catalog
         self._read: dict[str, list[tuple[int, DataFile]]] = {}
-        if creates:
-            if not catalog.table_exists(_MESSAGES_TABLE):
-                _check_unused(storage)
+        # Not created if it exists, since that writes metadata that nothing needs.
+        if creates and not catalog.table_exists(_MESSAGES_TABLE):
+            _check_unused(storage)
             catalog.create_namespace_if_not_exists("rucola")
-            self._create(_KEYS_TABLE, ENTRY, storage.place(KEYS_DIRECTORY))
+            if not catalog.table_exists(_KEYS_TABLE):
+                self._create(_KEYS_TABLE, ENTRY, storage.place(KEYS_DIRECTORY))
             self._create(_MESSAGES_TABLE, MESSAGES, storage.location)
         self.keys, self.messages = catalog.load_table(_KEYS_TABLE), catalog.load_table(_MESSAGES_TABLE)
         found = self.messages.location().rstrip("/")
@@ -613,7 +614,10 @@ def _missing(storage: Storage, error: FileNotFoundError) -> StoreCorrupt:
 
 def _moved(storage: Storage, place: str) -> StoreCorrupt:
     former = re.sub(f"(/{KEYS_DIRECTORY})?/metadata/[^/]*$", "", place)
-    why = f"this is a lake of {former}, and its tables have absolute paths; move it back, or mount it there"
+    why = (
+        f"this is a lake of {former}, and its tables have absolute paths; move it back, or give it its new path with "
+        f"`rucola lake relocate --lake {storage.location}`"
+    )
     return StoreCorrupt(storage.location, 0, why)
 
 
