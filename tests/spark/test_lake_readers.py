@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 import polars
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import StaticTable
@@ -92,8 +93,18 @@ def test_every_reader_has_the_same_rows(
     assert Archive(lake).compact(min_files=2).rows > 0
     for name, read in readers.items():
         assert read(lake) == wanted, name
-    # Partitions and statistics skip no row that a condition asks for.
+    # What engines need to skip files, row groups and pages.
     table = StaticTable.from_metadata(metadata_of(lake))
+    for task in table.scan().plan_files():
+        footer = pq.read_metadata(task.file.file_path)
+        for group in range(footer.num_row_groups):
+            columns = [footer.row_group(group).column(number) for number in range(footer.num_columns)]
+            assert all(column.is_stats_set and column.statistics.has_null_count for column in columns)
+            filtered = {column.path_in_schema for column in columns if column.bloom_filter_length}
+            assert filtered == {"msgId", "keys.list.element"}
+    sorted_by = [table.schema().find_column_name(field.source_id) for field in table.sort_order().fields]
+    assert sorted_by == ["brokerName", "commitLogOffset"]
+    # Partitions and statistics skip no row that a condition asks for.
     for condition, count in (
         ("topic = '007'", 8),
         ("storeTimestamp is null", 6),

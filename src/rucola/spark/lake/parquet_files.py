@@ -192,11 +192,13 @@ def row_path(topic: str, day: str | None, name: str) -> str:
 
 
 def write_row_file(rows: pa.Table, stream: Stream) -> None:
-    """Write rows of one topic and day."""
+    """Write rows of one topic and day, with bloom filters for engines that do not read the key index."""
+    size = max(1, len(rows) * ROW_GROUP_SIZE // max(rows.nbytes, 1))
     pq.write_table(
         rows.cast(MESSAGES),
         stream,
-        row_group_size=max(1, len(rows) * ROW_GROUP_SIZE // max(rows.nbytes, 1)),
+        row_group_size=size,
+        bloom_filter_options={leaf: {"ndv": min(size, len(rows)), "fpp": 0.01} for leaf in _leaves(("msgId", "keys"))},
         compression="zstd",
         use_dictionary=_leaves(name for name in rows.schema.names if name not in _UNIQUE),
         write_page_index=True,

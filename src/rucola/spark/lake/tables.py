@@ -69,6 +69,11 @@ _TOPIC: Final = "rucola.topic"
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _MESSAGES_TABLE: Final = "rucola.messages"
 _KEYS_TABLE: Final = "rucola.keys"
+_SORTED_BY: Final = {
+    _MESSAGES_TABLE: ("brokerName", "commitLogOffset"),
+    _KEYS_TABLE: ("hash", "date", "commitLogOffset"),
+}
+"""The order in which compactions write files, declared for those of other engines."""
 _PROPERTIES: Final = {
     "commit.retry.num-retries": "0",
     "commit.manifest-merge.enabled": "true",
@@ -229,6 +234,7 @@ class Tables:
         from pyiceberg.io.pyarrow import pyarrow_to_schema
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.table.name_mapping import create_mapping_from_schema
+        from pyiceberg.table.sorting import SortField, SortOrder
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
         own = pyarrow_to_schema(schema)
@@ -240,7 +246,13 @@ class Tables:
             fields.append(PartitionField(own.find_field("topic").field_id, 1001, IdentityTransform(), "topic"))
         mapping = create_mapping_from_schema(own).model_dump_json()
         properties = {**_PROPERTIES, **others, "schema.name-mapping.default": mapping}
-        self.catalog.create_table_if_not_exists(name, own, location, PartitionSpec(*fields), properties=properties)
+        sorted_by = _SORTED_BY.get(name, ()) if isinstance(name, str) else ()
+        order = SortOrder(
+            *(SortField(own.find_field(column).field_id, transform=IdentityTransform()) for column in sorted_by)
+        )
+        self.catalog.create_table_if_not_exists(
+            name, own, location, PartitionSpec(*fields), order, properties=properties
+        )
 
     def topic(self, topic: str, schema: pa.Schema | None = None) -> Table | None:
         """Return the table of one topic. With a schema it is made if it is missing, otherwise the result is None."""
