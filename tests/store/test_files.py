@@ -372,4 +372,6 @@ def test_a_query_for_what_comes_after_an_offset_leaves_earlier_index_files_out(t
         found = slices.run(index.query_steps("T", "key", 500, after_physical_offset=after))
         assert [at for at in found if at > after] == list(range(max(after // 100 + 1, 0) * 100, 20_000, 100))
         assert all(at > after - 39 * 100 for at in found)
+    for begin_ms, searched in ((0, 6), (1190, 2)):  # a step for each file that may have messages of the time
+        assert len(list(index.query_steps("T", "absent", 32, begin_ms=begin_ms))) == searched
     index.close()

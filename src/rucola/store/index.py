@@ -370,6 +370,7 @@ class Index:
                     )
                 finally:
                     file.file.release()
+                yield
             # All older files end before this one starts, and so before the window.
             if file.begin_timestamp < begin_ms or len(found) >= max_count:
                 break
