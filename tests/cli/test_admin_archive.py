@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.session import local_session
+from support.console import visitor
 from support.golden_cluster import GoldenCluster
 from support.servers import server
 
@@ -69,6 +72,23 @@ def test_a_key_query_searches_broker_and_archive(aged: GoldenCluster, lake: Path
     since = sorted(each["storeTimestamp"] for each in wanted)[5]
     answer = aged.json(f"{command} --archive {lake} --since {since}")
     assert len(answer["messages"]) == sum(each["storeTimestamp"] >= since for each in wanted)
+
+
+async def test_the_console_searches_broker_and_archive(
+    aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]
+) -> None:
+    wanted = [message for message in stored if has_key(message, "GSpam", "grp-0")]
+    gone = wanted[0]
+    async with visitor(aged.namesrv, lake=Archive(lake)) as console:
+        page = await console.get("/search?q=grp-0&topic=GSpam")
+        links = set(re.findall(r"/message\?id=(\w+)", page.text))
+        newest = sorted(wanted, key=lambda each: (each["storeTimestamp"], each["commitLogOffset"]))[-64:]
+        assert links == {each["offsetMsgId"] for each in newest}
+        assert "archive" in await console.text(f"/search?q={gone['offsetMsgId']}")
+        for path in (f"id={gone['offsetMsgId']}", f"topic=GSpam&id={gone['msgId']}"):
+            text = await console.text(f"/message?{path}")
+            assert "archived copy" in text
+            assert gone["offsetMsgId"] in text
 
 
 def test_a_unique_key_query_searches_broker_and_archive(

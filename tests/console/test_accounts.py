@@ -145,7 +145,7 @@ async def test_a_look_at_bodies_is_recorded_and_what_it_may_change_is_guarded(tm
         by_id = f"/api/v1/queryMsgByUniqueKey?unique_key={offset_id}"
         assert (await console.get(f"{by_id}&topic=Orders")).json()["result"]["messages"][0]["keys"] == "7"
         url = console.url("/api/v1/queryMsgById")
-        for given in ({}, {"resend": True}, {"group": "billing", "client_id": "c"}):
+        for given in ({}, {"resend": True}, {"consumer_group": "billing", "client_id": "c"}):
             assert (await console.http.post(url, json={"msg_ids": offset_id} | given)).status_code == 403
         wrong_topic = await console.get(f"{by_id}&topic=Order")
         assert wrong_topic.status_code in (400, 404), "of another topic, which he may view"

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.external, pytest.mark.slow]
 
 PAGES = (
     "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/commands", "/run/updateTopic",
-    "/run/clusterList", "/audit", "/login",
+    "/run/clusterList", "/audit", "/login", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order",
+    "/dead_letters", "/dead_letters?group=billing",
 )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from support.cluster import cluster
 from support.console import field, live_cluster, text_of, visitor
 
 CONSOLE = visit.DIRECTORY
-PATHS = [page.path for page in PAGES if "{" not in page.path and page.path not in ("/topic", "/group", "/logout")]
+OF_ONE = "/topic", "/group", "/message", "/scan", "/logout"
+PATHS = [page.path for page in PAGES if "{" not in page.path and page.path not in OF_ONE]
 
 
 async def test_a_visitor_sees_cluster_topics_and_groups(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ async def test_an_action_is_previewed_audited_and_refused_if_the_state_has_chang
         asked = await console.post(path, {"group": "billing", "topic": "Orders", "timestamp_ms": "now"})
         assert (await admin.groups.consume_stats("billing")).offset_table, "asking changes nothing"
         assert "group billing on topic Orders to the end" in text_of(asked)
+        assert re.search("broker-a 0 5 10 0 5 broker-a 1 0 10 0 10 broker-b 0 5 10 0 5", text_of(asked))
         seen = {name: field(asked, name) for name in ("group", "topic", "timestamp_ms", "seen", "token")}
         changed = await console.http.post(console.url(path), data=seen | {"topic": "Other"})
         assert "has changed" in text_of(changed)
@@ -79,9 +81,25 @@ async def test_an_action_is_previewed_audited_and_refused_if_the_state_has_chang
         assert all(at.consumer_offset == at.broker_offset for at in stats.offset_table.values())
         (entry,) = await console.console.audit.entries()
         line = "rucola admin resetOffsetByTime -g billing -t Orders -s -1"
-        assert (entry.account, entry.peer, entry.action, entry.result) == ("local", "127.0.0.1", line, "success")
+        assert (entry.account, entry.peer, entry.action) == ("local", "127.0.0.1", line)
+        before = "broker-a:0:5,broker-a:1:0,broker-b:0:5,broker-b:1:0"
+        assert entry.result == f"success; undo: rucola admin resetOffsets -g billing -t Orders -o {before}"
         assert "billing 0 0 s" in await console.text("/groups"), "the new state is shown at once"
         assert line in await console.text("/audit")
+
+        undo = {name: field(done, name) for name in ("token", "group", "topic", "offsets")}
+        asked = await console.http.post(console.url("/run/resetOffsets"), data=undo)
+        assert "broker-a 0 10 5 5 0 " in text_of(asked)
+        done = await console.http.post(console.url("/run/resetOffsets"), data=undo | {"seen": field(asked, "seen")})
+        stats = await admin.groups.consume_stats("billing")
+        assert [at.consumer_offset for at in stats.offset_table.values()] == [5, 0, 5, 0]
+        partly = undo | {"offsets": "broker-a:0:4,broker-a:1:99"}
+        asked = await console.http.post(console.url("/run/resetOffsets"), data=partly)
+        done = await console.http.post(console.url("/run/resetOffsets"), data=partly | {"seen": field(asked, "seen")})
+        assert "broker-a:1 is unchanged" in text_of(done)
+        for wrong in ("", "broker-a:0", "broker-a:0:x"):
+            refused = await console.http.post(console.url("/run/resetOffsets"), data=undo | {"offsets": wrong})
+            assert refused.status_code == 400
 
         fields = {"cluster": "DefaultCluster", "topic": "bad topic!"}
         refused = await console.http.post(console.url("/run/updateTopic"), data=fields | {"token": seen["token"]})

@@ -84,8 +84,9 @@ class MessageTracker:
         self._groups = groups
         self._indexes = indexes
 
-    async def track(self, message: MessageExt) -> list[MessageTrack]:
-        groups = await self._topics.consumer_groups(message.topic)
+    async def track(self, message: MessageExt, groups: Iterable[str] | None = None) -> list[MessageTrack]:
+        if groups is None:
+            groups = await self._topics.consumer_groups(message.topic)
         return await gather_fail_fast(self._track_in_group(message, group) for group in groups)
 
     async def _track_in_group(self, message: MessageExt, group: str) -> MessageTrack:

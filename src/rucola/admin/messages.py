@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.groups import CLIENT_WAIT_MS
 from rucola.admin.message_track import MessageTrack, MessageTracker
 from rucola.admin.queries import MAX_LONG, PAGE, KeyQueryResult, MessageIndexes
+from rucola.admin.queue_reader import TOOLS_GROUP
 from rucola.admin.requests import AdminRequests
-from rucola.errors import InvalidMessage, RemotingConnectError
+from rucola.client.consumer.pull_consumer import PullConsumer, PullStatus
+from rucola.domain.queue import MessageQueue
+from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.record import decode
@@ -56,6 +61,17 @@ class MessageAdmin:
             ) from None
         return decode(response.body)
 
+    async def at(self, queue: MessageQueue, queue_offset: int) -> MessageExt:
+        """Return the message at a queue offset. ConfigError if there is none, TopicNotFound."""
+        async with PullConsumer(TOOLS_GROUP, self._requests.connection) as consumer:
+            await consumer.queues(queue.topic)
+            result = await consumer.pull(queue, queue_offset, 1)
+        if result.status is not PullStatus.FOUND or result.messages[0].queue_offset != queue_offset:
+            first, last = result.min_offset, result.max_offset - 1
+            has = f"has no message at offset {queue_offset}; it has {first} to {last}"
+            raise ConfigError(f"{queue} {has if first <= last else 'holds no message'}")
+        return result.messages[0]
+
     async def is_offset_msg_id(self, msg_id: str) -> bool:
         """Return whether an id is an offsetMsgId of one of the cluster's brokers; indexes have no such ids."""
         try:
@@ -82,6 +98,6 @@ class MessageAdmin:
         header = ResumeCheckHalfMessageRequestHeader(msg_id=offset_msg_id)
         await self._requests.invoke(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
 
-    async def track(self, message: MessageExt) -> list[MessageTrack]:
-        """Return a message's state in every consumer group of its topic, sorted by group."""
-        return await self._tracker.track(message)
+    async def track(self, message: MessageExt, groups: Iterable[str] | None = None) -> list[MessageTrack]:
+        """Return a message's state in every consumer group of its topic, sorted by group, or in some groups."""
+        return await self._tracker.track(message, groups)

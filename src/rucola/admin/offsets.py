@@ -176,20 +176,38 @@ class OffsetAdmin:
     async def _reset_offline(
         self, address: str, broker_name: str, header: ResetOffsetRequestHeader, force: bool
     ) -> dict[MessageQueue, int]:
-        committed = (await self._groups.consume_stats_at(address, header.group, header.topic)).offset_table
-        if not committed:
+        targets = await self._targets(address, header.topic, header.group, header.timestamp, force)
+        if not targets:
             raise ConfigError(f"group {header.group} has committed nothing on topic {header.topic} at {broker_name}")
-        offsets = {}
+        for queue, (_, offset) in targets.items():
+            await self.commit(address, header.group, queue, offset)
+        return {queue: offset for queue, (_, offset) in targets.items()}
+
+    async def preview_by_time(
+        self, topic: str, group: str, timestamp_ms: int, *, force: bool = True
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """Return the offsets before and after `reset_by_time`, by queue, and change nothing."""
+        if timestamp_ms >= time.time_ns() // 1_000_000:
+            timestamp_ms = LATEST
+        masters = masters_of((await self._topics.route(topic)).broker_datas)
+        answers = await gather_fail_fast(
+            self._targets(address, topic, group, timestamp_ms, force) for address in masters.values()
+        )
+        return dict(sorted((item for one in answers for item in one.items()), key=queue_of_item))
+
+    async def _targets(
+        self, address: str, topic: str, group: str, timestamp_ms: int, force: bool
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """The offsets of one broker before and after a reset."""
+        committed = (await self._groups.consume_stats_at(address, group, topic)).offset_table
+        targets = {}
         for queue, wrapper in sorted(committed.items(), key=queue_of_item):
-            if header.timestamp == LATEST:
+            if timestamp_ms == LATEST:
                 _, offset = await self.ends(address, queue)
             else:
-                offset = await self._offset_at(address, queue, header.timestamp)
-            if not force:
-                offset = min(offset, wrapper.consumer_offset)
-            await self.commit(address, header.group, queue, offset)
-            offsets[queue] = offset
-        return offsets
+                offset = await self._offset_at(address, queue, timestamp_ms)
+            targets[queue] = wrapper.consumer_offset, offset if force else min(offset, wrapper.consumer_offset)
+        return targets
 
     async def _offset_at(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)

@@ -10,6 +10,8 @@
     audit         actions, recorded before they run, with their results
     accounts      who visits: passwords, sessions, proxies
     actions       runs the commands of the catalogue for an account; the only place that does
+    scans         searches through messages, which run while pages look at them
+    bodies        bodies of messages as text
     visit         one request of a page: account, language, form, links, rendering; the registry of pages
     app           the routes, and errors as pages
     api           `/api/v1`, with its OpenAPI document

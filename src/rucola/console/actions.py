@@ -11,11 +11,12 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from rucola.admin import AdminClient
-from rucola.admin.commands import Command, Result, Risk
+from rucola.admin.commands import CATALOGUE, Command, Result, Risk
 from rucola.admin.commands.arguments import check_remote, command_line
 from rucola.admin.commands.authorization import Account, authorize
 from rucola.console.audit import Audit
 from rucola.console.collector import Collector
+from rucola.presentation import Table
 
 MAX_READ_S: Final = 10
 MAX_RESULTS: Final = 500
@@ -34,6 +35,11 @@ class Actions:
         authorize(account, one, arguments)
         return one.effect(arguments) or (await one.question(self._client, **arguments) if one.confirm else "")
 
+    async def changes(self, account: Account, one: Command, arguments: Mapping[str, Any]) -> Table | None:
+        """Return what the command would change now, in detail, if it can say. Raises MQError."""
+        authorize(account, one, arguments)
+        return await one.changes(self._client, **arguments)
+
     async def run(self, account: Account, peer: str, one: Command, arguments: Mapping[str, Any]) -> list[Result]:
         """Run a command for an account at the address `peer`. Raises MQError."""
         check_remote(one)
@@ -44,12 +50,14 @@ class Actions:
         async with self._audit.recorded(account.name, peer, command_line(one, arguments)) as entry:
             results = await self._results(one, arguments)
             entry.has_failed = any(result.is_failure for result in results)
+            entry.undo = "; ".join(
+                command_line(CATALOGUE[result.undo[0]], result.undo[1]) for result in results if result.undo is not None
+            )
         if is_read:
             return results
         await self._collector.refresh()
         for name in ("group", "group_name"):
-            for measurements in (self._collector.group_progress, self._collector.group_members):
-                measurements.forget(str(arguments.get(name)))
+            self._collector.forget_group(str(arguments.get(name)))
         return results
 
     async def _results(self, one: Command, arguments: Mapping[str, Any]) -> list[Result]:

@@ -75,6 +75,11 @@ async def run(console: Console, request: Request, account: Account) -> Response:
         {
             "result": found if one.is_stream else found[0] if found else None,
             "notes": [note for result in results for note in result.notes],
+            "undo": [
+                {"command": result.undo[0], "arguments": result.undo[1]}
+                for result in results
+                if result.undo is not None
+            ],
             "failed": any(result.is_failure for result in results),
         }
     )

@@ -34,6 +34,8 @@ class AuditEntry(NamedTuple):
 class Outcome:
     has_failed: bool = False
     """The action has ended without an error, but some of its parts failed."""
+    undo: str = ""
+    """The command line that restores the state before."""
 
 
 class Audit:
@@ -48,6 +50,7 @@ class Audit:
         try:
             yield outcome
             result = "failure" if outcome.has_failed else "success"
+            result += f"; undo: {outcome.undo}" if outcome.undo else ""
         except Exception as error:
             result = f"failure: {error}"
             raise

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
 from rucola.admin.brokers import shortest_rate
@@ -35,6 +35,7 @@ from rucola.message.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
+    dlq_topic,
     is_system_topic,
 )
 
@@ -46,6 +47,8 @@ TABLES_INTERVAL_S: Final = 60.0
 TURN_SHARE: Final = 4
 """Groups in turn take one request of so many in the budget."""
 DISK_WARNING: Final = 0.85
+TREND_LENGTH: Final = 12
+"""Measurements of a group's backlog from which its end is estimated."""
 KINDS: Final = "normal", "retry", "dead letters", "delayed", "half messages", "system"
 
 
@@ -186,6 +189,16 @@ class GroupMembers(Answers):
 class GroupProgress(Answers):
     queues: Mapping[MessageQueue, OffsetWrapper]
     consume_tps: float
+    trend: Sequence[tuple[int, int]] = ()
+    """The last measurements before: time in ms since 1970, and backlog."""
+
+    def empty_at_ms(self, now_ms: int) -> int | None:
+        """Return when the backlog is gone if it goes on as it did, an estimate; None if it does not shrink."""
+        if not self.trend:
+            return None
+        before_ms, before = self.trend[0]
+        rate = (before - self.backlog) / max(1, now_ms - before_ms)
+        return now_ms + round(self.backlog / rate) if rate > 0 else None
 
     @property
     def backlog(self) -> int:
@@ -213,6 +226,9 @@ class Collector:
         )
         self.group_progress = Measurements(self._progress, self._brokers_of_group, budget, interval_s)
         self.group_members = Measurements(self._members, self._questions_of_members, budget, interval_s)
+        self.dead_letters = Measurements(
+            client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name)), budget, interval_s
+        )
         self._tables_s = -TABLES_INTERVAL_S
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -224,8 +240,16 @@ class Collector:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in (self.topic_traffic, self.topic_details, self.group_progress, self.group_members):
+        for one in self._measurements():
             await one.close()
+
+    def _measurements(self) -> tuple[Measurements[Any], ...]:
+        return self.topic_traffic, self.topic_details, self.group_progress, self.group_members, self.dead_letters
+
+    def forget_group(self, name: str) -> None:
+        """Measure a group again when it is shown next: after a change."""
+        for one in (self.group_progress, self.group_members, self.dead_letters):
+            one.forget(name)
 
     async def wait_first(self, wait_s: float = 2.0) -> Snapshot:
         """Return the snapshot, after the first round or `wait_s`."""
@@ -382,9 +406,14 @@ class Collector:
             self.snapshot.groups.get(name), lambda address: self._client.groups.consume_stats_at(address, name)
         )
         queues = {queue: at for stats in answers for queue, at in stats.offset_table.items()}
+        known = self.group_progress.known(name)
+        trend: Sequence[tuple[int, int]] = ()
+        # A sum of other brokers is no measurement of the same backlog.
+        if known is not None and known.value is not None and known.value.failures.keys() == failures.keys():
+            trend = [*known.value.trend, (known.time_ms, known.value.backlog)][-TREND_LENGTH:]
         return GroupProgress(
             queues=dict(sorted(queues.items(), key=queue_of_item)),
-            consume_tps=sum(stats.consume_tps for stats in answers), failures=failures,
+            consume_tps=sum(stats.consume_tps for stats in answers), trend=trend, failures=failures,
         )  # fmt: skip
 
     async def _members(self, name: str) -> GroupMembers:

@@ -15,6 +15,7 @@ from rucola.console.collector import Collector
 from rucola.console.config import ConsoleConfig
 from rucola.console.database import Database
 from rucola.console.history import History
+from rucola.console.scans import Scans
 
 REQUEST_TIMEOUT_MS = 3000
 
@@ -32,6 +33,7 @@ class Console:
         self.accounts = Accounts(config.accounts, self.database)
         self.collector = Collector(self.client, self.history, config.interval_s, config.requests_per_second)
         self.actions = Actions(self.client, self.audit, self.collector)
+        self.scans = Scans(self.client)
         self._running = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -42,6 +44,7 @@ class Console:
                 started.push_async_callback(database.close)
             await self.collector.start()
             started.push_async_callback(self.collector.close)
+            started.push_async_callback(self.scans.close)
             self._running = started.pop_all()
         return self
 

@@ -66,6 +66,10 @@ class Measurements(Generic[T]):
         """Return the latest measurement, of any age, without a request."""
         return self._known.get(name)
 
+    def all_known(self) -> dict[str, T]:
+        """Return the latest measured values, of any age, without a request."""
+        return {name: found.value for name, found in self._known.items() if found.value is not None}
+
     async def get(self, names: Iterable[str], wait_s: float = 1.0) -> dict[str, Measurement[T]]:
         """Return fresh measurements; after `wait_s` older ones of what is still measured, if there are any."""
         names = list(names)

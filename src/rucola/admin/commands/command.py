@@ -114,6 +114,8 @@ class Result:
     notes: Sequence[str] = ()
     """Notes for the operator, shown with the result."""
     is_failure: bool = False
+    undo: tuple[str, Mapping[str, Any]] | None = None
+    """The command that restores the state before, and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class Command:
 
     A coroutine returns "" if these arguments change nothing.
     """
+    preview: Callable[..., Awaitable[Table]] | None = None
+    """A coroutine like `call` that returns what would change now, in detail."""
     is_repeatable: bool = False
     """The command measures a state that an operator may watch."""
     shows_bodies: bool = False
@@ -162,8 +166,15 @@ class Command:
 
     async def question(self, client: AdminClient, **arguments: Any) -> str:
         """Return what the command will do. Errors as the command itself."""
-        given = {one.name: one.default for one in self.arguments() if not one.is_required} | arguments
+        given = self._complete(arguments)
         return self.confirm.format(**given) if isinstance(self.confirm, str) else await self.confirm(client, **given)
+
+    async def changes(self, client: AdminClient, **arguments: Any) -> Table | None:
+        """Return what the command would change now, in detail, if it can say."""
+        return await self.preview(client, **self._complete(arguments)) if self.preview is not None else None
+
+    def _complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {one.name: one.default for one in self.arguments() if not one.is_required} | dict(arguments)
 
     async def run(self, client: AdminClient, **arguments: Any) -> AsyncGenerator[Result, None]:
         """Yield the only result, or those of a generator as they come."""
@@ -190,6 +201,7 @@ def command(
     columns: Sequence[Column] = (),
     writes: bool = False,
     confirm: str | Callable[..., Awaitable[str]] = "",
+    preview: Callable[..., Awaitable[Table]] | None = None,
     is_repeatable: bool = False,
     shows_bodies: bool = False,
     effects: Mapping[str, str] | None = None,
@@ -198,7 +210,9 @@ def command(
     risk = Risk.DANGEROUS if confirm else Risk.WRITE if writes else Risk.READ
 
     def add(call: C) -> C:
-        CATALOGUE[name] = Command(name, call, columns, risk, confirm, is_repeatable, shows_bodies, effects or {})
+        CATALOGUE[name] = Command(
+            name, call, columns, risk, confirm, preview, is_repeatable, shows_bodies, effects or {}
+        )
         return call
 
     return add

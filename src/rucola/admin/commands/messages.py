@@ -27,10 +27,8 @@ from rucola.admin.commands.sending import SENT, TOOLS_PRODUCER, send_json
 from rucola.admin.message_track import MessageTrack
 from rucola.admin.message_view import message_json, message_text
 from rucola.admin.queries import MAX_LONG, PAGE, KeyQueryResult
-from rucola.admin.queue_reader import TOOLS_GROUP
 from rucola.admin.traces import TracedDelivery
-from rucola.client import Message, Producer, PullConsumer
-from rucola.client.consumer.pull_consumer import PullStatus
+from rucola.client import Message, Producer
 from rucola.domain.queue import MessageQueue
 from rucola.errors import BrokerError, ConfigError, RemotingError, TopicNotFound
 from rucola.message import MessageExt
@@ -85,17 +83,17 @@ async def query_msg_by_key(
     return Result(_result_json(result, origins), [table], notes, is_failure=bool(result.failures))
 
 
-CONSUMES = "let client {client_id} of group {group} consume message "
-
-
 @command(
     "queryMsgById", shows_bodies=True,
-    effects={"resend": "send a copy of message {msg_ids} to its topic", "client_id": CONSUMES + "{msg_ids}"},
+    effects={
+        "resend": "send a copy of message {msg_ids} to its topic",
+        "client_id": "let client {client_id} of group {consumer_group} consume message {msg_ids}",
+    },
 )  # fmt: skip
 async def query_msg_by_id(
     client: AdminClient,
     msg_ids: Annotated[str, Option("-i --msgId", "One or more offsetMsgIds, separated by commas.")],
-    group: Group = None,
+    consumer_group: Group = None,
     client_id: ClientId = None,
     resend: Annotated[bool, Option("-s --sendMessage", "Send a copy of the message now.")] = False,
     lake: Archive = None,
@@ -110,12 +108,12 @@ async def query_msg_by_id(
       rucola admin queryMsgById -i 7F00000100002A9F0000000000000000
       rucola admin queryMsgById -i 7F00000100002A9F0000000000000000 -g billing -d 10.0.0.7@4711
     """
-    _check_consume_options(group, client_id)
-    if lake is not None and (group is not None or resend):
+    _check_consume_options(consumer_group, client_id)
+    if lake is not None and (consumer_group is not None or resend):
         raise InvalidArguments("--archive only shows messages; it cannot be combined with -g, -d or -s")
     ids = split(msg_ids)
-    if group is not None and client_id is not None:
-        return await _consume_directly(client, group, client_id, ids)
+    if consumer_group is not None and client_id is not None:
+        return await _consume_directly(client, consumer_group, client_id, ids)
     if resend:
         return await _resend(client, ids)
     # offsetMsgIds found only in the lake, which is also searched for an unreachable broker: it may have been removed.
@@ -160,18 +158,15 @@ async def query_msg_by_offset(
     Examples:
       rucola admin queryMsgByOffset -t Flights -b broker-a -i 0 -o 4711
     """
-    queue = MessageQueue(topic, broker_name, queue_id)
-    await client.topics.route(topic)
-    async with PullConsumer(TOOLS_GROUP, client.connection) as consumer:
-        result = await consumer.pull(queue, queue_offset, 1)
-    if result.status is not PullStatus.FOUND or result.messages[0].queue_offset != queue_offset:
-        first, last = result.min_offset, result.max_offset - 1
-        has = f"has no message at offset {queue_offset}; it has {first} to {last}"
-        raise ConfigError(f"{queue} {has if first <= last else 'holds no message'}")
-    return _tracked([(result.messages[0], await _tracks(client, result.messages[0]))], Origins())
+    message = await client.messages.at(MessageQueue(topic, broker_name, queue_id), queue_offset)
+    return _tracked([(message, await _tracks(client, message))], Origins())
 
 
-@command("queryMsgByUniqueKey", shows_bodies=True, effects={"client_id": CONSUMES + "{unique_key}"})
+@command(
+    "queryMsgByUniqueKey",
+    shows_bodies=True,
+    effects={"client_id": "let client {client_id} of group {group} consume message {unique_key}"},
+)
 async def query_msg_by_unique_key(
     client: AdminClient,
     topic: Topic,

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
 
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import BrokerName, Flag, Option, QueueId, Result, Topic, command, no_such_queue
+from rucola.admin.commands.command import (
+    BrokerName,
+    Flag,
+    InvalidArguments,
+    Option,
+    QueueId,
+    Result,
+    Topic,
+    command,
+    no_such_queue,
+    split,
+)
 from rucola.admin.offsets import ResetResult
 from rucola.domain.group import LATEST
 from rucola.domain.queue import MessageQueue
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, MQError
 from rucola.presentation import Table, time_text, whole
 
 Group = Annotated[str, Option("-g --group", "Consumer group.")]
@@ -29,7 +42,29 @@ async def _reset(client: AdminClient, group: str, topic: str, timestamp_ms: int,
     return f"reset the offsets of group {group} on topic {topic} to {where}"
 
 
-@command("resetOffsetByTime", confirm=_reset)
+def _changes(before_and_after: Mapping[MessageQueue, tuple[int, int]]) -> Table:
+    rows = [
+        (queue.broker_name, queue.queue_id, before, after, max(0, before - after), max(0, after - before))
+        for queue, (before, after) in before_and_after.items()
+    ]
+    return Table(("#Broker Name", whole("#QID"), "#Before", "#After", "#Again", "#Skipped"), rows)
+
+
+async def _by_time(
+    client: AdminClient, group: str, topic: str, timestamp_ms: int = LATEST, force: bool = True, cpp: bool = False
+) -> Table:
+    return _changes(await client.offsets.preview_by_time(topic, group, timestamp_ms, force=force))
+
+
+async def _undo(client: AdminClient, group: str, topic: str) -> tuple[str, Mapping[str, Any]] | None:
+    """The command that restores the present offsets."""
+    stats = await client.groups.consume_stats(group, topic)
+    offsets = {queue: at.consumer_offset for queue, at in stats.offset_table.items() if at.consumer_offset >= 0}
+    text = ",".join(f"{queue.broker_name}:{queue.queue_id}:{offset}" for queue, offset in offsets.items())
+    return ("resetOffsets", {"group": group, "topic": topic, "offsets": text}) if offsets else None
+
+
+@command("resetOffsetByTime", confirm=_reset, preview=_by_time)
 async def reset_offset_by_time(
     client: AdminClient,
     group: Group,
@@ -47,11 +82,14 @@ async def reset_offset_by_time(
       rucola admin resetOffsetByTime -g billing -t Orders -s 2013-01-01T00:00:00 --yes
       rucola admin resetOffsetByTime -g billing -t Orders -s now -f false
     """
+    undo = await _undo(client, group, topic)
     found = await client.offsets.reset_by_time(topic, group, timestamp_ms, force=force, cpp=cpp)
-    return _report(found, group, topic)
+    return _report(found, group, topic, undo)
 
 
-@command("skipAccumulatedMessage", confirm="let group {group} skip its whole backlog on topic {topic}")
+@command(
+    "skipAccumulatedMessage", confirm="let group {group} skip its whole backlog on topic {topic}", preview=_by_time
+)
 async def skip_accumulated_message(client: AdminClient, group: Group, topic: Topic, force: Force = True) -> Result:
     """Skip a group's backlog on a topic: the group continues with the next new message.
 
@@ -59,7 +97,8 @@ async def skip_accumulated_message(client: AdminClient, group: Group, topic: Top
     Examples:
       rucola admin skipAccumulatedMessage -g billing -t Orders --yes
     """
-    return _report(await client.offsets.reset_by_time(topic, group, LATEST, force=force), group, topic)
+    undo = await _undo(client, group, topic)
+    return _report(await client.offsets.reset_by_time(topic, group, LATEST, force=force), group, topic, undo)
 
 
 @command(
@@ -85,17 +124,70 @@ async def reset_offset(
     queue = MessageQueue(topic, broker_name, queue_id)
     if queue not in (queues := await client.topics.queues(topic)):
         raise no_such_queue(queue, queues)
-    return _report(await client.offsets.reset(group, queue, queue_offset), group, topic)
+    undo = await _undo(client, group, topic)
+    return _report(await client.offsets.reset(group, queue, queue_offset), group, topic, undo)
 
 
-def _report(result: ResetResult, group: str, topic: str) -> Result:
+def _parse_offsets(topic: str, text: str) -> dict[MessageQueue, int]:
+    found = {}
+    for part in split(text):
+        broker, _, at = part.partition(":")
+        queue_id, _, offset = at.partition(":")
+        if not (broker and queue_id.isdecimal() and offset.isdecimal()):
+            raise InvalidArguments(f"{part!r}: expected broker:queue:offset, such as broker-a:0:4711")
+        found[MessageQueue(topic, broker, int(queue_id))] = int(offset)
+    if not found:
+        raise InvalidArguments("the offsets name no queue")
+    return found
+
+
+async def _to_offsets(client: AdminClient, group: str, topic: str, offsets: str) -> Table:
+    wanted = _parse_offsets(topic, offsets)
+    table = (await client.groups.consume_stats(group, topic)).offset_table
+    return _changes({queue: (table[queue].consumer_offset, to) for queue, to in wanted.items() if queue in table})
+
+
+@command(
+    "resetOffsets", confirm="reset the offsets of group {group} on topic {topic} to {offsets}", preview=_to_offsets
+)
+async def reset_offsets(
+    client: AdminClient,
+    group: Group,
+    topic: Topic,
+    offsets: Annotated[str, Option("-o --offsets", "broker:queue:offset, separated by commas.")],
+) -> Result:
+    """Reset the offsets of a group on several queues, each as resetOffset does; the way back after a reset.
+
+    The exit code is 1 if one of them failed; the others are reset.
+
+    \b
+    Examples:
+      rucola admin resetOffsets -g billing -t Orders -o broker-a:0:4711,broker-a:1:4698 --yes
+    """
+    wanted = _parse_offsets(topic, offsets)
+    undo = await _undo(client, group, topic)
+    done, failures, is_online = dict[MessageQueue, int](), [], True
+    for queue, offset in wanted.items():
+        try:
+            result = await client.offsets.reset(group, queue, offset)
+        except MQError as error:
+            failures.append(f"{queue.broker_name}:{queue.queue_id} is unchanged: {error}")
+            continue
+        done |= result.offsets
+        is_online &= result.online
+    report = _report(ResetResult(done, is_online), group, topic, undo)
+    return replace(report, notes=[*failures, *(report.notes if done else [])], is_failure=bool(failures))
+
+
+def _report(result: ResetResult, group: str, topic: str, undo: tuple[str, Mapping[str, Any]] | None) -> Result:
     rows = [
         {"brokerName": queue.broker_name, "queueId": queue.queue_id, "offset": offset}
         for queue, offset in sorted(result.offsets.items())
     ]
     table = Table(("#brokerName", whole("#queueId"), "#offset"), [tuple(row.values()) for row in rows])
     notes = [] if result.online else [f"group {group} has no clients now; the next one starts at these offsets"]
-    return Result({"group": group, "topic": topic, "online": result.online, "queues": rows}, [table], notes)
+    value = {"group": group, "topic": topic, "online": result.online, "queues": rows}
+    return Result(value, [table], notes, undo=undo)
 
 
 @command("cloneGroupOffset", confirm="copy the offsets of group {source} on topic {topic} to group {destination}")

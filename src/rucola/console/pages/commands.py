@@ -15,11 +15,11 @@ from rucola.admin.commands import CATALOGUE, Command, InvalidArguments, Result, 
 from rucola.admin.commands.arguments import InvalidArgument, command_line, is_local, parse, remote_arguments, schema
 from rucola.admin.commands.authorization import required_role
 from rucola.console.visit import Visit, page
-from rucola.errors import ConfigError
+from rucola.errors import ConfigError, MQError
 from rucola.presentation import Table, to_json
 
-_OWN = {"token", "seen"}
-"""Fields of a form that are no arguments."""
+_OWN = {"token", "seen", "edit"}
+"""Fields of a form that are no arguments; a link with `edit` shows the form, filled in."""
 
 
 @page("/commands", navigation="Commands")
@@ -39,18 +39,28 @@ async def run(visit: Visit) -> Response:
     is_sent = visit.request.method == "POST"
     given = {name: value for name, value in (visit.form if is_sent else visit.query).items() if name not in _OWN}
     wants_result = is_sent or (one.risk is Risk.READ and (bool(given) or not schema(one)["required"]))
-    if not wants_result:
+    if not wants_result or "edit" in visit.query:
         return _form(visit, one, given)
     try:
         arguments = parse(one, given)
         line = command_line(one, arguments)
+        question = ""
         if one.risk_of(arguments) is not Risk.READ:
             question = await visit.console.actions.question(visit.account, one, arguments)
+        # A command with a question that has none now, such as a dry run, changes nothing.
+        if question or (one.risk is not Risk.READ and not one.confirm):
             seen = sha256(f"{line}\n{question}".encode()).hexdigest()
             if visit.form.get("seen") != seen:
+                changes, unknown = None, ""
+                try:
+                    changes = await visit.console.actions.changes(visit.account, one, arguments)
+                except InvalidArguments:
+                    raise
+                except MQError as error:
+                    unknown = str(error)
                 return visit.render(
                     "confirm.html", command=one, given=given, line=line, question=question, seen=seen,
-                    has_changed="seen" in visit.form,
+                    has_changed="seen" in visit.form, changes=changes, unknown=unknown,
                 )  # fmt: skip
         results = await visit.console.actions.run(visit.account, visit.peer, one, arguments)
     except InvalidArguments as error:
@@ -58,8 +68,9 @@ async def run(visit: Visit) -> Response:
     notes = [note for result in results for note in result.notes]
     is_failure = any(result.is_failure for result in results)
     parts = [part for result in results for part in _parts(one, result)]
+    undo = [result.undo for result in results if result.undo is not None]
     return visit.render(
-        "result.html", command=one, given=given, line=line, parts=parts, notes=notes, is_failure=is_failure
+        "result.html", undo=undo, command=one, given=given, line=line, parts=parts, notes=notes, is_failure=is_failure
     )
 
 

@@ -1,0 +1,66 @@
+"""The pages of dead letters, a backlog's end, and sending dead letters again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rucola.admin import AdminClient, OffsetWrapper, TopicConfig, dlq_topic
+from rucola.client import Producer
+from rucola.console.collector import GroupProgress
+from rucola.domain.queue import MessageQueue
+from rucola.message import Message, properties
+from support.console import field, live_cluster, text_of, visitor
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+async def test_dead_letters_are_shown_by_cause_and_sent_again(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
+        topic = dlq_topic("billing")
+        for address in (await admin.cluster.masters("DefaultCluster")).values():
+            config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
+            await admin.topics.create_or_update(address, config)
+        async with Producer("shop", running.namesrv) as producer:
+            for number, why in enumerate(("no card\nat x()", "no card", HOSTILE, "")):
+                origin = {properties.RETRY_TOPIC: "Orders"} | ({"Exception": why} if why else {})
+                await producer.send(Message(topic, b"%d" % number, keys=HOSTILE, tags="paid", properties=origin))
+        async with visitor(running.namesrv) as console:
+            assert "billing 4 4 " in await console.text("/dead_letters")
+            page = await console.get("/dead_letters?group=billing")
+            assert "<script>alert" not in page.text
+            text = text_of(page)
+            assert "no card Orders paid 2 2 2 0 0 0" in text
+            assert f"{HOSTILE} Orders paid 1 1 1 0 0 0" in text
+            assert "– Orders paid 1 1 1 0 0 0" in text
+
+            fields = {"group": "billing", "per_second": "100", "only_group": "", "token": field(page, "token")}
+            dry = await console.http.post(console.url("/run/redriveDlq"), data=fields | {"dry_run": "true"})
+            assert "Orders 4" in text_of(dry)
+            assert (await admin.dead_letters.stats("billing")).waiting == 4
+            url = console.url("/run/redriveDlq")
+            asked = await console.http.post(url, data=fields)
+            assert "send the dead letters of group billing again" in text_of(asked)
+            done = await console.http.post(url, data=fields | {"seen": field(asked, "seen")})
+            assert "Orders 4" in text_of(done)
+            assert "billing 0 4 " in await console.text("/dead_letters"), "the new state is shown at once"
+            again = await console.get("/dead_letters?group=billing")
+            assert "no card Orders paid 0 2 2" in text_of(again)
+            dead = re.search(r"/message\?id=(\w+)", again.text)
+            assert dead
+            letter = await admin.messages.get(dead[1])
+            copies = (await admin.messages.query_by_unique_key("Orders", letter.msg_id)).messages
+            assert f"re-driven from {dead[1]}" in await console.text(f"/message?id={copies[0].offset_msg_id}")
+            assert (await console.get("/dead_letters?group=none")).status_code == 404
+
+
+def test_the_end_of_a_backlog_is_estimated_from_its_trend() -> None:
+    queues = {MessageQueue("Orders", "broker-a", 0): OffsetWrapper(broker_offset=100, consumer_offset=60)}
+
+    def progress(*trend: tuple[int, int]) -> GroupProgress:
+        return GroupProgress(queues=queues, consume_tps=0.0, trend=trend, failures={})
+
+    assert progress((0, 60), (5000, 50)).empty_at_ms(10_000) == 30_000
+    assert progress().empty_at_ms(10_000) is None
+    assert progress((0, 40)).empty_at_ms(10_000) is None
+    assert progress((0, 30)).empty_at_ms(10_000) is None
