@@ -8,14 +8,14 @@ import pytest
 
 from rucola.admin import AdminClient
 from support.browser import browser
-from support.console import live_cluster, visitor
+from support.console import add_dead_letters, live_cluster, visitor
 
 pytestmark = [pytest.mark.external, pytest.mark.slow]
 
 PAGES = (
     "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/commands", "/run/updateTopic",
-    "/run/clusterList", "/audit", "/login", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order",
-    "/dead_letters", "/dead_letters?group=billing",
+    "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/dead_letters",
+    "/dead_letters?group=billing", "/audit", "/login",
 )  # fmt: skip
 
 
@@ -25,10 +25,11 @@ async def test_every_page_fits_and_nothing_fails(tmp_path: Path) -> None:
         visitor(running.namesrv) as console,
         browser(tmp_path / "profile") as chromium,
     ):
+        (letter,) = await add_dead_letters(running, {"no card": 1})
         page = await chromium.page()
         for width, scheme in ((1280, "light"), (390, "dark")):
             await page.show_as(width, 800, scheme)
-            for path in PAGES:
+            for path in (f"/message?id={letter.offset_msg_id}", *PAGES):
                 await page.goto(console.url(path))
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
                 assert await page.evaluate("typeof htmx") == "object", path

@@ -5,26 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rucola.admin import AdminClient, OffsetWrapper, TopicConfig, dlq_topic
-from rucola.client import Producer
+from rucola.admin import AdminClient, OffsetWrapper
 from rucola.console.collector import GroupProgress
 from rucola.domain.queue import MessageQueue
-from rucola.message import Message, properties
-from support.console import field, live_cluster, text_of, visitor
+from support.console import add_dead_letters, field, live_cluster, text_of, visitor
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 async def test_dead_letters_are_shown_by_cause_and_sent_again(tmp_path: Path) -> None:
     async with live_cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
-        topic = dlq_topic("billing")
-        for address in (await admin.cluster.masters("DefaultCluster")).values():
-            config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
-            await admin.topics.create_or_update(address, config)
-        async with Producer("shop", running.namesrv) as producer:
-            for number, why in enumerate(("no card\nat x()", "no card", HOSTILE, "")):
-                origin = {properties.RETRY_TOPIC: "Orders"} | ({"Exception": why} if why else {})
-                await producer.send(Message(topic, b"%d" % number, keys=HOSTILE, tags="paid", properties=origin))
+        await add_dead_letters(running, {"no card\nat x()": 1, "no card": 1, HOSTILE: 1, "": 1})
         async with visitor(running.namesrv) as console:
             assert "billing 4 4 " in await console.text("/dead_letters")
             page = await console.get("/dead_letters?group=billing")

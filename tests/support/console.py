@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rucola.admin import AdminClient, MessageQueue, SubscriptionGroupConfig
-from rucola.client import Producer
+from rucola.admin import AdminClient, MessageQueue, SubscriptionGroupConfig, TopicConfig, dlq_topic
+from rucola.client import Producer, SendResult
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.console.server import ConsoleServer
 from rucola.message import Message
+from rucola.message.properties import RETRY_TOPIC
 from support.cluster import Cluster, cluster
 
 
@@ -66,6 +67,25 @@ async def visitor(namesrv: str, **config: Any) -> AsyncIterator[Visitor]:
     settings = ConsoleConfig(**{"port": 0, "interval_s": 0.2} | config)
     async with ConsoleServer(namesrv, settings) as server, httpx.AsyncClient(timeout=60) as http:
         yield Visitor(server, http)
+
+
+async def add_dead_letters(running: Cluster, count_by_cause: dict[str, int]) -> list[SendResult]:
+    """Dead letters of group billing from topic Orders; their properties name the causes."""
+    topic = dlq_topic("billing")
+    async with AdminClient(running.namesrv) as admin, Producer("shop", running.namesrv) as producer:
+        for address in (await admin.cluster.masters("DefaultCluster")).values():
+            config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
+            await admin.topics.create_or_update(address, config)
+        return [
+            await producer.send(
+                Message(
+                    topic, b"dead", tags="paid",
+                    properties={RETRY_TOPIC: "Orders"} | ({"Exception": cause} if cause else {}),
+                )
+            )
+            for cause, count in count_by_cause.items()
+            for _ in range(count)
+        ]  # fmt: skip
 
 
 @asynccontextmanager
