@@ -76,30 +76,24 @@ class TransferDecoder:
     def __init__(self, *, has_visible_end: bool = False) -> None:
         self.visible_end = NO_VISIBLE_END
         self._layout = _HEADER_WITH_END if has_visible_end else _HEADER
-        self._header = b""  # the received part of an incomplete header
+        self._rest = b""  # the received part of an incomplete header
         self._next_offset = -1  # physical offset of the next byte; -1 before the first transfer
         self._remaining = 0  # bytes of the current transfer that were not received
 
     def receive_data(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
         """Yield (physical offset, piece of `data`), empty for a heartbeat. RemoteProtocolError if not contiguous."""
-        view = memoryview(data)
+        view, self._rest = memoryview(self._rest + data), b""
         while view:
             if not self._remaining:
-                missing = self._layout.size - len(self._header)
-                self._header += view[:missing]
-                view = view[missing:]
-                if len(self._header) < self._layout.size:
+                if len(view) < self._layout.size:
+                    self._rest = bytes(view)
                     return
-                self._begin(*self._layout.unpack(self._header))
-                self._header = b""
-                if not self._remaining:
-                    yield self._next_offset, view[:0]
-            elif view:
-                piece = view[: self._remaining]
-                view = view[len(piece) :]
-                begin = self._next_offset
-                self._next_offset += len(piece)
-                self._remaining -= len(piece)
+                self._begin(*self._layout.unpack_from(view))
+                view = view[self._layout.size :]
+            begin, piece, view = self._next_offset, view[: self._remaining], view[self._remaining :]
+            self._next_offset += len(piece)
+            self._remaining -= len(piece)
+            if piece or not self._remaining:
                 yield begin, piece
 
     def _begin(self, physical_offset: int, size: int, visible_end: int = NO_VISIBLE_END) -> None:

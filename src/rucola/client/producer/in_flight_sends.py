@@ -83,9 +83,12 @@ class InFlightRequests:
     async def wait_for_response(self, request: InFlightRequest) -> RemotingCommand:
         """Return the response. RemotingTimeout at the deadline, RemotingConnectError, RemotingError after `close`."""
         try:
-            return await request.response
-        finally:
+            response = await request.response
+        except BaseException:
             self.forget(request)
+            raise
+        self._pending.pop(request.response, None)
+        return response
 
     def forget(self, request: InFlightRequest) -> None:
         """Stop waiting for the response; one that still arrives is discarded."""
