@@ -335,9 +335,8 @@ def soak(minutes: float, clients: int, groups: list[str], seed: int) -> list[str
         for group in groups:
             deliveries = ledger[group]
             print(f"{group}: delivered {len(deliveries)}, {deliveries.total() - len(deliveries)} of them again")
-        print(
-            f"private memory of the server: {memory:.0f} MB at the beginning, {server.memory()['anonymous']:.0f} MB at the end"
-        )
+        end = server.memory()["anonymous"]
+        print(f"private memory of the server: {memory:.0f} MB at the beginning, {end:.0f} MB at the end")
         found = findings(ledger, stored)
         if IN_ORDER_BY_POP in groups:
             found += out_of_order(ledger["a"], run.completions(IN_ORDER_BY_POP))
