@@ -25,13 +25,14 @@ from rucola.protocol.route import (
     BrokerRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
-    decode_registration,
     encode_registration,
+    registration_steps,
 )
 from rucola.protocol.topic import CreateTopicRequestHeader
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.connection import Connection
 from rucola.remoting.server import RemotingServer
+from rucola.slices import run
 from rucola.store.config import StoreConfig
 from support.cluster import HOST, SMALL_FILES, Tally, cluster
 
@@ -69,9 +70,11 @@ async def test_registrations_carry_the_fields_that_apaches_name_server_checks(tm
         assert 0 <= header.body_crc32 < 2**31, "Java reads it as an int"
         assert header.body_crc32 == body_crc(command.body)
         assert header.broker_addr == address
-        assert "TBW102" in decode_registration(header, command.body).topic_config_serialize_wrapper.topic_config_table
+        assert (
+            "TBW102" in run(registration_steps(header, command.body)).topic_config_serialize_wrapper.topic_config_table
+        )
     newest = heard.items[-1]
-    table = decode_registration(newest.decode_header(RegisterBrokerRequestHeader), newest.body)
+    table = run(registration_steps(newest.decode_header(RegisterBrokerRequestHeader), newest.body))
     assert "T11" in table.topic_config_serialize_wrapper.topic_config_table
     (goodbye,) = left.items
     assert goodbye.decode_header(BrokerRequestHeader).broker_addr == address
@@ -84,7 +87,7 @@ async def test_a_name_server_that_has_the_other_topics_gets_only_those_that_chan
 
     def register(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.decode_header(RegisterBrokerRequestHeader)
-        topics = decode_registration(header, command.body).topic_config_serialize_wrapper
+        topics = run(registration_steps(header, command.body)).topic_config_serialize_wrapper
         heard.append(topics.topic_config_table.keys() - {topic.topic_name for topic in system})
         is_whole.append(system[0].topic_name in topics.topic_config_table)
         has[:] = [topics.data_version]

@@ -8,7 +8,7 @@ from pathlib import Path
 from rucola import settings
 from rucola.broker.config import BrokerConfig
 from rucola.client import route
-from rucola.client.consumer.pull_consumer import MAX_PULLED_SIZE
+from rucola.client.consumer.decoding import MAX_PULLED_SIZE
 from rucola.client.producer.transaction import MAX_CHECKS
 from rucola.domain.topic import MAX_NAME_LENGTH
 from rucola.fastjson import MAX_DEPTH, MAX_TOLERANT_SIZE

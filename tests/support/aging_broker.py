@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from rucola.store.config import StoreConfig
 from rucola.store.retention import DiskUsage
 from support.broker_peer import broker_peer
 from support.cluster import SMALL_FILES
 from support.peer import Peer
+from support.stores import HOST
 
 NOON_MS = int(time.mktime((2026, 1, 10, 12, 0, 0, 0, 0, -1))) * 1000
 
@@ -38,6 +40,11 @@ AGING: dict[str, Any] = SMALL_FILES | {
     "delete_commit_log_files_interval": 1,
 }  # fmt: skip
 """Settings of a store whose files expire soon."""
+
+
+def store_config(path: Path, **more: Any) -> StoreConfig:
+    """The same settings, of a store that no broker serves yet."""
+    return StoreConfig(path, HOST, **AGING | more)
 
 
 @asynccontextmanager

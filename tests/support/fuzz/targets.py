@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rucola import fastjson, settings, speed
+from rucola import fastjson, settings, slices, speed
 from rucola.broker.config import from_properties
 from rucola.broker.send_properties import PropertyEditor
 from rucola.client.route import topic_route
@@ -259,14 +259,14 @@ def _registration(data: bytes) -> None:
     header = route.RegisterBrokerRequestHeader(
         broker_name="a", broker_addr="b", cluster_name="c", broker_id=0, compressed="true"
     )
-    route.decode_registration(header, data)
+    slices.run(route.registration_steps(header, data))
 
 
 def _large_registration(data: bytes) -> None:
     """Decode a plain registration as a large one, which white space makes of it, and as it is."""
     header = route.RegisterBrokerRequestHeader(broker_name="a", broker_addr="b", cluster_name="c", broker_id=0)
-    body = route.decode_registration(header, b" " * (1 << 20) + data)
-    assert body == route.decode_registration(header, data)
+    body = slices.run(route.registration_steps(header, b" " * (1 << 20) + data))
+    assert body == slices.run(route.registration_steps(header, data))
 
 
 def _compressed_seeds() -> list[bytes]:
