@@ -55,39 +55,36 @@ class CompanionTrial(Trial):
         server = self.group.machines.name_server
         server.process.kill()
         await asyncio.to_thread(server.process.wait)
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         await asyncio.to_thread(self.group.machines.start_name_server)
         assert await self.group.master() == first  # it has registered again, with its topics
 
     async def name_server_hangs(self, first: int) -> None:
         server = self.group.machines.name_server
         server.process.send_signal(signal.SIGSTOP)
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         server.process.send_signal(signal.SIGCONT)
         # It finds connections closed, forgets their brokers, and knows them again by their next registration.
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         assert await self.group.master() == first
 
     async def clock_of_name_server_jumps(self, first: int) -> None:
         for seconds in (HOUR_S, -HOUR_S):
             self.clock.jump(seconds)
-            await self.acknowledges(self._now_s() + LONGER_S)
+            await self.acknowledges(self.now_s() + LONGER_S)
             assert await self.group.master() == first
 
     async def etcd_hangs(self, first: int) -> None:
         """Without the promise of the slave as well, the master accepts nothing."""
         slave = await self.other(first)
         self.group.etcd.signal(signal.SIGSTOP)
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         self.group.signal(slave, signal.SIGSTOP)
         await until(lambda: any("etcd does not answer" in why for _, why in self.ledger.others), SETTLE_S)
         self.group.signal(slave, signal.SIGCONT)
-        await self.acknowledges(self._now_s())
+        await self.acknowledges(self.now_s())
         self.group.etcd.signal(signal.SIGCONT)
         await until(lambda: "coordination by etcd: works again" in self.group.log(first), SETTLE_S)
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 async def test_no_other_process_takes_a_message_with_it(tmp_path: Path, own_etcd: EtcdServer) -> None:

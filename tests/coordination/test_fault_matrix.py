@@ -32,7 +32,6 @@ from support.election_trial import SETTLE_S, Trial
 from support.etcd import EtcdServer
 from support.proxy import Proxy
 from support.send_ledger import TOPIC
-from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -50,21 +49,21 @@ class Matrix(Trial):
     async def etcd_is_killed(self) -> None:
         first, before = await self.group.master(), len(self.ledger.acknowledged)
         await asyncio.to_thread(self.group.etcd.kill)
-        await self.acknowledges(asyncio.get_running_loop().time() + AWAY_S)
+        await self.acknowledges(self.now_s() + AWAY_S)
         await asyncio.to_thread(self.group.etcd.start)
         assert (await self.group.master(), len(self.ledger.acknowledged) > before) == (first, True)
 
     async def master_is_cut_off_from_etcd(self) -> None:
         first = await self.group.master()
         self.proxies[first].freeze()
-        await self.acknowledges(asyncio.get_running_loop().time() + AWAY_S)
+        await self.acknowledges(self.now_s() + AWAY_S)
         self.proxies[first].thaw()
         assert await self.group.master() == first
 
     async def master_is_stopped(self) -> None:
         first = await self.group.master()
         assert await asyncio.to_thread(self.group.brokers[first].stop) == 0
-        await until(lambda: self._is_other_master(first), SETTLE_S)
+        await self.another_leads(first)
         await asyncio.to_thread(self.group.start, first)
 
     async def master_is_paused_and_goes_on(self) -> None:
@@ -87,7 +86,7 @@ class Matrix(Trial):
             )
             for number in range(HELD)
         ]
-        await until(lambda: self._is_other_master(first), SETTLE_S)
+        await self.another_leads(first)
         group.signal(first, signal.SIGCONT)
         outcomes = await asyncio.gather(*held, return_exceptions=True)
         await client.close()
@@ -97,14 +96,11 @@ class Matrix(Trial):
     async def master_is_killed(self) -> None:
         first = await self.group.master()
         await asyncio.to_thread(self.group.kill, first)
-        await until(lambda: self._is_other_master(first), SETTLE_S)
+        await self.another_leads(first)
         async with AdminClient(self.group.namesrv) as admin:
             status = await admin.roles.status(self.group.address(await self.group.master()))
         assert status.switch_reason == "election"
         await asyncio.to_thread(self.group.start, first)
-
-    async def _is_other_master(self, first: int) -> bool:
-        return await self.group.master() != first
 
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])

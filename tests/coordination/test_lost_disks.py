@@ -54,7 +54,7 @@ class DiskTrial(Trial):
         first = await self.group.master()
         with self.full_disk(await self.other(first)):
             await self.in_sync_are(first)
-            since_s = asyncio.get_running_loop().time()
+            since_s = self.now_s()
             await self.is_stored_by(first)
             assert not self.acknowledged_since(since_s)
         assert await self.group.master() == first
@@ -140,7 +140,7 @@ class DiskTrial(Trial):
         first = await self.group.master()
         await self.lose_data_of_etcd()
         await asyncio.to_thread(self.etcd.start)
-        await self.acknowledges(asyncio.get_running_loop().time() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         assert await self.group.master() == first
 
     async def etcd_is_replaced_by_an_empty_one(self, other: EtcdServer) -> None:
@@ -150,7 +150,7 @@ class DiskTrial(Trial):
             proxy.target = other.endpoint.removeprefix("http://")
             proxy.cut()
         self.group.etcd = self.etcd = other
-        await self.acknowledges(asyncio.get_running_loop().time() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         assert await self.group.master() == first
 
     async def etcd_comes_back_with_nothing_and_without_a_master(self) -> None:

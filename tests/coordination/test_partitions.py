@@ -43,14 +43,14 @@ class PartitionTrial(Trial):
     ways: Ways
 
     async def replication_is_cut(self, *, reports: bool, log: bool, is_sync: bool) -> None:
-        first, cut_s = await self.group.master(), self._now_s()
+        first, cut_s = await self.group.master(), self.now_s()
         self.ways.replication[first].swallow(requests=reports, responses=log)
         await self.in_sync_are(first)
         if is_sync:
             await self.is_stored_by(first)
             assert not self.acknowledged_since(cut_s), "no slave can have confirmed these"
         else:
-            await self.acknowledges(self._now_s())
+            await self.acknowledges(self.now_s())
         self.ways.heal()
         assert await self.group.master() == first
 
@@ -60,13 +60,13 @@ class PartitionTrial(Trial):
             for way in (each[first] for each in vars(self.ways).values()):
                 way.cut_inside(requests=of_requests)
                 await way.has_cut()
-                await self.acknowledges(self._now_s())
+                await self.acknowledges(self.now_s())
         assert await self.group.master() == first
 
     async def master_does_not_reach_etcd(self, *, requests: bool, responses: bool) -> None:
         first = await self.group.master()
         self.ways.etcd[first].swallow(requests=requests, responses=responses)
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         self.ways.heal()
         assert await self.group.master() == first
 
@@ -74,9 +74,9 @@ class PartitionTrial(Trial):
         first = await self.group.master()
         for proxy in self.ways.etcd.values():
             proxy.swallow()
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         self.ways.clients[await self.other(first)].half_open()
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         self.ways.heal()
         assert await self.group.master() == first
 
@@ -98,7 +98,7 @@ class PartitionTrial(Trial):
         first = await self.group.master()
         second = await self.other(first)
         self.ways.etcd[second].swallow()
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         await self.in_sync_are(first, second)
         self.ways.heal()
         assert await self.group.master() == first
@@ -115,7 +115,7 @@ class PartitionTrial(Trial):
         second = await self.other(first)
         self.ways.namesrv[second].swallow()
         await asyncio.to_thread(self.group.kill, first)
-        killed_s = self._now_s()
+        killed_s = self.now_s()
         await self.is_stored_by(second)
         assert self.ledger.stored_s < killed_s, "no route has named a master since"
         self.ways.heal()
@@ -126,13 +126,10 @@ class PartitionTrial(Trial):
         proxies = [proxy for each in vars(self.ways).values() for proxy in each.values()]
         for proxy in proxies:
             proxy.delay_ms = LATE_MS
-        await self.acknowledges(self._now_s() + LONGER_S)
+        await self.acknowledges(self.now_s() + LONGER_S)
         for proxy in proxies:
             proxy.delay_ms = 0.0
         assert await self.group.master() == first
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager

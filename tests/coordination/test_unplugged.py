@@ -49,14 +49,14 @@ class UnpluggedTrial(Trial):
         first, second, third = await self.roles()
         self.unplug(third)
         await self.in_sync_are(first, second)
-        await self.acknowledges(asyncio.get_running_loop().time())
+        await self.acknowledges(self.now_s())
         self.plug(third)
         assert await self.group.master() == first
 
     async def both_slaves_are_unplugged(self) -> None:
         first, *slaves = await self.roles()
         self.unplug(*slaves)
-        since_s = asyncio.get_running_loop().time()
+        since_s = self.now_s()
         await self.in_sync_are(first)
         await self.is_stored_by(first)
         assert not self.acknowledged_since(since_s)
@@ -67,7 +67,7 @@ class UnpluggedTrial(Trial):
         first, *slaves = await self.roles()
         self.unplug(first)
         await self.in_sync_are(*slaves)
-        await self.acknowledges(asyncio.get_running_loop().time())
+        await self.acknowledges(self.now_s())
         assert await self.group.master() in slaves
         self.plug(first)
 
@@ -75,7 +75,7 @@ class UnpluggedTrial(Trial):
         first, second, third = await self.roles()
         self.unplug(third)
         await self.in_sync_are(first, second)
-        await self.acknowledges(asyncio.get_running_loop().time())
+        await self.acknowledges(self.now_s())
         await asyncio.to_thread(self.group.kill, first)
         self.plug(third)
         await self.is_stored_by(second)

@@ -95,6 +95,17 @@ class Trial:
 
     # What faults wait for.
 
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def another_leads(self, first: int) -> None:
+        """Wait until another broker is master."""
+
+        async def is_so() -> bool:
+            return await self.group.master() != first
+
+        await until(is_so, SETTLE_S)
+
     async def other(self, number: int) -> int:
         """The other one of two brokers."""
         (other,) = self.group.ports.keys() - {number}
@@ -106,7 +117,7 @@ class Trial:
 
     async def is_stored_by(self, number: int) -> None:
         """Wait until a broker stores a message that is sent from now on."""
-        begin_s = asyncio.get_running_loop().time()
+        begin_s = self.now_s()
         await until(lambda: self.direct[number].stored_s > begin_s, SETTLE_S)
 
     async def in_sync_are(self, *numbers: int) -> None:
