@@ -21,7 +21,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
 from simulation.disk import Disk, without_waiting
-from support.stores import batch, config, crashed_copy, flush_in_kernel, inner
+from support.stores import batch, config, crashed_copy, flush_in_kernel, inner, sound_store
 
 
 @dataclass
@@ -221,10 +221,9 @@ def test_a_power_cut_loses_only_unflushed_messages(tmp_path: Path, is_flushed: b
                 store.flush()
         disk.crash(Random(0), tmp_path / "after", "nothing more")
         store.close()
-    with MessageStore(config(tmp_path / "after")) as after:
+    with sound_store(tmp_path / "after") as after:
         assert [decode(record).body for record in read(after, "T", 0)] == left
         assert after.put(inner(body=b"next"), 1).queue_offset == len(left)
-    assert check(tmp_path / "after") == []
 
 
 @pytest.mark.slow
@@ -259,7 +258,7 @@ def test_a_power_cut_during_retention_loses_no_other_file(tmp_path: Path, monkey
     assert begin > 3 * 4096
     assert len(crashes) > 40
     for crash in crashes:
-        with MessageStore(config(crash)) as after:
+        with sound_store(crash) as after:
             assert after.min_physical_offset <= begin
             left = [number for at, number in sent if at >= after.min_physical_offset]
             found = sorted(
@@ -273,7 +272,6 @@ def test_a_power_cut_during_retention_loses_no_other_file(tmp_path: Path, monkey
                 ("T", 0): (after.min_offset("T", 0), 30),
                 ("T", 1): (after.min_offset("T", 1), 30),
             }
-        assert check(crash) == []
 
 
 def test_units_without_their_predecessors_are_erased(tmp_path: Path) -> None:
@@ -323,9 +321,8 @@ def test_file_names_that_a_killed_broker_did_not_sync_are_synced_at_the_next_sta
         store.close()
     assert (tmp_path / "vouched" / "consumequeue" / "T" / "0" / file_name(0)).read_bytes()[8:12] != bytes(4)
     for after in (tmp_path / "flushed", tmp_path / "vouched"):
-        with MessageStore(config(after)) as again:
+        with sound_store(after) as again:
             assert [decode(record).body for record in read(again, "T", 0)] == bodies
-        assert check(after) == []
 
 
 def test_units_of_lost_messages_are_erased_on_disk(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rucola.store.tools.check import check
 from rucola.store.tools.parallel_rebuild import UnitRun, log_files, scan_log_file, write_consume_queue
 from rucola.store.tools.rebuild import rebuild
 from support.examples import examples
-from support.stores import config, crashed_copy, files_of, inner
+from support.stores import config, crashed_copy, files_of, inner, sound_store
 
 MESSAGES = st.lists(
     st.tuples(
@@ -110,11 +110,10 @@ def test_every_way_builds_the_same_queues(
 
 def test_a_waiting_message_has_no_further_units_and_no_offsets_of_its_sender(tmp_path: Path) -> None:
     forged = properties.join({"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "5"})
-    with MessageStore(config(tmp_path / "store", enable_lmq=True, enable_multi_dispatch=True)) as store:
+    with sound_store(tmp_path / "store", enable_lmq=True, enable_multi_dispatch=True) as store:
         for topic in (SCHEDULE_TOPIC, TRANS_HALF_TOPIC):
             assert store.put(inner(topic, properties=forged), 1000).status is PutMessageStatus.PUT_OK
         assert {topic for topic, _ in store.queues()} == {SCHEDULE_TOPIC, TRANS_HALF_TOPIC}
-    assert check(tmp_path / "store") == []
 
 
 def test_more_light_message_queues_than_allowed_are_refused(tmp_path: Path) -> None:

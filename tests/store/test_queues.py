@@ -23,7 +23,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from simulation.disk import mapped_path
 from support.examples import examples
-from support.stores import OpenStore, config, crashed_copy, inner
+from support.stores import OpenStore, config, crashed_copy, inner, sound_store
 
 PER_FILE = 3 * PAGE_SIZE // 4
 
@@ -416,7 +416,7 @@ def test_a_queue_file_that_is_truncated_under_the_broker_is_refused_and_not_mapp
 
 
 def test_the_end_before_a_physical_offset_is_behind_the_last_record_that_ends_there(tmp_path: Path) -> None:
-    with MessageStore(config(tmp_path / "s")) as store:
+    with sound_store(tmp_path / "s") as store:
         ends = []
         for number in range(20):
             store.put(inner("T", 0, bytes(7 * number)), 1000)
@@ -426,4 +426,3 @@ def test_the_end_before_a_physical_offset_is_behind_the_last_record_that_ends_th
         for end in range(0, ends[-1] + 50, 3):
             assert queue.end_before(end) == len([one for one in ends if one <= end])
         assert queue.end_before(None) == len(ends)
-    assert check(tmp_path / "s") == []

@@ -176,7 +176,7 @@ def derived_files(store: Path) -> list[tuple[str, bytes]]:
 
 
 @contextmanager
-def sound_store(path: Path, now_ms: int = 1, **settings: Any) -> Iterator[MessageStore]:
+def sound_store(path: Path, now_ms: int = 0, **settings: Any) -> Iterator[MessageStore]:
     """An open store, which is closed at the end and must then pass its check."""
     store = MessageStore(config(path, **settings))
     store.open(now_ms)
