@@ -22,11 +22,11 @@ a port is bound, because a port in use usually belongs to the broker that has th
 
 from __future__ import annotations
 
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from rucola.broker.assembly.access import Access
-from rucola.broker.assembly.claim import claim_mastership
 from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -37,8 +37,11 @@ from rucola.broker.assembly.serving import Serving
 from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
 from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
+from rucola.broker.mastership import Mastership
 from rucola.broker.replication.side import Replication
 from rucola.broker.services.broker_services import BrokerServices
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ async def start_broker(
         if start.epoch:
             storage.mastership.begin(start.epoch)
         else:
-            await claim_mastership(storage.mastership, metadata.registration, is_promotion=start.is_promotion)
+            await _claim_mastership(storage.mastership, metadata.registration, is_promotion=start.is_promotion)
     access = Access(environment)
     access.open(running)
     delivery = DeliveryServices(environment, access, storage, metadata, connections)
@@ -126,3 +129,22 @@ async def start_broker(
     await replication.follow(scheduler, running)
     await serving.services.diagnosis.log()
     return RunningParts(serving.services, storage, replication, metadata.registration)
+
+
+async def _claim_mastership(mastership: Mastership, registration: Registration, *, is_promotion: bool) -> None:
+    """Begin the epoch after the last one of the log, or fence this broker.
+
+    It is fenced if a name server has a master of that epoch or a newer one, unless an operator has made this former
+    slave master (`is_promotion`): then it begins an epoch after the other master's, which is fenced at its next
+    registration. Name servers that do not respond do not count.
+    """
+    own = mastership.epochs.last.number
+    newest, address = await registration.newest_master(own + 1)
+    if newest <= own:
+        mastership.begin(own + 1)
+    elif is_promotion or address == registration.address:
+        if is_promotion:
+            logger.warning("promoted: %s was master in epoch %d, and must not serve as master again", address, newest)
+        mastership.begin(newest + 1)
+    else:
+        mastership.fence(newest, address)
