@@ -193,7 +193,9 @@ def test_a_lake_goes_on_without_files_that_are_damaged(
     # Writers and readers go on.
     small_store.put("T", 0, KEYS="k5")
     assert json.loads(invoke(*archive_it, "--json").stdout)["rows"] == 1
-    assert json.loads(invoke("compact", *of_lake, "--json").stdout)["rows"] == 3 + 3 + 1 + 5
+    assert json.loads(invoke("compact", *of_lake, *progress, "--json").stdout)["rows"] == 3 + 3 + 1 + 5
+    told = json.loads((copies / "files.json").read_bytes())
+    assert [file["path"] for file in told["rows"]] == [file.path for file in files_of(held)]
     held.compact(keep_replaced_ms=0)
     assert [path.exists() for path in damaged] == [False, True, True]
     for n, count in ((0, 4), (1, 1), (2, 1), (3, 1), (4, 4), (5, 1)):

@@ -53,6 +53,17 @@ def test_rows_come_as_a_table_as_json_and_as_csv(lake: Path) -> None:
     assert query(lake, "SELECT 1", "--csv", "--json").exit_code == 2
 
 
+def test_numbers_are_shown_as_bars(lake: Path) -> None:
+    """Those of the last column of numbers, in relation to the largest; others have none."""
+    values = "(VALUES ('a', 1, 2.5, true), ('b', 2, 10, true), ('c', 3, -1, NULL), ('d', 4, NULL, false))"
+    shown = query(lake, f"SELECT * FROM {values}", "--chart")
+    assert shown.exit_code == 0, shown.output
+    assert [line.count("█") for line in shown.stdout.splitlines()] == [0, 10, 40, 0, 0]
+    assert query(lake, "SELECT topic FROM messages", "--chart").exit_code == 1
+    assert query(lake, "SELECT topic FROM messages WHERE topic = 'none'", "--chart").exit_code == 0
+    assert query(lake, "SELECT 1", "--chart", "--json").exit_code == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -42,7 +42,9 @@ def test_small_files_become_one_and_nothing_else_changes(
     rows = before.collect()
     assert len(rows) == 9
     assert Archive(lake).compact() == CompactionResult(str(lake))  # there is too little of everything
-    summary = Archive(lake).compact(min_files=2)
+    told: list[tuple[int, int]] = []
+    summary = Archive(lake).compact(min_files=2, progress=lambda *counts: told.append(counts))
+    assert told == [(number, summary.row_files) for number in range(summary.row_files)]
     assert (summary.rows, summary.replaced_row_files, summary.row_files) == (9, 9, 3)
     assert (summary.replaced_key_files, summary.key_files) == (3, 1)
     snapshot = read_snapshot(lake)

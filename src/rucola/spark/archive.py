@@ -225,11 +225,11 @@ class Archive:
             raise ConfigError(missing_extra(error, "lake")) from error
         return relocation.relocate(self.path)
 
-    def reindex(self) -> int:
+    def reindex(self, **options: Any) -> int:
         """Rebuild the key index from the messages (see `rucola.spark.lake.compaction.reindex`)."""
         from rucola.spark.lake import compaction
 
-        return compaction.reindex(self.path, self.catalog)
+        return compaction.reindex(self.path, self.catalog, **options)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import click
 
 from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import PathType, namesrv_option
-from rucola.cli.output import print_json, print_table, wide_option
+from rucola.cli.output import print_json, print_table, progress_bar, wide_option
 from rucola.cli.pipeline.command import (
     json_option,
     master_option,
@@ -193,8 +193,8 @@ def _compact_after(lake: Path | Archive) -> None:
     """Compact the lake after an archive run; a run that has locked it in the meantime will compact it."""
     from rucola.spark.archive import Archive, LakeInUse
 
-    with suppress(LakeInUse):
-        Archive(lake).compact()
+    with suppress(LakeInUse), progress_bar(f"compact {lake}") as bar:
+        Archive(lake).compact(progress=bar)
 
 
 def _run_rounds(
@@ -263,6 +263,7 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 @click.command()
 @lake_option
 @catalog_option
+@progress_option
 @click.option(
     "--at-least",
     "min_files",
@@ -274,7 +275,9 @@ def _print_result(result: ArchiveResult, as_json: bool, *, by_topic: bool) -> No
 @click.option("--reindex", is_flag=True, help="First write the key index anew from the messages.")
 @json_option
 @wide_option
-def compact(lake: Path | Archive, min_files: int, reindex: bool, as_json: bool) -> None:
+def compact(
+    lake: Path | Archive, progress_directory: Path | None, min_files: int, reindex: bool, as_json: bool
+) -> None:
     """Merge a lake's small files, by topic and day, and the small files of its key index.
 
     Searches see every message exactly once at any time. Replaced files are kept for an hour, for readers that still
@@ -287,11 +290,12 @@ def compact(lake: Path | Archive, min_files: int, reindex: bool, as_json: bool) 
       rucola pipeline compact --lake lake --at-least 20 --json
     """
     with require_spark():
-        from rucola.spark.archive import Archive
-    archive = Archive(lake)
+        archive = with_progress(lake, progress_directory)
     if reindex:
-        archive.reindex()
-    result = archive.compact(min_files=min_files)
+        with progress_bar(f"index {archive}") as bar:
+            archive.reindex(progress=bar)
+    with progress_bar(f"compact {archive}") as bar:
+        result = archive.compact(min_files=min_files, progress=bar)
     if as_json:
         print_json(result.to_json())
         return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 LIMIT = 1000
 TIMEOUT_S = 60.0
+_BAR_WIDTH = 40
 
 
 @click.command()
@@ -34,10 +37,18 @@ TIMEOUT_S = 60.0
     help="Seconds after which the query ends.",
 )  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with the names of the columns.")
+@click.option("--chart", "as_chart", is_flag=True, help="Show the last column of numbers as bars, too.")
 @json_option
 @wide_option
 def sql(
-    query: str, lake: Path | Archive, topics: Sequence[str], limit: int, timeout_s: float, as_csv: bool, as_json: bool
+    query: str,
+    lake: Path | Archive,
+    topics: Sequence[str],
+    limit: int,
+    timeout_s: float,
+    as_csv: bool,
+    as_chart: bool,
+    as_json: bool,
 ) -> None:
     """Query the messages of a lake in DuckDB's SQL.
 
@@ -48,10 +59,11 @@ def sql(
     \b
     Examples:
       rucola pipeline sql --lake lake "SELECT topic, date, count(*) FROM messages GROUP BY ALL ORDER BY ALL"
+      rucola pipeline sql --lake lake "SELECT date, count(*) FROM messages GROUP BY ALL ORDER BY date" --chart
       rucola pipeline sql --lake lake -t Orders "SELECT decode(body)::JSON ->> 'price' AS price FROM messages" --csv
     """
-    if as_csv and as_json:
-        raise click.UsageError("give either --csv or --json")
+    if as_csv + as_chart + as_json > 1:
+        raise click.UsageError("give one of --csv, --chart and --json")
     with require_spark():
         from rucola.spark.jobs.sql import run
     found = run(lake, query, topics=topics or None, limit=limit, timeout_s=timeout_s)
@@ -62,10 +74,30 @@ def sql(
         writer = csv.writer(sys.stdout)
         writer.writerow(found.columns)
         writer.writerows([["" if cell is None else _text(cell) for cell in row] for row in found.rows])
+    elif as_chart:
+        bars = _bars(found.rows)
+        print_table(
+            (*found.columns, "#Chart"), [[*map(_cell, row), bar] for row, bar in zip(found.rows, bars, strict=True)]
+        )
     else:
         print_table(found.columns, [[_cell(value) for value in row] for row in found.rows])
     if found.is_cut:
         click.echo(f"these are the first {limit} of more rows; raise the limit with -m", err=True)
+
+
+def _bars(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return a bar for each row, as long as the number in the last column of numbers; none for negative ones."""
+    for column in reversed([*zip(*rows, strict=True)]):
+        numbers = [value for value in column if value is not None]
+        if numbers and all(
+            isinstance(value, int | float | Decimal) and not isinstance(value, bool) for value in numbers
+        ):
+            lengths = [0.0 if value is None or not math.isfinite(value) else float(value) for value in column]
+            unit = _BAR_WIDTH / (max(lengths) if max(lengths) > 0 else 1)
+            return ["█" * round(length * unit) for length in lengths]
+    if rows:
+        raise click.ClickException("--chart needs a column of numbers: select one, such as count(*)")
+    return []
 
 
 def _cell(value: Any) -> object:

@@ -8,7 +8,7 @@ Both merges are published by one commit, so a reader sees every message exactly 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,8 +68,11 @@ def run(
     min_files: int = MIN_FILES,
     keep_replaced_ms: int = KEEP_REPLACED_MS,
     progress_directory: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> CompactionResult:
     """Merge small files of a lake, and delete files replaced more than `keep_replaced_ms` ago.
+
+    `progress` is told how many of the merged files are written, and their number.
 
     A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Raises
     StoreError if there is no lake, LakeInUse if another run is writing.
@@ -86,10 +89,11 @@ def run(
             target.expire(keep_replaced_ms)
             return CompactionResult(target.location)
         target.begin()
-        row_files = [
-            merge_rows(target.storage, group, f"{target.run}-{number:05d}.parquet")
-            for number, group in enumerate(merged)
-        ]
+        row_files = []
+        for number, group in enumerate(merged):
+            if progress is not None:
+                progress(number, len(merged))
+            row_files.append(merge_rows(target.storage, group, f"{target.run}-{number:05d}.parquet"))
         key_files, entries = target.merge_keys([partial(open_parquet, target.storage, file) for file in keys])
         target.publish(
             StagedFiles(row_files, key_files, sum(file.rows for file in rows), entries),
@@ -101,8 +105,10 @@ def run(
         return CompactionResult(target.location, sum(file.rows for file in rows), *counts)
 
 
-def reindex(lake: str | Path, catalog: str | None = None) -> int:
+def reindex(lake: str | Path, catalog: str | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
     """Rebuild the key index from the messages, and return the number of its entries.
+
+    `progress` is told how many files of messages are read, and their number.
 
     Raises StoreError if there is no lake, StoreCorrupt if messages are damaged, LakeInUse if another run is writing.
     """
@@ -112,6 +118,8 @@ def reindex(lake: str | Path, catalog: str | None = None) -> int:
         before = target.snapshot()
         paths = []
         for number, file in enumerate(before.rows):
+            if progress is not None:
+                progress(number, len(before.rows))
             batches = read_file(target.storage, file, ENTRY_COLUMNS)
             paths.append(f"{target.staging}/{target.run}-{number:05d}.parquet")
             with target.storage.writing(paths[-1]) as stream:
