@@ -17,7 +17,8 @@ Protocol on each connection (frames: `rucola.protocol.replication`):
 5. The slave reports its progress: it has every byte before that offset. A slave that reports nothing for
    haHousekeepingInterval is disconnected.
 
-A SYNC_MASTER answers SEND_OK after a slave has reported the message (`when_replicated`). The wait ends after
+A SYNC_MASTER answers SEND_OK after a slave has reported the message (`when_replicated`). Senders of one iteration wait
+together, since their messages are sent together; each is answered for its own message. The wait ends after
 slaveTimeout. It fails immediately if no slave is connected or all lag by haSlaveFallbehindMax, and when the last slave
 disconnects; but a new master waits EXPECTED_S for the members of its in-sync set, which have everything, to connect to
 it for the first time.
