@@ -12,7 +12,7 @@ import pytest
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.config import from_properties
 from rucola.broker.coordination import BrokerCoordination
-from rucola.broker.durability import Durability
+from rucola.broker.durability import Durability, Missing
 from rucola.coordination.incarnation import LogIncarnation
 from rucola.coordination.write_lease import WriteLease
 from rucola.epochs import Epoch
@@ -82,9 +82,9 @@ class ConfirmingSlave:
         self._now = now
         self._at_s = at_s
 
-    def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
+    def when_replicated(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
         self._now[0] = self._at_s
-        done(PutMessageStatus.PUT_OK)
+        done(None)
 
 
 @pytest.mark.parametrize(("at_s", "missing"), [(9.9, None), (10.0, PutMessageStatus.FLUSH_SLAVE_TIMEOUT)])

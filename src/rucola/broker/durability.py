@@ -26,8 +26,8 @@ Missing: TypeAlias = tuple[PutMessageStatus, str]
 """Status of a message that is stored but not safe, and a text for people."""
 
 
-WhenReplicated: TypeAlias = Callable[[int, Callable[[PutMessageStatus], None]], None]
-"""Calls a function with PUT_OK once a slave has everything below a physical offset, or with the failure."""
+WhenDurable: TypeAlias = Callable[[int, Callable[[Missing | None], None]], None]
+"""Calls a function with None once everything below a physical offset is safe, else with what is missing."""
 
 
 class Durability:
@@ -37,7 +37,7 @@ class Durability:
         self,
         store: MessageStore,
         group_commit: GroupCommit,
-        when_replicated: WhenReplicated | None,
+        when_replicated: WhenDurable | None,
         lease: WriteLease | None = None,
     ) -> None:
         self._lease = lease
@@ -54,7 +54,7 @@ class Durability:
         if self._when_replicated is None:
             self._when_flushed(physical_offset, done)
         elif not self._is_flushed:
-            self._when_replicated(physical_offset, lambda status: done(self._replication_outcome(status)))
+            self._when_replicated(physical_offset, done)
         else:
             outcomes: dict[str, Missing | None] = {}
 
@@ -64,7 +64,7 @@ class Durability:
                     # The outcome of the replication takes precedence, as in Apache's broker.
                     done(outcomes["replication"] or outcomes["flush"])
 
-            self._when_replicated(physical_offset, lambda status: end("replication", self._replication_outcome(status)))
+            self._when_replicated(physical_offset, partial(end, "replication"))
             self._when_flushed(physical_offset, partial(end, "flush"))
 
     def _when_flushed(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
@@ -79,16 +79,6 @@ class Durability:
         timeout_ms = self._store.config.sync_flush_timeout
         remark = self._store.write_state.reason or f"not on disk within {timeout_ms} ms (syncFlushTimeout)"
         return PutMessageStatus.FLUSH_DISK_TIMEOUT, remark
-
-    def _replication_outcome(self, status: PutMessageStatus) -> Missing | None:
-        if status is PutMessageStatus.PUT_OK:
-            return None
-        if status is PutMessageStatus.FLUSH_SLAVE_TIMEOUT:
-            return PutMessageStatus.FLUSH_SLAVE_TIMEOUT, "stored, but not replicated in time (slaveTimeout)"
-        return (
-            PutMessageStatus.SLAVE_NOT_AVAILABLE,
-            "stored, but no slave is connected, or all lag too far (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
-        )
 
 
 def _while_held(lease: WriteLease, done: Callable[[Missing | None], None]) -> Callable[[Missing | None], None]:

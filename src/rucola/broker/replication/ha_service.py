@@ -36,12 +36,14 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 from msgspec import Struct
 
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.config import BrokerConfig, TransferFrom
 from rucola.broker.delayed_operations import DelayedOperations
+from rucola.broker.durability import Missing
 from rucola.broker.mastership import Mastership
 from rucola.broker.replication.ha_handshake import as_epochs, welcome
 from rucola.broker.replication.side import Replication
@@ -73,6 +75,15 @@ EXPECTED_S = 1.0
 """Time that senders wait for in-sync slaves that have not connected to a new master yet."""
 TELL_INTERVAL_S = 0.1
 """Time without data after which slaves get a new visible end."""
+
+_TIMED_OUT: Final[Missing] = (
+    PutMessageStatus.FLUSH_SLAVE_TIMEOUT,
+    "stored, but not replicated in time (slaveTimeout)",
+)
+_NO_SLAVE: Final[Missing] = (
+    PutMessageStatus.SLAVE_NOT_AVAILABLE,
+    "stored, but no slave is connected, or all lag too far (brokerRole=SYNC_MASTER, haSlaveFallbehindMax)",
+)
 
 
 class _HAConnection:
@@ -107,7 +118,7 @@ class _Senders(Struct, eq=False, gc=False):
 
     is_expecting: bool
     """Whether they wait only because members of the in-sync set may connect soon."""
-    waiting: deque[tuple[int, Callable[[PutMessageStatus], None]]]
+    waiting: deque[tuple[int, Callable[[Missing | None], None]]]
     """The end of each message and what to call, in the order of the log."""
 
 
@@ -267,15 +278,15 @@ class HAService(Replication):
             connection.position += len(held)
         return is_sent and connection.position == self._store.max_physical_offset
 
-    def when_replicated(self, physical_offset: int, done: Callable[[PutMessageStatus], None]) -> None:
-        """Call `done` with PUT_OK once a slave has everything below `physical_offset`, or with the failure."""
+    def when_replicated(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
+        """Call `done` with None once a slave has everything below `physical_offset`, else with what is missing."""
         # The lag is checked before this message counts as replicated, as Apache does.
         farthest = self._replicated_end
         is_behind = farthest < 0 or physical_offset - farthest >= self._config.ha_slave_fallbehind_max
         if is_behind and not self._expected:
-            done(PutMessageStatus.SLAVE_NOT_AVAILABLE)
+            done(_NO_SLAVE)
         elif farthest >= physical_offset:
-            done(PutMessageStatus.PUT_OK)
+            done(None)
         else:
             senders = self._newest
             if senders is None or senders.is_expecting is not is_behind:
@@ -287,13 +298,13 @@ class HAService(Replication):
 
     def _try_complete(self, senders: _Senders, is_last: bool) -> bool:
         end, waiting = self._replicated_end, senders.waiting
-        missing = PutMessageStatus.FLUSH_SLAVE_TIMEOUT
+        missing = _TIMED_OUT
         if senders.is_expecting if is_last else end < 0 and not self._expected:
-            missing, is_last = PutMessageStatus.SLAVE_NOT_AVAILABLE, True
+            missing, is_last = _NO_SLAVE, True
         while waiting and (is_last or waiting[0][0] <= end):
             physical_offset, done = waiting.popleft()
             try:
-                done(PutMessageStatus.PUT_OK if physical_offset <= end else missing)
+                done(None if physical_offset <= end else missing)
             except Exception:  # the others do not wait longer
                 logger.exception("a sender that waited for a slave was not answered")
         if not waiting and senders is self._newest:

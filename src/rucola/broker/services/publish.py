@@ -211,9 +211,10 @@ class PublishService:
         # 2. The put.
         now_ms = self._clock()
         if len(stored) == 1:  # a message alone takes half the time that columns of one take
+            ((topic, queue_id, flag, sys_flag, born_timestamp, reconsume_times, _, body),) = zip(*sent, strict=True)
             message = MessageInner(
-                sent.topics[0], sent.queue_ids[0], sent.bodies[0], stored[0], sent.flags[0], sent.sys_flags[0],
-                sent.born_timestamps[0], born_host, sent.reconsume_times[0], 0, tags_codes[0], unique_keys[0], keys[0],
+                topic, queue_id, body, stored[0], flag, sys_flag, born_timestamp, born_host, reconsume_times, 0,
+                tags_codes[0], unique_keys[0], keys[0],
             )  # fmt: skip
             one = self._store.put(message, now_ms)
             result = PutBatchResult(one.status, [one.physical_offset], [one.queue_offset], one.size)
