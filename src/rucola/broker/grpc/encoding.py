@@ -62,7 +62,8 @@ def _tag(message_type: Any, name: str) -> bytes:
 
 
 def sized(tag: bytes, value: bytes) -> bytes:
-    return b"%b%b%b" % (tag, varint(len(value)), value)
+    size = len(value)
+    return b"%b%b%b" % (tag, _SHORT[size] if size < 128 else varint(size), value)
 
 
 _TOPIC, _USER_PROPERTIES = _tag(Message, "topic"), _tag(Message, "user_properties")

@@ -240,15 +240,19 @@ class ReceiveAdapter:
         statuses = [OK] * len(handles)
         # By queue and receive, the offsets and the places of their entries.
         acks: dict[tuple[str, int, int, int], tuple[list[int], list[int]]] = {}
+        known: dict[str, tuple[list[int], list[int]]] = {}  # by the handle without its offset
         for number, receipt_handle in enumerate(handles):
-            try:
-                extra, queue = _handle(topic, group, receipt_handle)
-            except IllegalCall as error:
-                statuses[number] = status_of(error)
-            else:
-                offsets, numbers = acks.setdefault((*queue, extra.pop_time, extra.invisible_time), ([], []))
-                offsets.append(extra.queue_offset)
-                numbers.append(number)
+            begin, _, offset = receipt_handle.rpartition(" ")
+            if begin not in known or not offset.isdecimal() or len(offset) > 19:
+                try:
+                    extra, queue = _handle(topic, group, receipt_handle)
+                except IllegalCall as error:
+                    statuses[number] = status_of(error)
+                    continue
+                known[begin] = acks.setdefault((*queue, extra.pop_time, extra.invisible_time), ([], []))
+            offsets, numbers = known[begin]
+            offsets.append(int(offset))
+            numbers.append(number)
         try:
             received = [Ack(*receive, tuple(dict.fromkeys(offsets))) for receive, (offsets, _) in acks.items()]
             done = self._service.acknowledge(group, received)
@@ -256,8 +260,8 @@ class ReceiveAdapter:
             missing: Status | None = status_of(error)
         else:
             for (offsets, numbers), stale in zip(acks.values(), done.stale, strict=True):
-                for offset, number in zip(offsets, numbers, strict=True) if stale else ():
-                    if offset in stale:
+                for queue_offset, number in zip(offsets, numbers, strict=True) if stale else ():
+                    if queue_offset in stale:
                         statuses[number] = status_of(_stale())
             missing = await self._durable(done.end if done.accepted else 0)
         if missing is not None:
