@@ -577,3 +577,19 @@ def test_the_next_record_is_found_from_every_place(open_store: OpenStore) -> Non
     for physical_offset in range(0, end, 3):
         expected = min([begin for begin in begins if begin >= physical_offset], default=end)
         assert store.next_record(physical_offset) == expected
+
+
+def test_a_read_dispatches_only_what_its_own_queue_needs(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(inner(topic="other"), 1)
+    store.put(inner(queue_id=1), 2)
+    assert store.max_offset("T", 0) == 0
+    assert store.pending_count == 2
+    assert store.max_offset("T", 1) == 1
+    assert store.pending_count == 0
+    store.put(inner(queue_id=1), 3)
+    last = store.put(inner(queue_id=1), 4)
+    names = [("T", 0), ("T", 1), ("other", 0)]
+    assert store.visible_ends(names) == [0, 3, 1]
+    store.visible_end = last.physical_offset
+    assert store.visible_ends(names) == [store.max_offset(*name, visible=True) for name in names] == [0, 2, 1]

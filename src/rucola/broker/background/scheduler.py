@@ -63,8 +63,8 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
 class ReputService:
     """Dispatcher of new records: in the same loop iteration if a pull is held, else within DISPATCH_DELAY_S.
 
-    The delay collects batches, which cost a fifth of the CPU time per message. It is not observable, because every read
-    of the store dispatches pending records first. Large batches are split over several loop iterations.
+    The delay collects batches, which cost a fifth of the CPU time per message. It is not observable, because a read
+    of a queue with pending records dispatches first. Large batches are split over several loop iterations.
     """
 
     def __init__(
