@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,50 +30,17 @@ from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestH
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, TopicRequestHeader, decode_consume_stats
 from rucola.spark.jobs import archive
-from rucola.spark.session import LazySession
 from rucola.store.message_store import MessageStore
 from rucola.tiered_reads import FindFirst, Place, Places
-from support.aging_broker import ClockAndDisk, aging_broker, store_config
+from support.aging_broker import aging_broker, store_config
 from support.cluster import Tally
 from support.errors import raises
 from support.metrics import BROKER_LABELS, sample_value, scrape
 from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
+from support.tiered import SESSION, SIZES, TIME_MS, delete_archived, run_archive, tiered_broker
 from support.waiting import until
-
-SESSION = LazySession("tests", use_spark=False)
-SIZES = {"mapped_file_size_commit_log": 1 << 16, "mapped_file_size_consume_queue": 200}
-TIME_MS = 1_700_006_399_000  # a second before midnight, UTC
-
-
-def run_archive(path: Path) -> None:
-    archive.run(SESSION, path / "store", path / "lake", broker_name="broker-a")
-
-
-@asynccontextmanager
-async def tiered_broker(
-    path: Path, tiered_read_timeout: int = 60_000, **more: Any
-) -> AsyncIterator[tuple[Peer, ClockAndDisk]]:
-    """A broker that reads its lake; a full disk has it delete what is archived."""
-    store = {
-        "delete_only_archived": True,
-        "archive_progress_path": path / "lake" / "_rucola" / "progress.json",
-        "archive_name": "broker-a",
-        **SIZES,
-    }
-    settings = {"tiered_reads": True, "tiered_read_timeout": tiered_read_timeout} | more
-    async with aging_broker(path / "store", store=store, **settings) as opened:
-        yield opened
-
-
-async def delete_archived(peer: Peer, world: ClockAndDisk, begin: int) -> None:
-    """Wait until the log has no message of the queue before an offset."""
-    assert peer.broker.parts is not None
-    store = peer.broker.parts.storage.store
-    world.percent = 86
-    await until(lambda: store.min_offset("T", 0) >= begin)
-    world.percent = 50
 
 
 async def pull_all(peer: Peer, end: int, queue_offset: int = 0, **fields: Any) -> list[MessageExt]:

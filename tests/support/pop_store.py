@@ -25,6 +25,7 @@ from rucola.broker.state import BrokerState
 from rucola.broker.stats import BrokerStats
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
+from rucola.broker.tiered_store import TieredStore
 from rucola.domain.topic import TopicConfig
 from rucola.message import MessageExt
 from rucola.message.record import decode, split
@@ -71,11 +72,12 @@ class PopStore:
         group.retry_max_times = self._retry_max_times
         self.offsets = ConsumerOffsetTable(directory / "consumerOffset.json")
         self.offsets.load(store.max_offset)
-        self.pop = PopConsumerService(store, InternalPuts(store), topics, groups, self.offsets)
+        tiered = TieredStore(store)
+        self.pop = PopConsumerService(store, tiered, InternalPuts(store), topics, groups, self.offsets)
         self.pop.load()
         parts = SimpleNamespace(
             config=config, limits=limits, store=store, topics=topics, groups=groups, offsets=self.offsets,
-            stats=BrokerStats(self.now_ms, "c"), clock=lambda: self.now_ms, pop=self.pop,
+            tiered=tiered, stats=BrokerStats(self.now_ms, "c"), clock=lambda: self.now_ms, pop=self.pop,
         )  # fmt: skip
         state = cast("BrokerState", parts)
         self.service = PopService(state, FetchService(state), Durability(store, cast("GroupCommit", None), None))

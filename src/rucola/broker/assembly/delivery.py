@@ -59,7 +59,7 @@ class DeliveryServices:
             ScheduleMessageService(store, self.puts, metadata.topics, delays_ms, directory),
             TimerMessageService(store, self.puts, metadata.topics, directory),
             TransactionalMessageService(config, store, self.puts, metadata.topics, offsets, len(delays_ms)),
-            PopConsumerService(store, self.puts, metadata.topics, metadata.groups, offsets),
+            PopConsumerService(store, storage.tiered, self.puts, metadata.topics, metadata.groups, offsets),
         )
         self._revival = DueTask("revival of POP", lambda: self.kinds.pop.revive(clock()), clock)
         self.kinds.pop.on_due = self._revival.schedule_at

@@ -17,7 +17,6 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
-from rucola.broker.lake_reader import LakeReader
 from rucola.broker.remoting.endpoints import broker_endpoints
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.pop import PopAdapter
@@ -28,7 +27,6 @@ from rucola.broker.replication.side import Replication
 from rucola.broker.services.broker_services import BrokerServices
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
-from rucola.broker.tiered_store import TieredStore, lake_of
 from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.connection import ReadHooks
@@ -62,12 +60,7 @@ class Serving:
             config=config,
             limits=metadata.limits,
             store=storage.store,
-            tiered=TieredStore(
-                storage.store,
-                LakeReader(*lake_of(environment.store_config)) if config.tiered_reads else None,
-                config.tiered_read_timeout,
-                connections.hold.tiered_read,
-            ),
+            tiered=storage.tiered,
             mastership=storage.mastership,
             puts=delivery.puts,
             topics=metadata.topics,

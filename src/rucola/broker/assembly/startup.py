@@ -109,7 +109,6 @@ async def start_broker(
         replication.set_in_sync(start.in_sync, start.visible_end)
     delivery.open(running, replication)
     serving = Serving(environment, access, metadata, connections, storage, delivery, replication)
-    running.push_async_callback(serving.state.tiered.close)
 
     # 6. From here on, periodic tasks run. The disks are measured first: a full one must refuse the first put.
     scheduler = Scheduler()

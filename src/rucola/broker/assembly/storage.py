@@ -14,9 +14,11 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.background.retention import RetentionTask
 from rucola.broker.background.scheduler import ReputService, Scheduler, in_thread
+from rucola.broker.lake_reader import LakeReader
 from rucola.broker.mastership import Mastership
 from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
+from rucola.broker.tiered_store import TieredStore, lake_of
 from rucola.store.dispatch import TopicArrivals
 from rucola.store.epoch_file import EpochFile
 from rucola.store.message_store import MessageStore
@@ -39,6 +41,8 @@ class Storage:
         self._environment = environment
         self._arrival_listeners: list[ArrivalListener] = []
         self.store = MessageStore(environment.store_config, self._on_arrival, self._on_pending)
+        self.tiered = TieredStore(self.store, timeout_ms=environment.config.tiered_read_timeout)
+        self.tiered.listeners += hold.tiered_read, pops.arrived
         self.group_commit = GroupCommit(self.store)
         self.reput = ReputService(self.store, hold, pops)
         self._mastership: Mastership | None = None
@@ -48,6 +52,9 @@ class Storage:
         # First the callback: a cancelled start waits for the thread, and closes what it has opened.
         running.push_async_callback(in_thread, self.store.close)
         await in_thread(self.store.open, self._environment.clock())
+        if self._environment.config.tiered_reads:
+            self.tiered.reader = LakeReader(*lake_of(self._environment.store_config))
+            running.push_async_callback(self.tiered.close)
         epochs = await in_thread(self._open_epochs)
         self._mastership = Mastership(self.store, epochs, is_elected=self._environment.coordination is not None)
         running.push_async_callback(self.group_commit.stop)

@@ -2,7 +2,8 @@
 
 A message whose invisible time is over is put into `%RETRY%group_topic`, queue 0, with reconsumeTimes one higher; after
 retryMaxTimes into `%DLQ%group`. One of a message group stays in its queue and blocks the later ones until it was
-delivered as often. A heap has the messages by time, so nothing is scanned.
+delivered as often. A heap has the messages by time, so nothing is scanned. With tieredReads, one that has left the log
+is read from the lake first; while the lake is away, it stays outstanding.
 
 Every change of a state is a record in the log of POP (`broker.delivery.pop_log`) before it applies. A copy precedes the
 record that the original is done. After a crash between the two, which can only be at the end of the log, the copies are
@@ -25,6 +26,7 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from rucola.access import Reason, Refused
@@ -47,8 +49,10 @@ from rucola.broker.stored_message import stored_message
 from rucola.broker.tables.groups import SubscriptionGroupTable
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.broker.tiered_store import NotRead, TieredStore
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, properties
+from rucola.message.record import decode
 from rucola.message.topics import RETRY_PREFIX, dlq_topic, pop_retry_topic
 from rucola.store.config import PutMessageStatus
 from rucola.store.message_store import MessageStore
@@ -80,11 +84,13 @@ class PopConsumerService(Delivery[None]):
     def __init__(
         self,
         store: MessageStore,
+        tiered: TieredStore,
         puts: InternalPuts,
         topics: TopicConfigTable,
         groups: SubscriptionGroupTable,
         offsets: ConsumerOffsetTable,
     ) -> None:
+        tiered.listeners.append(self._on_lake_read)
         self.states: OrderedDict[PopQueue, PopState] = OrderedDict()
         """The state whose snapshot is the oldest comes first."""
         self.count = 0
@@ -93,6 +99,7 @@ class PopConsumerService(Delivery[None]):
         """Gets the time at which `revive` is due."""
         self.on_visible: Callable[[PopQueue], None] = lambda queue: None
         self._store = store
+        self._tiered = tiered
         self._puts = puts
         self._topics = topics
         self._groups = groups
@@ -102,8 +109,12 @@ class PopConsumerService(Delivery[None]):
         """Queue offset in the log at which each state's snapshot starts; -1 if it is not in the log."""
         self._due: list[_Due] = []
         """A heap; an item is outdated if its messages are done or have another pop time."""
+        self._unread: dict[tuple[str, int], list[_Due]] = {}
+        """What is due and waits for the lake, by topic and queue id."""
         self._unrecorded: list[Entry] = []
         """Messages that are copied, which a record must say before any other."""
+        self._copies: dict[str, Counter[tuple[object, ...]]] = {}
+        """Copies of messages that no record says are done, by topic: of those that are in the lake."""
 
     # Delivery.
 
@@ -111,7 +122,8 @@ class PopConsumerService(Delivery[None]):
         last_record = self._replay()
         for queue, state in self.states.items():
             name = queue.topic, queue.queue_id
-            if (fitting := state.fit(self._store.min_offset(*name), self._store.max_offset(*name))) is not None:
+            begin = 0 if self._tiered.reader is not None else self._store.min_offset(*name)
+            if (fitting := state.fit(begin, self._store.max_offset(*name))) is not None:
                 state.apply(fitting)
         self._drop_copied(last_record)
         for queue, state in self.states.items():
@@ -189,48 +201,74 @@ class PopConsumerService(Delivery[None]):
 
     def _drop_copied(self, last_record: int) -> None:
         """Finish messages whose copies are at the end of the log, after its last record of POP."""
-        copies: dict[str, Counter[tuple[object, ...]]] = {}
-        for queue, state in self.states.items():
-            for target in (self._retry_topic(queue), dlq_topic(queue.group)):
-                if target not in copies:
-                    copies[target] = Counter(map(_identity, self._last_copies(target, last_record)))
-                if not (found := copies[target]):
-                    continue
-                done = []
-                for offset, held in state.outstanding.items():
-                    if held.attempt and (message := self._message(queue, offset)) is not None:
-                        identity = _identity(_copy(message, held))
-                        if found[identity] > 0:
-                            found[identity] -= 1
-                            done.append(offset)
-                if done:
-                    state.apply(record := Done(tuple(done)))
-                    self._unrecorded.append((*queue, record))
+        targets = {target for queue in self.states for target in (self._retry_topic(queue), dlq_topic(queue.group))}
+        found = {target: Counter(map(_identity, self._last_copies(target, last_record))) for target in targets}
+        self._copies = {target: copies for target, copies in found.items() if copies}
+        are_compared = True
+        for queue, state in self.states.items() if self._copies else ():
+            done = []
+            for offset, held in state.outstanding.items():
+                try:
+                    message = self._message(queue, offset) if held.attempt else None
+                except NotRead:
+                    are_compared = False
+                else:
+                    if message is not None and self._is_copied(queue, message, held):
+                        done.append(offset)
+            if done:
+                state.apply(record := Done(tuple(done)))
+                self._unrecorded.append((*queue, record))
+        if are_compared:
+            self._copies = {}
+
+    def _is_copied(self, queue: PopQueue, message: MessageExt, held: Outstanding) -> bool:
+        if not self._copies:
+            return False
+        identity = _identity(_copy(message, held))
+        for target in (self._retry_topic(queue), dlq_topic(queue.group)):
+            if target in self._copies and self._copies[target][identity] > 0:
+                self._copies[target][identity] -= 1
+                return True
+        return False
 
     def _last_copies(self, topic: str, since: int) -> Iterable[MessageExt]:
         end = self._store.max_offset(topic, 0)
         for physical_offset, _, _ in self._store.units(topic, 0, max(0, end - REVIVAL_BATCH), REVIVAL_BATCH):
-            if physical_offset > since and (message := self._message_at(physical_offset)) is not None:
-                yield message
+            if physical_offset > since:
+                with suppress(InvalidMessage):
+                    yield stored_message(self._store, physical_offset)
+
+    def _on_lake_read(self, topic: str, queue_id: int) -> None:
+        for due in self._unread.pop((topic, queue_id), ()):
+            self._schedule(due)
+
+    def waits_for_lake(self, queue: PopQueue) -> bool:
+        """Whether messages that are to be delivered again are read from the lake."""
+        return any(due[1] == queue for due in self._unread.get((queue.topic, queue.queue_id), ()))
 
     # States.
 
-    def open(self, queues: Sequence[PopQueue], begin: Callable[[PopQueue], int], now_ms: int) -> None:
-        """Make sure that queues have states, which follow the offsets of the group. Raises Refused.
+    def open(self, queues: Sequence[PopQueue], begin: Callable[[PopQueue], int | None], now_ms: int) -> list[PopQueue]:
+        """Make sure that queues have states, which follow the offsets of the group; return them. Raises Refused.
 
-        A state of a queue without an offset of the group begins at `begin`.
+        A state of a queue without an offset of the group begins at `begin`; one for which that is None is left out.
         """
         changes: list[tuple[PopQueue, PopRecord]] = []
+        opened: list[PopQueue] = []
         for queue in queues:
             offset = self._offsets.get(queue.group, queue.topic, queue.queue_id)
             state = self.states.get(queue)
             if state is None or offset < 0:
                 pop_time_ms = 0 if state is None else state.pop_time_ms
-                changes.append((queue, Snapshot(pop_time_ms, offset if offset >= 0 else begin(queue))))
+                if (first := offset if offset >= 0 else begin(queue)) is None:
+                    continue
+                changes.append((queue, Snapshot(pop_time_ms, first)))
             elif offset != state.committed:
                 changes.append((queue, Begin(offset)))
+            opened.append(queue)
         if changes:
             self.record(changes, now_ms)
+        return opened
 
     def reset(self, offsets: Mapping[PopQueue, int], now_ms: int) -> None:
         """Have queues that have a state read on from other offsets, without what is outstanding. Raises Refused."""
@@ -350,8 +388,15 @@ class PopConsumerService(Delivery[None]):
             current = self._current(queue, pop_time_ms, offsets)
             if len(current) > left:
                 heapq.heappush(self._due, (visible_ms, queue, pop_time_ms, tuple(current[left:])))
+            unread = []
             for offset in current[:left]:
-                size += self._revive_message(queue, offset, now_ms, moved)
+                try:
+                    size += self._revive_message(queue, offset, now_ms, moved)
+                except NotRead:
+                    unread.append(offset)
+            if unread:
+                due = visible_ms, queue, pop_time_ms, tuple(unread)
+                self._unread.setdefault((queue.topic, queue.queue_id), []).append(due)
             left -= max(1, len(current))
         if moved:
             changes = [(queue, Done(tuple(offsets))) for queue, offsets in moved.items()]
@@ -376,7 +421,11 @@ class PopConsumerService(Delivery[None]):
             self.on_visible(queue)
             return 0
         message = self._message(queue, offset)
-        if message is None or self._put_copy(queue, message, held, limit, now_ms):
+        if (
+            message is None
+            or self._is_copied(queue, message, held)
+            or self._put_copy(queue, message, held, limit, now_ms)
+        ):
             moved.setdefault(queue, []).append(offset)
         else:
             heapq.heappush(self._due, (now_ms + FIRST_RETRY_MS, queue, held.pop_time_ms, (offset,)))
@@ -398,14 +447,16 @@ class PopConsumerService(Delivery[None]):
         return status is PutMessageStatus.PUT_OK
 
     def _message(self, queue: PopQueue, offset: int) -> MessageExt | None:
-        units = self._store.units(queue.topic, queue.queue_id, offset, 1)
-        return self._message_at(units[0][0]) if units else None
-
-    def _message_at(self, physical_offset: int) -> MessageExt | None:
+        """Return a message, None if there is none. Raises NotRead."""
+        name = queue.topic, queue.queue_id
         try:
-            return stored_message(self._store, physical_offset)
+            if (record := self._tiered.record(*name, offset)) is not None:
+                return decode(record, decompress=False)
+            if self._tiered.reader is None and offset < self._store.min_offset(*name):
+                return None  # deleted
+            raise InvalidMessage("it is in neither log nor lake")
         except InvalidMessage as error:
-            logger.error("POP revival: skipping a message that cannot be read: %s", error)
+            logger.error("POP revival: skipping message %d of %s-%d: %s", offset, *name, error)
             return None
 
     def _retry_topic(self, queue: PopQueue) -> str:

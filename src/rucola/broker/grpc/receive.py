@@ -33,7 +33,7 @@ from rucola.errors import RemoteProtocolError
 from rucola.http2.grpc import Call
 from rucola.message import sysflag
 from rucola.message.compression import read_body
-from rucola.message.record import decode_many
+from rucola.message.record import decode_many, peek
 from rucola.message.topics import check_group, check_topic
 from rucola.protocol.grpc.definition_pb2 import Assignment, Code, FilterType, Status
 from rucola.protocol.grpc.service_pb2 import (
@@ -140,7 +140,7 @@ class ReceiveAdapter:
         if isinstance(result, Popped):
             self._send(request, pop, result)
             return None
-        wait_ms = pop.wait_ms
+        wait_ms = self._service.wait_ms(pop, result)
         if call.deadline_s is not None:
             left_ms = int((call.deadline_s - asyncio.get_running_loop().time()) * 1000)
             wait_ms = min(wait_ms, left_ms - _MARGIN_MS)
@@ -300,10 +300,10 @@ class ReceiveAdapter:
         extra, (real_topic, queue_id) = _handle(topic, group, content.receipt_handle)
         delivery = group, real_topic, queue_id, _delivery(extra)
         if self._service.holds(*delivery):
-            units = self._state.store.units(real_topic, queue_id, extra.queue_offset, 1)
-            if not units:
+            record = await self._state.tiered.read_record(real_topic, queue_id, extra.queue_offset)
+            if record is None:
                 raise IllegalCall(Code.MESSAGE_NOT_FOUND, "the store has deleted the message")
-            put = await self._retry.retry(request.caller, RetryRequest(group, units[0][0], -1))
+            put = await self._retry.retry(request.caller, RetryRequest(group, peek(record).physical_offset, -1))
             await self._state.persistence.wait_persisted()
             if self._service.holds(*delivery):  # nobody was faster
                 put()

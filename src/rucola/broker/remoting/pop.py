@@ -127,12 +127,14 @@ class PopAdapter:
         result = self._service.receive(request.caller, pop)
         if isinstance(result, Popped):
             return self._found(request.command, pop, result)
-        if pop.wait_ms <= 0:
+        if (wait_ms := self._service.wait_ms(pop, result)) <= 0:
             return _nothing(request.command, pop, result)
-        self._hold_receive(request, pop, result)
+        self._hold_receive(request, pop, result, wait_ms)
         return None
 
-    def _hold_receive(self, request: Request[PopMessageRequestHeader], pop: PopRequest, nothing: NothingPopped) -> None:
+    def _hold_receive(
+        self, request: Request[PopMessageRequestHeader], pop: PopRequest, nothing: NothingPopped, wait_ms: int
+    ) -> None:
         connection, caller, command = request.connection, request.caller, request.command.without_content()
 
         def retry(is_last: bool) -> NothingPopped | None:
@@ -150,7 +152,7 @@ class PopAdapter:
                 return again
             return None
 
-        self._hold.hold(HeldPop(connection, pop.group, pop.topic, pop.queue_id, retry), pop.wait_ms, nothing)
+        self._hold.hold(HeldPop(connection, pop.group, pop.topic, pop.queue_id, retry), wait_ms, nothing)
 
     def _found(self, command: RemotingCommand, pop: PopRequest, popped: Popped) -> RemotingCommand:
         revive_qid = ORDER_QUEUE if pop.is_ordered else 0

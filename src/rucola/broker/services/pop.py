@@ -40,6 +40,7 @@ from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.requests import FetchRequest, PopRequest
 from rucola.broker.services.results import NothingPopped, Popped, PoppedQueue
 from rucola.broker.state import BrokerState
+from rucola.broker.tiered_store import NotRead
 from rucola.domain.pop import PopMessage, PopQueueStatus
 from rucola.message import properties
 from rucola.message.record import peek, split
@@ -102,7 +103,7 @@ class PopService:
         wanted = self._check(caller, request)
         now_ms = self._state.clock()
         self._pop.revive(now_ms)
-        queues, rest, is_cut = self._queues(request, now_ms)
+        queues, rest, is_cut, is_tiered = self._queues(request, now_ms)
         last_ms = max([self._pop.states[queue].pop_time_ms for queue in queues], default=0)
         receive = _Receive(self._state, request, wanted, now_ms, max(now_ms, last_ms + 1))
         if request.attempt_id is None or not receive.repeat(queues):
@@ -115,7 +116,7 @@ class PopService:
         rest = max(0, rest - receive.added)
         if not receive.found:
             self._state.stats.record_miss()
-            return NothingPopped(rest, receive.is_unfinished or is_cut)
+            return NothingPopped(rest, receive.is_unfinished or is_cut, is_tiered or receive.is_tiered)
         popped = Popped(receive.pop_time_ms, request.invisible_ms, rest, [])
         for queue, (taken, records) in receive.found.items():
             state, offsets = self._pop.states[queue], taken.taken
@@ -149,8 +150,11 @@ class PopService:
         _, wanted = self._admit(caller, fetch)
         return wanted
 
-    def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool]:
-        """Return the queues to look at, in this order; how much the group has not read; whether there are more."""
+    def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool, bool]:
+        """Return the queues to look at, in this order; how much the group has not read; whether there are more.
+
+        And whether some are left out, since the lake is asked where they begin.
+        """
         topic, group, attempt_id = request.topic, request.group, request.attempt_id
         if request.queue_id >= 0:
             count, names = 1, _names(group, topic, (request.queue_id,))
@@ -187,18 +191,24 @@ class PopService:
             if attempt_id is not None and state.repeated(attempt_id, now_ms):
                 repeated.append(queue)
         queues = repeated or queues
-        read = queues[:MAX_QUEUES]
+        read, is_tiered = queues[:MAX_QUEUES], False
         if new and not repeated:
             new = [queue for queue in new if queue in read]
             for queue in new:
                 self._state.limits.check_offset(self._state.offsets, group, queue.topic, queue.queue_id)
-            self._pop.open(new, lambda queue: self._begin(queue, request), now_ms)
-        return read, rest, len(queues) > MAX_QUEUES
+            opened = self._pop.open(new, lambda queue: self._begin(queue, request), now_ms)
+            if is_tiered := len(opened) < len(new):
+                read = [queue for queue in read if queue in opened or queue not in new]
+        return read, rest, len(queues) > MAX_QUEUES, is_tiered
 
-    def _begin(self, queue: PopQueue, request: PopRequest) -> int:
+    def _begin(self, queue: PopQueue, request: PopRequest) -> int | None:
         if request.begins_at_end and queue.topic == request.topic:
             return self._store.max_offset(queue.topic, queue.queue_id, visible=True)
-        return max(0, self._store.min_offset(queue.topic, queue.queue_id))
+        return self._state.tiered.first_offset(queue.topic, queue.queue_id)
+
+    def wait_ms(self, request: PopRequest, nothing: NothingPopped) -> int:
+        """Time for which a receive is held at most; for what the lake has also if it allows no wait."""
+        return max(request.wait_ms, self._state.config.tiered_read_timeout) if nothing.is_tiered else request.wait_ms
 
     # What follows.
 
@@ -285,6 +295,8 @@ class PopService:
         elif waiting and not state.can_be_read(now_ms, end):
             first = next(offset for offset, one in held.items() if one.message_group is not None)
             blocked = f"in order behind {first}, which {held[first].client} holds"
+        elif self._pop.waits_for_lake(queue):
+            blocked = "messages to deliver again are read from the lake"
         listed = held if shown is None else {shown: state.outstanding[shown]} if shown in state.outstanding else {}
         messages = [
             PopMessage(
@@ -377,8 +389,10 @@ class _Receive:
         """What each queue's receive takes, and the records of these messages."""
         self.added = 0
         self.is_unfinished = False
+        self.is_tiered = False
+        """Whether the lake is read for more."""
         self.pop_time_ms = pop_time_ms
-        self._store = state.store
+        self._tiered = state.tiered
         self._pop = state.pop
         self._request = request
         self._wanted = wanted
@@ -394,14 +408,19 @@ class _Receive:
         for queue in queues:
             state = self._pop.states[queue]
             if taken := state.repeated(attempt_id, self._now_ms):
-                records = {offset: record for offset in taken if (record := self._record(queue, offset)) is not None}
+                try:
+                    found = ((offset, self._record(queue, offset)) for offset in taken)
+                    records = {offset: record for offset, record in found if record is not None}
+                except NotRead:
+                    self.is_tiered = True
+                    continue
                 if records:
                     again = state.receive_again(
                         self.pop_time_ms, self._now_ms, request.invisible_ms, records, request.client, attempt_id,
                         is_renewed=request.is_renewed,
                     )  # fmt: skip
                     self._take(queue, again, b"".join(records.values()))
-        return bool(self.found)
+        return bool(self.found) or self.is_tiered
 
     def take(self, queue: PopQueue) -> None:
         """Take messages of one queue, as far as there is room."""
@@ -450,7 +469,11 @@ class _Receive:
         size = 0
         gone = []
         for offset in state.visible(self._now_ms, self.left):
-            record = self._record(queue, offset)
+            try:
+                record = self._record(queue, offset)
+            except NotRead:
+                self.is_tiered = True
+                break
             if record is None:
                 gone.append(offset)
                 continue
@@ -458,7 +481,7 @@ class _Receive:
             if size > self._bytes_left and (records or self.found):
                 break
             records[offset] = record
-        if gone:  # the log has deleted them
+        if gone:  # neither log nor lake has them
             self.changes.append((queue, Done(tuple(gone))))
         return records
 
@@ -471,10 +494,10 @@ class _Receive:
             return _Read((), b"", state.next_offset, True)
         self._reads -= 1
         wanted = self._wanted if queue.topic == self._request.topic else _of_topic(self._request.topic)
-        accepts = None if wanted.codes is None else wanted.codes.__contains__
-        result = self._store.get(
-            queue.topic, queue.queue_id, begin, count, max_bytes=max(0, size), accepts=accepts, matches=wanted.matches
-        )
+        result = self._tiered.get(queue.topic, queue.queue_id, begin, count, wanted, max(0, size))
+        if result is None:
+            self.is_tiered = True
+            return _Read((), b"", begin, True)
         joined, end = result.joined, result.next_begin_offset
         assert isinstance(joined, bytes)
         if result.count and size < len(joined) and not is_first:
@@ -483,8 +506,7 @@ class _Receive:
         return _Read(offsets, joined, end, end >= result.max_offset or end <= begin)
 
     def _record(self, queue: PopQueue, offset: int) -> bytes | None:
-        units = self._store.units(queue.topic, queue.queue_id, offset, 1)
-        return self._store.record_at(units[0][0]) if units else None
+        return self._tiered.record(queue.topic, queue.queue_id, offset)
 
 
 class _Read(NamedTuple):

@@ -97,6 +97,8 @@ class NothingPopped(Struct, frozen=True, gc=False):
     rest: int
     is_unfinished: bool
     """Whether the read ended after its share of messages that the filter rejects."""
+    is_tiered: bool = False
+    """Whether it waits for the lake."""
 
 
 class Fetched(Struct, gc=False):
