@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.utils.config import Config
 
 from rucola.broker.config import MetricsExporterType
 from rucola.broker.lake_reader import LakeReader
@@ -29,6 +30,7 @@ from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
 from rucola.protocol.topic import GetConsumeStatsRequestHeader, TopicRequestHeader, decode_consume_stats
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.store.message_store import MessageStore
 from rucola.tiered_reads import FindFirst, Place, Places
@@ -36,6 +38,7 @@ from support.aging_broker import aging_broker, store_config
 from support.cluster import Tally
 from support.errors import raises
 from support.metrics import BROKER_LABELS, sample_value, scrape
+from support.object_store import TableBucket
 from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
@@ -294,6 +297,37 @@ async def test_a_lake_that_is_away_moves_no_consumer(tmp_path: Path) -> None:
 
         await until(is_read)
         assert await offset_of(peer, RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic="T", queue_id=0)) == 0
+
+
+async def test_a_lake_in_an_object_store_is_read_by_its_catalog(
+    tmp_path: Path, table_bucket: TableBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in table_bucket.environment("tests").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process reads it
+    count = 9
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number in range(count):
+            store.put(inner(body=(b"%d" % number).ljust(30_000), keys="k"), TIME_MS + number)
+        store.checkpoint()
+    lake = Archive(f"{table_bucket.url}/a/lake", "tests", progress_directory=tmp_path / "lake")
+    archive.run(SESSION, tmp_path / "store", lake, broker_name="broker-a")
+
+    async with tiered_broker(tmp_path, tiered_read_timeout=50) as (peer, world):
+        await peer.alter_topic()
+        await delete_archived(peer, world, 4)
+        answer = await peer.pull(queue_offset=2)  # without the catalog, nothing is taken for lost
+        header = answer.decode_header(PullMessageResponseHeader)
+        assert (answer.code, header.next_begin_offset) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 2)
+
+    async with tiered_broker(tmp_path, tiered_read_catalog="tests") as (peer, _):
+        found = await pull_all(peer, count)
+        assert [int(each.body) for each in found] == [*range(count)]
+        queue = QueueRequestHeader(topic="T", queue_id=0)
+        assert await offset_of(peer, RequestCode.GET_MIN_OFFSET, queue) == 0
+        key = QueryMessageRequestHeader(topic="T", key="k", max_num=32, begin_timestamp=0, end_timestamp=2 * TIME_MS)
+        keyed = decode_many((await peer.ask(RequestCode.QUERY_MESSAGE, key)).body)
+        assert [each.queue_offset for each in keyed] == [*range(count)]
 
 
 async def test_what_was_lost_is_passed_over_and_a_topic_created_again_has_its_own_messages(tmp_path: Path) -> None:

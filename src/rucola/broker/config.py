@@ -281,6 +281,8 @@ class BrokerConfig:
     """Whether messages that have left the log are read from the lake; needs deleteOnlyArchived, see
     docs/pipeline-archive.md.
     """
+    tiered_read_catalog: str = ""
+    """Catalog of the lake, a name in pyiceberg's configuration, if the lake is archived with `--catalog`."""
     tiered_read_timeout: Milliseconds = 5000
     """Time after which a pull that waits for the lake is answered: the client asks again."""
 

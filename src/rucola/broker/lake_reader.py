@@ -35,10 +35,12 @@ MAX_WAITING: Final = 256
 class LakeReader:
     """Belongs to the running event loop."""
 
-    def __init__(self, lake: Path, name: str, *, stuck_s: float = STUCK_S) -> None:
+    def __init__(self, directory: Path, name: str, catalog: str | None = None, *, stuck_s: float = STUCK_S) -> None:
         self.failures = 0
-        self._command = [sys.executable, "-m", "rucola.spark.lake.tiered_reader", str(lake), name]
-        self._subject = f"reading the lake {lake}"
+        self._command = [sys.executable, "-m", "rucola.spark.lake.tiered_reader", str(directory), name]
+        if catalog is not None:
+            self._command.append(catalog)
+        self._subject = f"reading the lake of {directory}"
         self.stuck_s = stuck_s
         self._loop = asyncio.get_running_loop()
         self._outages = Outages(logger)

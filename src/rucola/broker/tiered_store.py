@@ -355,7 +355,10 @@ class TieredStore:
 
 
 def lake_of(config: StoreConfig) -> tuple[Path, str]:
-    """Return the lake, and the name of the store there. Raises ConfigError if messages could be missing."""
+    """Return the directory with the archive progress, and the name of the store there.
+
+    Raises ConfigError if messages could be missing.
+    """
     path = config.archive_progress_path
     if not config.delete_only_archived or path is None:
         raise ConfigError(
@@ -365,7 +368,8 @@ def lake_of(config: StoreConfig) -> tuple[Path, str]:
         )
     if (path.parent.name, path.name) != ("_rucola", "progress.json"):
         raise ConfigError(
-            f"tieredReads=true reads the lake of archiveProgressPath, and {path} is not <lake>/_rucola/progress.json",
+            "tieredReads=true needs archiveProgressPath=<directory>/_rucola/progress.json, of the lake or of "
+            f"`archive --progress`, and not {path}",
             subject="archiveProgressPath",
         )
     return path.parent.parent, config.archive_name or str(Path(config.store_path_root_dir).absolute())

@@ -52,8 +52,11 @@ class Storage:
         # First the callback: a cancelled start waits for the thread, and closes what it has opened.
         running.push_async_callback(in_thread, self.store.close)
         await in_thread(self.store.open, self._environment.clock())
-        if self._environment.config.tiered_reads:
-            self.tiered.reader = LakeReader(*lake_of(self._environment.store_config))
+        config = self._environment.config
+        if config.tiered_reads:
+            self.tiered.reader = LakeReader(
+                *lake_of(self._environment.store_config), config.tiered_read_catalog or None
+            )
             running.push_async_callback(self.tiered.close)
         epochs = await in_thread(self._open_epochs)
         self._mastership = Mastership(self.store, epochs, is_elected=self._environment.coordination is not None)

@@ -1,9 +1,10 @@
 """Reader of queues in a lake, the process that a broker starts for messages that have left its log.
 
-    python -m rucola.spark.lake.tiered_reader <lake> <name of the store in the lake>
+    python -m rucola.spark.lake.tiered_reader <directory> <name of the store in the lake> [<catalog>]
 
 It answers the requests of `rucola.tiered_reads` one after the other, from the table as it was at its last commit. It
-ends when the broker closes the connection.
+ends when the broker closes the connection. The directory has the archive progress for brokers: it is the lake, unless a
+catalog has it elsewhere.
 
     files        by topic and range of queue offsets, from the snapshot
     row groups   their ranges from the footers; for each of a request's, where the messages of each queue are
@@ -25,11 +26,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rucola.errors import MQError
+from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError
 from rucola.files import local_path
 from rucola.spark.lake import record_columns
 from rucola.spark.lake.data_files import MAX_LONG, open_parquet, row_group_bounds
@@ -142,9 +144,10 @@ class _Row(NamedTuple):
 class QueueReader:
     """Reads the messages that a lake has of one store."""
 
-    def __init__(self, lake: Path, name: str) -> None:
-        self._root = local_path(lake).absolute()
+    def __init__(self, directory: Path, name: str, catalog: str | None = None) -> None:
+        self._directory = local_path(directory).absolute()
         self._name = name
+        self._catalog = catalog
         self._snapshot = Snapshot()
         self._version: tuple[int, ...] = ()
         self._files: dict[str, list[RowFile]] = {}
@@ -167,18 +170,32 @@ class QueueReader:
 
     def refresh(self) -> None:
         """Read the snapshot if there was a commit since, after which the list of files is replaced."""
+        path = self._directory / METADATA_DIRECTORY / "files.json"
         try:
-            found = (self._root / METADATA_DIRECTORY / "files.json").stat()
+            found = path.stat()
             version: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_size)
         except FileNotFoundError:
             version = ()
         if version != self._version or not version:
-            self._snapshot = read_snapshot(self._root)
+            self._snapshot = self._read_snapshot(path)
             self._files.clear()
             self._begins.clear()
             for file in sorted(self._snapshot.rows, key=lambda file: file.least):
                 self._files.setdefault(file.topic, []).append(file)
             self._version = version
+
+    def _read_snapshot(self, path: Path) -> Snapshot:
+        location = _location(path)
+        if location is not None and self._catalog is None:
+            raise ConfigError(
+                f"the lake is {location}, which a catalog has: name it in tieredReadCatalog", subject=location
+            )
+        snapshot = read_snapshot(location or self._directory, self._catalog)
+        if self._name not in snapshot.progress:  # what it lacks would be taken for lost
+            raise StoreError(
+                f"the lake {snapshot.storage.location} has no messages of {self._name}", subject=self._name
+            )
+        return snapshot
 
     def _answer(self, request: Request) -> Result:
         match request:
@@ -256,7 +273,7 @@ class QueueReader:
         return self._records.get(group.key, lambda: self._encode(group), lambda made: int(made[0].nbytes))
 
     def _encode(self, group: _Group) -> tuple[pa.BinaryArray, Array]:
-        with open_parquet(self._root, group.file) as opened:
+        with open_parquet(self._snapshot.storage, group.file) as opened:
             rows = read_group(opened, group.number, group.file.topic, record_columns.NAMES)
         return record_columns.encode(rows), record_columns.tags_codes(rows)
 
@@ -333,7 +350,7 @@ class QueueReader:
         """Yield the row groups that can have messages from a physical offset on, with queue offsets in a range."""
 
         def read() -> list[_Group]:
-            with open_parquet(self._root, file) as opened:
+            with open_parquet(self._snapshot.storage, file) as opened:
                 names = ("commitLogOffset", "queueOffset")
                 bounds = zip(*(row_group_bounds(opened.metadata, name) for name in names), strict=True)
                 return [_Group(file, number, *own, *offsets) for number, (own, offsets) in enumerate(bounds)]
@@ -356,7 +373,7 @@ class QueueReader:
         )
 
     def _index(self, group: _Group) -> dict[int, _QueueRows]:
-        with open_parquet(self._root, group.file) as opened:
+        with open_parquet(self._snapshot.storage, group.file) as opened:
             rows = read_group(opened, group.number, group.file.topic, _INDEXED)
         own = bools(pc.equal(rows["brokerName"], scalar(self._name)))
         queue_ids, queue_offsets, physical_offsets = (
@@ -373,13 +390,27 @@ class QueueReader:
         }
 
 
+def _location(path: Path) -> str | None:
+    """Return where the lake is, None for the directory with this list of its files."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Files).location
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(path, 0, f"the list of the lake's files cannot be read: {error}") from error
+
+
+class _Files(msgspec.Struct):
+    location: str | None = None
+
+
 def main() -> None:
     """Answer requests until the broker closes the connection."""
     pa.set_cpu_count(1)
     if "jemalloc" in pa.supported_memory_backends():  # half of the CPU time: it keeps pages for the next row group
         pa.set_memory_pool(pa.jemalloc_memory_pool())
     os.nice(_NICE)
-    reader = QueueReader(Path(sys.argv[1]), sys.argv[2])
+    reader = QueueReader(Path(sys.argv[1]), *sys.argv[2:])
     with suppress(MQError, OSError):  # the first request then meets it
         reader.refresh()
     with socket.socket(fileno=os.dup(0)) as stream:
