@@ -135,10 +135,11 @@ class TieredStore:
         )
         if self.reader is None or result.status is not GetMessageStatus.OFFSET_TOO_SMALL:
             return result
-        return self.get_old(topic, queue_id, queue_offset, max_count, wanted, max_bytes)
+        return self.get_old(result, topic, queue_id, queue_offset, max_count, wanted, max_bytes)
 
     def get_old(
         self,
+        result: GetResult,
         topic: str,
         queue_id: int,
         queue_offset: int,
@@ -146,8 +147,8 @@ class TieredStore:
         wanted: MessageFilter,
         max_bytes: int | None = None,
     ) -> GetResult | None:
-        """Return the result of `get` for an offset before the log's first."""
-        queue, (begin, end) = (topic, queue_id), self._store.queue_ends(topic, queue_id) or (0, 0)
+        """Return what `get` does, of an offset before the log's first, for which the log has this result."""
+        queue, begin, end = (topic, queue_id), result.min_offset, result.max_offset
         queue_offset = max(queue_offset, 0)
         known = self._known(queue, queue_offset)
         if known is None:
@@ -210,9 +211,8 @@ class TieredStore:
         # All before this offset was in the lake before it left the log. Messages of it that the result lacks are lost.
         begin, removals = self._store.min_offset(*queue), self._removals
         try:
-            _, chunk = await asyncio.gather(
-                self._find_first(*queue), self._request(ReadQueue(*queue, queue_offset), Chunk)
-            )
+            await self._find_first(*queue)
+            chunk = await self._request(ReadQueue(*queue, queue_offset), Chunk)
         except StoreError:
             await asyncio.sleep(RETRY_S)
         else:

@@ -206,7 +206,9 @@ class FetchService:
         if (tiered := self._tiered) is not None:
             begin = tiered.known_min_offset(request.topic, request.queue_id, begin)
             if result.status is GetMessageStatus.OFFSET_TOO_SMALL:
-                found = tiered.get_old(request.topic, request.queue_id, queue_offset, request.max_messages, wanted)
+                found = tiered.get_old(
+                    result, request.topic, request.queue_id, queue_offset, request.max_messages, wanted
+                )
                 if found is None and not is_last:
                     return Waiting(queue_offset, result.max_offset, codes, is_tiered=True)
                 if found is None:
