@@ -23,13 +23,20 @@ from rucola.message.record import decode, decode_many
 from rucola.message.sysflag import COMPRESSED, COMPRESSION_MASK, TRANSACTION_COMMIT
 from rucola.namesrv.server import Namesrv
 from rucola.protocol import pull
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import Header
+from rucola.protocol.group import QueryConsumeTimeSpanBody, QueryConsumeTimeSpanRequestHeader
 from rucola.protocol.offset import QueueRequestHeader, SearchOffsetRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
-from rucola.protocol.topic import GetConsumeStatsRequestHeader, TopicRequestHeader, decode_consume_stats
+from rucola.protocol.topic import (
+    GetConsumeStatsRequestHeader,
+    TopicRequestHeader,
+    decode_consume_stats,
+    decode_topic_stats,
+)
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.store.message_store import MessageStore
@@ -221,6 +228,37 @@ async def test_first_offset_and_times_are_those_of_lake_and_log(tmp_path: Path) 
         answer = await peer.pull(queue_offset=len(times))
         assert answer.code == ResponseCode.PULL_NOT_FOUND
         assert answer.decode_header(PullMessageResponseHeader).min_offset == 0
+
+
+async def test_a_queue_that_has_left_the_log_has_its_ends_and_times(tmp_path: Path) -> None:
+    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+        for number in range(3):
+            store.put(inner(body=b"%d" % number), TIME_MS + number)
+        for _ in range(3):
+            store.put(inner("U", body=bytes(60_000)), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic()
+        await peer.alter_group()
+        await peer.commit(1)
+        await delete_archived(peer, world, 3)
+        stats = await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic="T"))
+        (ends,) = decode_topic_stats(stats.body).values()
+        assert (ends.min_offset, ends.max_offset, ends.last_update_timestamp) == (0, 3, TIME_MS + 2)
+        header = QueryConsumeTimeSpanRequestHeader(group="g", topic="T")
+        spans = await peer.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+        (span,) = decode_body(QueryConsumeTimeSpanBody, spans.body).consume_time_span_set
+        times = span.min_time_stamp, span.consume_time_stamp, span.max_time_stamp
+        assert times == (TIME_MS, TIME_MS, TIME_MS + 2)
+        for timestamp, offset in ((TIME_MS - 9, 0), (TIME_MS + 1, 1), (TIME_MS + 9, 2)):
+            search = SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=timestamp)
+            assert await offset_of(peer, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search) == offset
+        assert [each.body for each in await pull_all(peer, 3)] == [b"0", b"1", b"2"]
+        assert (await peer.pull(queue_offset=3)).code == ResponseCode.PULL_NOT_FOUND
+        assert (await peer.send(b"3")).code == ResponseCode.SUCCESS
+        assert [each.body for each in await pull_all(peer, 4, 1)] == [b"1", b"2", b"3"]
 
 
 async def test_keys_ids_progress_and_retries_are_found_in_the_lake(tmp_path: Path) -> None:

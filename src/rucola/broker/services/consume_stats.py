@@ -120,7 +120,7 @@ class ConsumeStatsService:
         store, tiered = self._state.store, self._state.tiered
         end = store.max_offset(topic, queue_id, visible=True)
         oldest_ms = await tiered.earliest_store_time(topic, queue_id)
-        newest_ms = store.store_time(topic, queue_id, end - 1)
+        newest_ms = await tiered.store_time(topic, queue_id, end - 1)
         consumed = self._state.offsets.get(group, topic, queue_id)
         consumed_ms = await tiered.store_time(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
         following = max(consumed, await tiered.min_offset(topic, queue_id))

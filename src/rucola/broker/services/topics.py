@@ -89,9 +89,13 @@ class TopicService:
     async def queue_ends(self, name: str) -> dict[MessageQueue, TopicOffset]:
         """Return the ends of a topic's queues, and when each was written last. Raises Refused."""
         ends = await self._queue_ends(name)
+        tiered = self._state.tiered
         for queue, offsets in ends.items():
             if offsets.min_offset:
-                offsets.min_offset = await self._state.tiered.min_offset(name, queue.queue_id)
+                offsets.min_offset = await tiered.min_offset(name, queue.queue_id)
+            if offsets.max_offset and not offsets.last_update_timestamp:
+                newest_ms = await tiered.store_time(name, queue.queue_id, offsets.max_offset - 1)
+                offsets.last_update_timestamp = max(0, newest_ms)
         return ends
 
     @sliced
