@@ -13,20 +13,23 @@ class Killed(BaseException):
 
 
 class Deadly:
-    """A function that kills at its n-th call, after doing its work or before."""
+    """A function that kills, or fails with another error, at its n-th call, after doing its work or before."""
 
-    def __init__(self, function: Callable[..., Any], calls: int, *, after: bool) -> None:
-        self.function, self.calls, self.after = function, calls, after
+    def __init__(
+        self, function: Callable[..., Any], calls: int, *, after: bool, error: type[BaseException] = Killed
+    ) -> None:
+        self.function, self.calls, self.after, self.error = function, calls, after, error
         self.killed = False
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.calls -= 1
-        self.killed = self.calls == 0
-        if self.killed and not self.after:
-            raise Killed
+        is_last = self.calls == 0
+        self.killed |= is_last
+        if is_last and not self.after:
+            raise self.error
         result = self.function(*arguments, **named)
-        if self.killed:
-            raise Killed
+        if is_last:
+            raise self.error
         return result
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
