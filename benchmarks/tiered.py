@@ -1,12 +1,14 @@
-"""Tiered reads: CPU time per message of the lake and of the log, and pulls of the log while the lake hangs."""
+"""Tiered reads: CPU time per message of lake and log, and pulls of the log while the lake hangs or is slow."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,7 +61,7 @@ def measure(options: Options) -> list[Figure]:
             hot, cold = _pulls(NEW), _pulls(OLD)
             _begin_reading(server.port, cold[0])
             runs = [(drive(broker, hot, len(hot)), drive(broker, cold, len(cold))) for _ in range(1 + options.rounds)]
-            return [_cost(runs[1:]), _beside_hung_lake(broker, hot, cold, options)]
+            return [_cost(runs[1:]), *_beside(broker, hot, cold, options)]
 
 
 def _pulls(topic: str) -> list[bytes]:
@@ -90,27 +92,74 @@ def _cost(runs: list[tuple[Run, Run]]) -> Figure:
     )
 
 
-def _beside_hung_lake(broker: Process, hot: list[bytes], cold: list[bytes], options: Options) -> Figure:
+def _beside(broker: Process, hot: list[bytes], cold: list[bytes], options: Options) -> list[Figure]:
+    """Pull from the log while the lake hangs, and while it is slow and others pull from it all the time."""
     count = options.count(CANARY_COUNT)
     (reader,) = below(broker.pid)
-    alone, beside = list[Run](), list[Run]()
-    for number in range(options.rounds):
-        alone.append(drive(broker, hot, count))
+    figures = []
+    for name, floor_is, load in (
+        ("pull_beside_hung_lake", "the same pulls while nothing waits for the lake", _hung),
+        ("pull_beside_slow_lake", "the same pulls while nothing is read from the lake", _slow),
+    ):
+        alone, beside = list[Run](), list[Run]()
+        for number in range(options.rounds):
+            alone.append(drive(broker, hot, count))
+            with load(broker, reader, cold[number * WAITING :]):
+                beside.append(drive(broker, hot, count))
+        figures.append(
+            Figure(
+                name,
+                median(lambda run: run.latency_ms(99), beside),
+                "ms p99",
+                floor=median(lambda run: run.latency_ms(99), alone),
+                floor_is=floor_is,
+                aims=[Aim("ratio", 1.2)],
+            )
+        )
+    return figures
+
+
+@contextmanager
+def _hung(broker: Process, reader: int, cold: list[bytes]) -> Iterator[None]:
+    lines = [socket.create_connection(("127.0.0.1", broker.port)) for _ in range(WAITING)]
+    os.kill(reader, signal.SIGSTOP)
+    try:
+        for line, frame in zip(lines, cold, strict=False):
+            line.sendall(frame)
+        yield
+    finally:
+        os.kill(reader, signal.SIGCONT)
+        for line in lines:
+            line.close()
+
+
+@contextmanager
+def _slow(broker: Process, reader: int, cold: list[bytes]) -> Iterator[None]:
+    """Stop the reader for most of the time, as storage does, while another process pulls."""
+    context = multiprocessing.get_context("spawn")
+    children = [
+        context.Process(target=_hinder, args=(reader,)),
+        context.Process(target=_pull_on, args=(broker.port, cold)),
+    ]
+    for child in children:
+        child.start()
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+        os.kill(reader, signal.SIGCONT)
+
+
+def _hinder(reader: int) -> None:
+    while True:
         os.kill(reader, signal.SIGSTOP)
-        lines = [socket.create_connection(("127.0.0.1", broker.port)) for _ in range(WAITING)]
-        try:
-            for line, frame in zip(lines, cold[number * WAITING :], strict=False):
-                line.sendall(frame)
-            beside.append(drive(broker, hot, count))
-        finally:
-            os.kill(reader, signal.SIGCONT)
-            for line in lines:
-                line.close()
-    return Figure(
-        "pull_beside_hung_lake",
-        median(lambda run: run.latency_ms(99), beside),
-        "ms p99",
-        floor=median(lambda run: run.latency_ms(99), alone),
-        floor_is="the same pulls while nothing waits for the lake",
-        aims=[Aim("ratio", 1.2)],
-    )
+        time.sleep(0.03)
+        os.kill(reader, signal.SIGCONT)
+        time.sleep(0.01)
+
+
+def _pull_on(port: int, frames: list[bytes]) -> None:
+    while True:
+        drive(Process(port, os.getpid()), frames, len(frames))
