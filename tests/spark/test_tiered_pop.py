@@ -19,14 +19,12 @@ from rucola.protocol.grpc.service_pb2 import (
     ReceiveMessageResponse,
 )
 from rucola.protocol.pop import PopStatusRequestHeader
-from rucola.store.message_store import MessageStore
-from support.aging_broker import store_config
 from support.broker_peer import max_offset
 from support.grpc_peer import SERVICE, grpc_peer
 from support.peer import Peer
 from support.pop import Received, ack, ack_all, pop, receive
 from support.stores import inner
-from support.tiered import SIZES, TIME_MS, delete_archived, run_archive, tiered_broker
+from support.tiered import TIME_MS, delete_archived, opened_store, run_archive, tiered_broker
 from support.waiting import until
 
 COUNT, OLD = 9, 4
@@ -37,7 +35,7 @@ MINUTE_MS = 60_000
 def fill(path: Path, properties: bytes = b"") -> list[tuple[int, bytes, str]]:
     """Store and archive messages; return what identifies each."""
     found = []
-    with MessageStore(store_config(path / "store", **SIZES)) as store:
+    with opened_store(path) as store:
         for number in range(COUNT):
             pairs = b"UNIQ_KEY\x01U%d\x02" % number + properties
             message = inner(body=(b"%d" % number).ljust(30_000), unique_key=f"U{number}", properties=pairs)

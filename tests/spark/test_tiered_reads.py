@@ -39,9 +39,8 @@ from rucola.protocol.topic import (
 )
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
-from rucola.store.message_store import MessageStore
 from rucola.tiered_reads import FindFirst, Place, Places
-from support.aging_broker import aging_broker, store_config
+from support.aging_broker import aging_broker
 from support.cluster import Tally
 from support.errors import raises
 from support.metrics import BROKER_LABELS, sample_value, scrape
@@ -49,7 +48,7 @@ from support.object_store import TableBucket
 from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
-from support.tiered import SESSION, SIZES, TIME_MS, delete_archived, run_archive, tiered_broker
+from support.tiered import SESSION, TIME_MS, delete_archived, opened_store, run_archive, tiered_broker
 from support.waiting import until
 
 
@@ -97,7 +96,7 @@ def same_message(message: MessageExt) -> MessageExt:
 
 async def test_an_ordinary_consumer_gets_every_field_of_messages_that_left_the_log(tmp_path: Path) -> None:
     originals = []
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number, fields in enumerate(odd_messages() * 6):
             put = store.put(inner(**fields), TIME_MS + 100 * number)  # of two days
             originals.append(decode(store.record_at(put.physical_offset) or b""))
@@ -119,7 +118,7 @@ async def test_an_ordinary_consumer_gets_every_field_of_messages_that_left_the_l
 
 async def test_messages_of_the_lake_are_read_once_for_pulls_that_follow_each_other(tmp_path: Path) -> None:
     count = 50  # of several chunks
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for _ in range(count):
             store.put(inner(body=bytes(30_000)), TIME_MS)
         store.put(inner("U", body=bytes(60_000)), TIME_MS)
@@ -139,7 +138,7 @@ async def test_messages_of_the_lake_are_read_once_for_pulls_that_follow_each_oth
 
 async def test_consumers_pass_from_the_lake_to_the_log(tmp_path: Path) -> None:
     count, begin = 60, 20
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number in range(count):
             body = b"%d" % number
             store.put(inner(body=body.ljust(9000), properties=b"n\x01%d" % number), TIME_MS)
@@ -200,7 +199,7 @@ async def offset_of(peer: Peer, code: int, header: Header) -> int:
 async def test_first_offset_and_times_are_those_of_lake_and_log(tmp_path: Path) -> None:
     times = [TIME_MS + step for step in (0, 0, 400, 900, 900, 2000, 90_000_000, 90_000_001, 90_000_900, 90_001_000)]
     asked = sorted({each + near for each in (0, TIME_MS // 1000, *times) for near in (-600, -250, -1, 0, 1, 300)})
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number, time_ms in enumerate(times):
             store.put(inner(body=bytes(30_000 if number == 7 else 100)), time_ms)
             store.put(inner(queue_id=1, body=bytes(20_000)), time_ms)
@@ -231,7 +230,7 @@ async def test_first_offset_and_times_are_those_of_lake_and_log(tmp_path: Path) 
 
 
 async def test_a_queue_that_has_left_the_log_has_its_ends_and_times(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number in range(3):
             store.put(inner(body=b"%d" % number), TIME_MS + number)
         for _ in range(3):
@@ -262,7 +261,7 @@ async def test_a_queue_that_has_left_the_log_has_its_ends_and_times(tmp_path: Pa
 
 
 async def test_keys_ids_progress_and_retries_are_found_in_the_lake(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number in range(9):
             fields: dict[str, Any] = {"keys": "k odd" if number % 2 else "k", "unique_key": f"U{number}"}
             put = store.put(inner(body=(b"%d" % number).ljust(30_000), **fields), TIME_MS + number * 1000)
@@ -312,7 +311,7 @@ async def test_keys_ids_progress_and_retries_are_found_in_the_lake(tmp_path: Pat
 
 
 async def test_a_lake_that_is_away_moves_no_consumer(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number in range(9):
             store.put(inner(body=bytes(30_000)), TIME_MS + number)
         store.checkpoint()
@@ -344,7 +343,7 @@ async def test_a_lake_in_an_object_store_is_read_by_its_catalog(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process reads it
     count = 9
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for number in range(count):
             store.put(inner(body=(b"%d" % number).ljust(30_000), keys="k"), TIME_MS + number)
         store.checkpoint()
@@ -369,7 +368,7 @@ async def test_a_lake_in_an_object_store_is_read_by_its_catalog(
 
 
 async def test_what_was_lost_is_passed_over_and_a_topic_created_again_has_its_own_messages(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
 
         def put(body: bytes) -> None:
             store.put(inner(body=body.ljust(30_000)), TIME_MS)
@@ -408,7 +407,7 @@ async def test_what_was_lost_is_passed_over_and_a_topic_created_again_has_its_ow
 
 
 async def test_a_topic_created_again_is_not_answered_with_what_was_read_of_the_old_one(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         for _ in range(5):
             store.put(inner(body=b"old".ljust(30_000)), TIME_MS)
         store.put(inner("U", body=bytes(60_000)), TIME_MS)
@@ -471,7 +470,7 @@ async def test_a_consumer_from_the_first_offset_misses_nothing_while_files_are_a
 
 
 async def test_a_reader_that_hangs_is_replaced(tmp_path: Path) -> None:
-    with MessageStore(store_config(tmp_path / "store", **SIZES)) as store:
+    with opened_store(tmp_path) as store:
         store.put(inner(), TIME_MS)
         store.checkpoint()
     run_archive(tmp_path)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from rucola.spark.jobs import archive
 from rucola.spark.session import LazySession
-from support.aging_broker import ClockAndDisk, aging_broker
+from rucola.store.message_store import MessageStore
+from support.aging_broker import AGING, ClockAndDisk, aging_broker
 from support.peer import Peer
+from support.stores import sound_store
 from support.waiting import until
 
 SESSION = LazySession("tests", use_spark=False)
 SIZES = {"mapped_file_size_commit_log": 1 << 16, "mapped_file_size_consume_queue": 200}
 TIME_MS = 1_700_006_399_000  # a second before midnight, UTC
+
+
+def opened_store(path: Path) -> AbstractContextManager[MessageStore]:
+    """The store of a tiered broker, opened before it."""
+    return sound_store(path / "store", **AGING | SIZES)
 
 
 def run_archive(path: Path) -> None:
