@@ -120,6 +120,7 @@ class TieredStore:
     async def close(self) -> None:
         for task in self._reading.values():
             task.cancel()
+        self._reading.clear()
         if self.reader is not None:
             await self.reader.close()
 
@@ -216,13 +217,12 @@ class TieredStore:
         except StoreError:
             await asyncio.sleep(RETRY_S)
         else:
-            if removals != self._removals:
-                pass
-            elif chunk.begin == queue_offset:
+            if removals == self._removals and chunk.begin == queue_offset:
                 self._keep(_Cached(queue, chunk))
-            else:
+            elif removals == self._removals:
                 self._gaps[queue] = _Gap(queue_offset, begin if chunk.begin < 0 else min(chunk.begin, begin))
-        del self._reading[queue]
+        finally:
+            self._reading.pop(queue, None)
         for listener in self.listeners:
             listener(*queue)
 
