@@ -13,7 +13,8 @@ from support.console import add_dead_letters, live_cluster, visitor
 pytestmark = [pytest.mark.external, pytest.mark.slow]
 
 PAGES = (
-    "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/commands", "/run/updateTopic",
+    "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/why?group=billing",
+    "/commands", "/run/updateTopic",
     "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/dead_letters",
     "/dead_letters?group=billing", "/audit", "/login",
 )  # fmt: skip

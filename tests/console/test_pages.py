@@ -11,6 +11,7 @@ import pytest
 from rucola.admin import AdminClient
 from rucola.admin.commands import CATALOGUE, Risk
 from rucola.admin.commands.arguments import is_local
+from rucola.admin.commands.diagnosis import REMEDIES
 from rucola.console import visit
 from rucola.console.app import HEADERS
 from rucola.console.collector import KINDS, Alarm
@@ -19,7 +20,7 @@ from support.cluster import cluster
 from support.console import field, live_cluster, text_of, visitor
 
 CONSOLE = visit.DIRECTORY
-OF_ONE = "/topic", "/group", "/message", "/scan", "/logout"
+OF_ONE = "/topic", "/group", "/message", "/scan", "/why", "/logout"
 PATHS = [page.path for page in PAGES if "{" not in page.path and page.path not in OF_ONE]
 
 
@@ -151,6 +152,7 @@ def test_every_text_of_the_pages_is_translated() -> None:
     texts = {text for one in sources for text in re.findall(r"""(?:\bt|\.text)\(\s*(?:"([^"]+)"|'([^']+)')""", one)}
     wanted = {one or other for one, other in texts} | {page.navigation for page in PAGES if page.navigation} | {*KINDS}
     wanted |= {one for source in sources for one in re.findall(r'Alarm\([^,]+, "([^"]+)"', source)}
+    wanted |= {remedy.text for remedy in REMEDIES.values()}
     wanted |= {one.subject for one in CATALOGUE.values() if not is_local(one)}
     assert wanted - visit.translations("zh").keys() == set()
     assert Alarm("a", "b").fields == {}

@@ -14,6 +14,7 @@
     client.export         documents that describe a whole cluster
     client.monitor        problems of consumer groups
     client.doctor         messages that wait and are not consumed
+    client.diagnosis      why a group is behind
     client.roles          masters and slaves: their state, promotion, planned switchover
 
 Apache's servers understand all requests except those of `roles` and some of `doctor`.
@@ -35,6 +36,7 @@ from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.dead_letters import DeadLetterAdmin
 from rucola.admin.doctor import DoctorAdmin
 from rucola.admin.export import ExportAdmin
+from rucola.admin.group_diagnosis import GroupDiagnosis
 from rucola.admin.groups import GroupAdmin
 from rucola.admin.message_track import MessageTracker
 from rucola.admin.messages import MessageAdmin
@@ -85,6 +87,7 @@ class AdminClient:
         self.export = ExportAdmin(requests, self.cluster, self.brokers, self.topics, self.groups)
         self.roles = RoleAdmin(requests, self.cluster)
         self.doctor = DoctorAdmin(requests, self.cluster, self.topics, self.groups, self.offsets)
+        self.diagnosis = GroupDiagnosis(self.cluster, self.brokers, self.topics, self.groups)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

@@ -229,6 +229,9 @@ class Collector:
         self.dead_letters = Measurements(
             client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name)), budget, interval_s
         )
+        self.diagnoses = Measurements(
+            client.diagnosis.check, lambda name: 5 * self._brokers_of_group(name), budget, interval_s
+        )
         self._tables_s = -TABLES_INTERVAL_S
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -244,11 +247,14 @@ class Collector:
             await one.close()
 
     def _measurements(self) -> tuple[Measurements[Any], ...]:
-        return self.topic_traffic, self.topic_details, self.group_progress, self.group_members, self.dead_letters
+        return (
+            self.topic_traffic, self.topic_details, self.group_progress, self.group_members, self.dead_letters,
+            self.diagnoses,
+        )  # fmt: skip
 
     def forget_group(self, name: str) -> None:
         """Measure a group again when it is shown next: after a change."""
-        for one in (self.group_progress, self.group_members, self.dead_letters):
+        for one in (self.group_progress, self.group_members, self.dead_letters, self.diagnoses):
             one.forget(name)
 
     async def wait_first(self, wait_s: float = 2.0) -> Snapshot:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.responses import Response
 
+from rucola.admin.commands.diagnosis import REMEDIES, repair
 from rucola.console.collector import GroupState
 from rucola.console.measurements import WAIT_S
 from rucola.console.visit import Paging, Visit, page
 from rucola.errors import ConfigError
+
+DIAGNOSIS_S: Final = 8.0
+"""Wait for a diagnosis, which asks clients as well."""
 
 
 @page("/groups", navigation="Groups")
@@ -43,3 +49,19 @@ async def group(visit: Visit) -> Response:
     members = (await collector.group_members.get([name], WAIT_S)).get(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
     return visit.render("group.html", group=found, measured=measured, members=members, topics=topics)
+
+
+@page("/why")
+async def why(visit: Visit) -> Response:
+    """Why a group is behind, in words."""
+    name = visit.query.get("group", "")
+    collector = visit.console.collector
+    await collector.wait_first()
+    if not visit.may_view_group(name) or await collector.group(name) is None:
+        raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
+    measured = (await collector.diagnoses.get([name], DIAGNOSIS_S)).get(name)
+    findings = [
+        (one.reason, visit.text(REMEDIES[one.reason].text, **one.fields), repair(one, name))
+        for one in (measured.value if measured and measured.value else ())
+    ]
+    return visit.render("why.html", group=name, measured=measured, findings=findings)
