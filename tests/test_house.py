@@ -497,7 +497,7 @@ def test_only_the_console_loads_what_serves_pages() -> None:
 def test_changes_of_the_console_go_through_its_actions() -> None:
     """Pages and the API read the cluster; `actions` authorizes and records what changes it."""
     messages = "at|get|track|is_offset_msg_id|query_by_key|query_by_unique_key"
-    reading = rf"\bclient\.(dead_letters\.read|groups\.producers|messages\.({messages}))\("
+    reading = rf"\bclient\.(dead_letters\.read|groups\.producers|traces\.query|messages\.({messages}))\("
     found = [
         f"{module}: {line.strip()}"
         for module, path in MODULES.items()

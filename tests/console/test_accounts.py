@@ -155,6 +155,8 @@ async def test_a_look_at_bodies_is_recorded_and_what_it_may_change_is_guarded(tm
         ]  # fmt: skip
 
         await log_in(console, "ann", "right")
+        without_group = await console.http.post(url, json={"msg_ids": offset_id, "client_id": "c"})
+        assert without_group.status_code == 400
         wrong_topic = await console.get(f"{by_id}&topic=TBW102")
         assert (wrong_topic.status_code, wrong_topic.json()["subject"]) == (400, offset_id)
         assert (await console.get(f"/api/v1/queryMsgById?msg_ids={offset_id}&resend=true")).status_code == 405

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rucola.console.history import MAX_BYTES, RESOLUTIONS, History
+from rucola.console.pages.search import MAX_NAMES
 from rucola.console.visit import ROWS
 from rucola.domain.client import ClientConnection, ConsumerConnection
 from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -74,6 +75,10 @@ async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
                     assert "Orders" in (await console.get(path)).text
             await console.get("/")
             assert (await console.get("/topic?name=none")).status_code == 404
+            names = await console.text("/search?q=topic-")
+            assert names.count("Topic: topic-") == MAX_NAMES
+            assert "name the topic" in names, "which would be asked for a key"
+            await console.get("/dead_letters")
             counted = list(asked)
             await server.stop()
             console.console.collector.group_progress.forget("group-0001")

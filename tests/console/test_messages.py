@@ -10,10 +10,12 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from rucola.client import Producer
+from rucola.client import Producer, PushConsumer
+from rucola.client.trace import MessageTrace
 from rucola.console.bodies import MAX_BYTES, is_cut, shown_body
 from rucola.console.scans import Question
-from rucola.message import Message
+from rucola.message import Message, MessageExt
+from support.cluster import Tally
 from support.console import Visitor, field, live_cluster, visitor
 from support.waiting import until
 
@@ -120,6 +122,25 @@ async def test_the_page_of_a_message_shows_its_life_and_body(tmp_path: Path) -> 
         assert link
         form = await console.get(unescape(link[1]))
         assert f'name="unique_key" value="{sent.offset_msg_id}"' in form.text
+
+
+async def test_the_life_has_the_deliveries_that_clients_traced(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as running:
+        async with MessageTrace(running.namesrv) as trace:
+            consumer = PushConsumer("billing", running.namesrv, trace=trace)
+            consumer.subscribe("Orders")
+            heard: Tally[MessageExt] = Tally()
+
+            async def listen(message: MessageExt) -> None:
+                heard.add(message)
+
+            consumer.listen(listen)
+            async with consumer:
+                (message, *_) = await heard.reach(1)
+            await trace.flush()
+        async with visitor(running.namesrv) as console:
+            text = await console.text(f"/message?id={message.offset_msg_id}")
+            assert re.search(r"delivered to 127.0.0.1 of group billing ?: consumed, \d+ ms", text)
 
 
 def test_bodies_are_shown_in_the_form_that_fits() -> None:

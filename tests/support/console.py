@@ -93,7 +93,7 @@ async def live_cluster(path: Path) -> AsyncIterator[Cluster]:
     """Two brokers with the topic Orders, two queues and 20 messages on each; group billing has consumed 5 of 20."""
     async with cluster(path) as running, AdminClient(running.namesrv) as admin:
         for name in ("broker-a", "broker-b"):
-            broker = await running.start_broker(name)
+            broker = await running.start_broker(name, trace_topic_enable=True)
             await running.create_topic(broker, "Orders", 2)
             await admin.groups.create_or_update(broker.address, SubscriptionGroupConfig(group_name="billing"))
         async with Producer("shop", running.namesrv) as producer:

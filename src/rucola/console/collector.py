@@ -371,6 +371,8 @@ class Collector:
         self, found: TopicState | GroupState | None, ask: Callable[[str], Awaitable[T]]
     ) -> tuple[list[T], dict[str, str]]:
         """What each broker answers, and why others do not. Raises MQError if none does."""
+        if found is None:
+            raise ConfigError("no broker is known to have it")
         failures: dict[str, str] = {}
 
         async def answer(broker: str) -> list[T]:
@@ -383,7 +385,7 @@ class Collector:
                 failures[broker] = str(error)
                 return []
 
-        answers = await gather_to_completion(answer(broker) for broker in (found.brokers if found else ()))
+        answers = await gather_to_completion(answer(broker) for broker in found.brokers)
         found_answers = [one for of_broker in answers for one in of_broker]
         if failures and not found_answers:
             raise MQError("; ".join(f"{broker}: {why}" for broker, why in sorted(failures.items())))

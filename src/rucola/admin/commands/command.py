@@ -142,7 +142,7 @@ class Command:
     def effect(self, arguments: Mapping[str, Any]) -> str:
         """Return what a command that otherwise reads changes with these arguments; empty for nothing."""
         texts = (text for name, text in self.effects.items() if arguments.get(name))
-        return next(texts, "").format(**arguments)
+        return next(texts, "").format(**self._complete(arguments))
 
     def risk_of(self, arguments: Mapping[str, Any]) -> Risk:
         return Risk.WRITE if self.effect(arguments) else self.risk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from rucola.admin import PAGE, KeyQueryResult, MessageExt, MessageQueue, MessageTrack
+from rucola.admin import PAGE, TRACE_TOPIC, KeyQueryResult, MessageExt, MessageQueue, MessageTrack, TracedDelivery
 from rucola.admin.commands import InvalidArguments
 from rucola.admin.commands.archive_query import archived_message, query_both
 from rucola.admin.commands.authorization import Forbidden
@@ -25,6 +25,7 @@ ORIGINS = {
 @page("/message")
 async def message(visit: Visit) -> Response:
     given = {name: visit.query.get(name, "").strip() for name in ("id", "topic", "broker", "queue", "offset")}
+    await visit.console.collector.wait_first()
     action = " ".join(f"{name}={value}" for name, value in given.items() if value)
     async with visit.console.audit.recorded(visit.account.name, visit.peer, f"message {action}"):
         found, is_archived = await _find(visit, **given)
@@ -32,11 +33,12 @@ async def message(visit: Visit) -> Response:
             raise Forbidden(visit.text("you may not view topic {name}", name=found.topic), subject=found.topic)
     tracks, hidden, problem = await _tracks(visit, found)
     copies = await _copies(visit, found)
+    deliveries = await _deliveries(visit, found)
     form = visit.query.get("as", "")
     body = shown_body(found.body, form)
     return visit.render(
         "message.html", message=found, is_archived=is_archived, tracks=tracks, hidden=hidden, problem=problem,
-        copies=copies, body=body, forms=list(FORMS), is_cut=is_cut(found.body, body.form),
+        copies=copies, deliveries=deliveries, body=body, forms=list(FORMS), is_cut=is_cut(found.body, body.form),
         origins=[(text, found.properties[name]) for name, text in ORIGINS.items() if name in found.properties],
         producer_group=found.properties.get(properties.PGROUP, ""), redriven_from=REDRIVEN_FROM,
     )  # fmt: skip
@@ -83,6 +85,17 @@ async def _tracks(visit: Visit, found: MessageExt) -> tuple[list[MessageTrack], 
     except MQError as error:
         return [], len(groups), str(error)
     return tracks, len(groups) - len(tracks), "; ".join(f"{one}: {why}" for one, why in details.value.failures.items())
+
+
+async def _deliveries(visit: Visit, found: MessageExt) -> list[TracedDelivery]:
+    """The deliveries that clients traced, oldest first; none if no client traces."""
+    if TRACE_TOPIC not in visit.console.collector.snapshot.topics:
+        return []
+    try:
+        view = await visit.console.client.traces.query(found.msg_id)
+    except MQError:
+        return []
+    return [one for one in view.deliveries if visit.may_view_group(one.group)][:ROWS]
 
 
 async def _copies(visit: Visit, found: MessageExt) -> list[MessageExt]:

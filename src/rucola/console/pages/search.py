@@ -140,7 +140,10 @@ async def _add_by_offset_id(visit: Visit, found: Found, text: str) -> bool:
     except MQError as error:
         found.failures.append(str(error))
     if message is None and lake is not None:
-        message, is_archived = await archived_message(lake, text), True
+        try:
+            message, is_archived = await archived_message(lake, text), True
+        except MQError as error:
+            found.failures.append(str(error))
     if message is not None and visit.may_view_topic(message.topic):
         found.messages[message.offset_msg_id] = message, is_archived
     return is_of_cluster or message is not None
