@@ -54,6 +54,11 @@ class Listener:
         self.port = bound.getsockname()[1]
         self._socket = bound
 
+    def share(self) -> None:
+        """Let `HeldPorts` hold the port of an exclusive `bind`, which was free when it was chosen."""
+        assert self._socket is not None
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
     def listen_shared(self) -> socket.socket:
         """Bind and listen, but accept nothing: return the socket, for `listening` of others. RemotingError."""
         self.bind()

@@ -54,6 +54,10 @@ class RemotingServer:
         """Bind without listening, to register the port before serving; see `Listener.bind`. RemotingError."""
         self._listener.bind(exclusive)
 
+    def share(self) -> None:
+        """Let `HeldPorts` hold the port of an exclusive `bind`; see `Listener.share`."""
+        self._listener.share()
+
     def unbind(self) -> None:
         """Release the address of `bind`. Only before `start`."""
         self._listener.unbind()

@@ -57,6 +57,8 @@ class Listeners:
         finally:
             for server in rejected:
                 server.unbind()
+        for server in self._servers:
+            server.share()
         self._config.listen_port = self._servers[0].port
 
     @property
