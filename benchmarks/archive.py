@@ -58,6 +58,6 @@ def _archive(session: SparkSession, folder: Path, count: int, rounds: int) -> Fi
         floor=first.size / copy_s / 1e6,
         floor_is="Spark writing the same rows from ready Parquet",
         more_is_better=True,
-        aims=[Aim("ratio", 1.5)],
+        aims=[Aim("ratio", 1.2)],
         more={"rows/s": count / archive_s, "MB_of_log": first.size / 1e6, "MB_of_Parquet": first.file_size / 1e6},
     )
