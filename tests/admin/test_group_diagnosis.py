@@ -34,8 +34,7 @@ async def test_settings_that_keep_messages_from_a_group_are_found_and_repaired(t
         assert (disabled.reason, disabled.fields["brokerName"]) == ("CONSUME_DISABLED", "broker-a")
         assert (unreadable.reason, unreadable.fields["topic"]) == ("TOPIC_NOT_READABLE", "Orders")
         async with visitor(running.namesrv) as console:
-            text = await console.text("/why?group=billing")
-            assert "consuming is switched off there" in text
+            text = await console.shows("/why?group=billing", "consuming is switched off there")
             assert "30 messages wait" in text
             form = await console.get(f"/run/updateSubGroup?group_name=billing&address={address}&edit=1")
             assert f'value="{address}"' in form.text

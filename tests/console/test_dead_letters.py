@@ -17,7 +17,7 @@ async def test_dead_letters_are_shown_by_cause_and_sent_again(tmp_path: Path) ->
     async with live_cluster(tmp_path) as running, AdminClient(running.namesrv) as admin:
         await add_dead_letters(running, {"no card\nat x()": 1, "no card": 1, HOSTILE: 1, "": 1})
         async with visitor(running.namesrv) as console:
-            assert "billing 4 4 " in await console.text("/dead_letters")
+            await console.shows("/dead_letters", "billing 4 4 ")
             page = await console.get("/dead_letters?group=billing")
             assert "<script>alert" not in page.text
             text = text_of(page)
@@ -34,7 +34,7 @@ async def test_dead_letters_are_shown_by_cause_and_sent_again(tmp_path: Path) ->
             assert "send the dead letters of group billing again" in text_of(asked)
             done = await console.http.post(url, data=fields | {"seen": field(asked, "seen")})
             assert "Orders 4" in text_of(done)
-            assert "billing 0 4 " in await console.text("/dead_letters"), "the new state is shown at once"
+            await console.shows("/dead_letters", "billing 0 4 ")
             again = await console.get("/dead_letters?group=billing")
             assert "no card Orders paid 0 2 2" in text_of(again)
             dead = re.search(r"/message\?id=(\w+)", again.text)

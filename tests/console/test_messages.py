@@ -97,10 +97,9 @@ async def test_the_page_of_a_message_shows_its_life_and_body(tmp_path: Path) -> 
             body = msgspec.msgpack.encode({"id": 7, "name": HOSTILE})
             sent = await producer.send(Message("Orders", body, keys=HOSTILE, properties={"p": HOSTILE}))
         path = f"/message?id={sent.offset_msg_id}"
-        text = await console.text(path)
+        text = await console.shows(path, "billing NOT_ONLINE 0")
         where = f"queue {sent.queue.queue_id}, offset {sent.queue_offset}"
         assert re.search(rf"born at 127.0.0.1:\d+ .*stored at 127.0.0.1:\d+ ?: Orders {where}", text)
-        assert "billing NOT_ONLINE 0" in text
         assert "00000000 82 a2 69 64 07" in text
         assert '"name": "' in await console.text(f"{path}&as=msgpack")
         for form in ("", "text", "hex", "json", "msgpack"):

@@ -20,6 +20,7 @@ from rucola.console.server import ConsoleServer
 from rucola.message import Message
 from rucola.message.properties import RETRY_TOPIC
 from support.cluster import Cluster, cluster
+from support.waiting import until
 
 
 class Visitor:
@@ -44,6 +45,18 @@ class Visitor:
         response = await self.get(path)
         assert response.status_code == 200, response.text
         return text_of(response)
+
+    async def shows(self, path: str, wanted: str) -> str:
+        """The page at a path when it has a text: what is measured may come a moment later."""
+        found = ""
+
+        async def has_text() -> bool:
+            nonlocal found
+            found = await self.text(path)
+            return wanted in found
+
+        await until(has_text)
+        return found
 
     async def post(self, path: str, fields: dict[str, str], form: str | None = None) -> httpx.Response:
         """Send a form with the token of the page `form`, by default the one at `path`."""
