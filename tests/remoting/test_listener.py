@@ -34,6 +34,7 @@ async def test_a_server_restarts_at_a_port_that_connections_of_the_last_one_stil
     port = free_port()
     first = Listener(HOST, port)
     first.bind(exclusive=True)
+    first.share()
     closed = asyncio.get_running_loop().create_future()
     await first.start(lambda: _Closing(closed))
     with socket.create_connection((HOST, port)) as client:

@@ -38,7 +38,7 @@ class Listener:
         """Bind without listening, to register the port before serving; 0 lets the system choose. RemotingError.
 
         With SO_REUSEADDR a server can restart at its port, but another can bind the port as well until one of the two
-        listens. `exclusive` is for a port that was chosen because it is free.
+        listens. `exclusive` is for a port that is chosen because it is free; `share` it then.
         """
         if self._socket is not None:
             return
@@ -55,7 +55,7 @@ class Listener:
         self._socket = bound
 
     def share(self) -> None:
-        """Let `HeldPorts` hold the port of an exclusive `bind`, which was free when it was chosen."""
+        """Let `HeldPorts` hold the port of an exclusive `bind`, and a server restart at it."""
         assert self._socket is not None
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
@@ -64,7 +64,7 @@ class Listener:
         self.bind()
         assert self._socket is not None
         try:
-            _listen(self._socket)
+            self._socket.listen(BACKLOG)
         except OSError as error:
             self.unbind()
             raise cannot_listen(self.host, self.port, error) from None
@@ -90,9 +90,9 @@ class Listener:
                     factory, sock=self._socket, backlog=ACCEPTS_PER_ITERATION, start_serving=False
                 )
                 await self._server.start_serving()  # separately, so that `stop` closes the server if this is cancelled
-                _listen(self._socket)
+                self._socket.listen(BACKLOG)
             else:
-                _listen(self._socket)
+                self._socket.listen(BACKLOG)
                 self._acceptor = TlsAcceptor(self._socket, self._tls, connect_to(factory))
         except OSError as error:
             self._server = None
@@ -112,9 +112,3 @@ class Listener:
             server.close()
         else:
             self.unbind()
-
-
-def _listen(bound: socket.socket) -> None:
-    """Listen, and let a server that is started later bind the port although connections of this one linger."""
-    bound.listen(BACKLOG)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
