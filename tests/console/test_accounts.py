@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -155,6 +156,16 @@ async def test_a_look_at_bodies_is_recorded_and_what_it_may_change_is_guarded(tm
         ]  # fmt: skip
 
         await log_in(console, "ann", "right")
+        # A server of somebody else, which an id or an option may name, is not asked.
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            other.settimeout(0)
+            port = other.getsockname()[1]
+            foreign_id = f"7F000001{port:08X}{0:016X}"
+            for path in (f"queryMsgById?msg_ids={foreign_id}", f"brokerStatus?address=127.0.0.1:{port}"):
+                refused = await console.get(f"/api/v1/{path}")
+                assert (refused.status_code, refused.json()["subject"]) == (400, f"127.0.0.1:{port}"), path
+            with pytest.raises(BlockingIOError):
+                other.accept()
         without_group = await console.http.post(url, json={"msg_ids": offset_id, "client_id": "c"})
         assert without_group.status_code == 400
         wrong_topic = await console.get(f"{by_id}&topic=TBW102")

@@ -26,6 +26,7 @@ one call resets the offsets of a group with or without members.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -99,6 +100,13 @@ class AdminClient:
     def connection(self) -> ConnectionOptions:
         """Connection options, for other clients of the same cluster."""
         return self._requests.connection
+
+    def restrict(self, brokers: Collection[str]) -> None:
+        """Ask only these brokers and the name servers from now on; ConfigError for any other address.
+
+        For a program that asks on behalf of others, who choose addresses.
+        """
+        self._requests.brokers = frozenset(brokers)
 
     async def __aenter__(self) -> Self:
         return self

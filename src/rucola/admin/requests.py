@@ -8,7 +8,7 @@ unresponsive servers cost one timeout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from rucola.client.connection_options import ConnectionOptions
@@ -37,6 +37,8 @@ class AdminRequests:
         # Shared with `_name_servers`, so that each server has one connection.
         self._remoting = RemotingClient(tls=self.connection.tls, credentials=self.connection.credentials)
         self._name_servers = NameServers(self.connection.namesrv, self._remoting)
+        self.brokers: Collection[str] | None = None
+        """The addresses of brokers that may be asked, besides name servers; None for any."""
 
     @property
     def namesrv(self) -> str:
@@ -56,11 +58,17 @@ class AdminRequests:
         return await self.invoke_command(address, RemotingCommand.request(code, header, body), extra_ms=extra_ms)
 
     async def invoke_command(self, address: str, request: RemotingCommand, *, extra_ms: float = 0) -> RemotingCommand:
+        self._check(address)
         return await self._remoting.invoke_ok(address, request, self.timeout_ms + extra_ms)
 
     async def invoke_unchecked(self, address: str, code: RequestCode, header: Header) -> RemotingCommand:
         """Return the response of one server, with any code."""
+        self._check(address)
         return await self._remoting.invoke(address, RemotingCommand.request(code, header), self.timeout_ms)
+
+    def _check(self, address: str) -> None:
+        if self.brokers is not None and address not in self.brokers and address not in self.name_servers:
+            raise ConfigError(f"no registered broker has the address {address}", subject=address)
 
     async def invoke_any(
         self, addresses: Sequence[str], code: RequestCode, header: Header, *, extra_ms: float = 0

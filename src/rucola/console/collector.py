@@ -305,6 +305,7 @@ class Collector:
             for data in sorted(info.broker_addr_table.values(), key=lambda data: (data.cluster, data.broker_name))
             for broker_id, address in sorted(data.broker_addrs.items())
         ]
+        self._client.restrict([one.address for one in known])
         brokers = tuple(await gather_to_completion(self._state(one) for one in known))
         topics, groups = before.topics, before.groups
         if time.monotonic() - self._tables_s >= TABLES_INTERVAL_S:

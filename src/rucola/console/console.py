@@ -28,6 +28,7 @@ class Console:
         directory = config.directory
         self.database = Database(directory and directory / "console.db", audit.SCHEMA + accounts.SCHEMA)
         self.client = AdminClient(namesrv, timeout_ms=REQUEST_TIMEOUT_MS)
+        self.client.restrict(())  # until the collector knows the brokers: visitors name any address
         self.history = History(directory and directory / "history.db")
         self.audit = Audit(self.database)
         self.accounts = Accounts(config.accounts, self.database)
