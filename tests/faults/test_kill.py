@@ -11,10 +11,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
@@ -120,10 +120,10 @@ def begin(root: Path) -> list[tuple[int, int, int]]:
     return acknowledged
 
 
-def lines_of(use_once: Callable[[], None], on_line: Callable[[int], None]) -> None:
-    """Run, telling before each line of the engine how many came before it."""
+def lines_of(use_once: Callable[[], None], on_line: Callable[[int, FrameType], None]) -> None:
+    """Run, telling before each line of the engine how many came before it, and its frame."""
     count = itertools.count()
-    trace_lines(use_once, lambda name: name.startswith(STORE_CODE), lambda _: on_line(next(count)))
+    trace_lines(use_once, lambda name: name.startswith(STORE_CODE), lambda frame: on_line(next(count), frame))
 
 
 def die_at(line: int, settings: StoreConfig, ledger: Ledger) -> None:
@@ -137,7 +137,7 @@ def die_at(line: int, settings: StoreConfig, ledger: Ledger) -> None:
             def say(kind: str, *numbers: int) -> None:
                 os.write(writer, f"{kind} {' '.join(map(str, numbers))}\n".encode())
 
-            def kill(now: int) -> None:
+            def kill(now: int, frame: FrameType) -> None:
                 if now == line:
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -156,8 +156,7 @@ def test_store_killed_before_any_line_of_the_engine_recovers(tmp_path: Path, mon
     without_waiting(monkeypatch)  # the page cache survives
     seen: dict[tuple[str, int], list[int]] = {}
 
-    def note(count: int) -> None:
-        frame = sys._getframe(2)
+    def note(count: int, frame: FrameType) -> None:
         seen.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(count)
 
     begun = tmp_path / "begun"
