@@ -103,6 +103,8 @@ def test_every_argument_with_a_topic_or_group_is_a_resource() -> None:
     """Else an account that may change one topic could name another there."""
     lists = {"topic_perms", "group_perms", "default_topic_perm", "default_group_perm"}  # of an account
     for one in CATALOGUE.values():
+        if one.name == "queryMsgById":  # its messages are of any topic, so that it takes a grant for everything
+            continue
         for argument in one.arguments():
             names = any(word in argument.option.flags.lower() for word in ("topic", "group"))
             is_text = argument.type is str and not argument.option.format and argument.name not in lists

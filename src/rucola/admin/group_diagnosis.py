@@ -49,7 +49,7 @@ from rucola.domain.pop import PopQueueStatus
 from rucola.domain.queue import MessageQueue
 from rucola.domain.statistics import OffsetWrapper
 from rucola.domain.topic import PERM_READ
-from rucola.errors import MQError, TopicNotFound
+from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.message.topics import is_system_topic
 from rucola.protocol.connections import ConsumerRunningInfo
 
@@ -123,7 +123,10 @@ class GroupDiagnosis:
 
     async def check(self, group: str) -> list[Finding]:
         """Return the findings about a group; none if it is not behind and nothing hinders it."""
-        seen = _Observed(group, masters_of((await self._cluster.info()).broker_addr_table.values()))
+        brokers = (await self._cluster.info()).broker_addr_table
+        seen = _Observed(group, masters_of(brokers.values()))
+        for name in brokers.keys() - seen.masters.keys():
+            seen.failures[name] = ConfigError(f"broker {name} has no master", subject=name)
         await gather_to_completion(self._observe_broker(seen, name) for name in sorted(seen.masters))
         await gather_to_completion(self._observe_topic(seen, topic) for topic in {one.topic for one in seen.offsets})
         await self._observe_clients(seen)

@@ -66,15 +66,17 @@ class Accounts:
         failures = [at_s for at_s in self._failures.get(peer, []) if now_s - at_s < FAILURES_S]
         if len(failures) >= MAX_FAILURES:
             raise TooManyFailures
+        # Before the password is looked at, since others may try meanwhile.
+        tried = self._failures[peer] = [*failures, now_s]
+        self._failures.move_to_end(peer)
+        if len(self._failures) > _MAX_TRACKED:
+            self._failures.popitem(last=False)
         # A name that does not exist takes as long as one that does.
         stored = self._hashes.get(name, "-")
         is_right = await asyncio.to_thread(_is_password, stored if stored != "-" else _UNKNOWN, password)
         if not is_right or stored == "-":
-            self._failures[peer] = [*failures, now_s]
-            self._failures.move_to_end(peer)
-            if len(self._failures) > _MAX_TRACKED:
-                self._failures.popitem(last=False)
             return None
+        self._failures[peer] = [at_s for at_s in self._failures.get(peer, tried) if at_s != now_s]
         cookie = secrets.token_urlsafe(32)
         now = int(time.time())
 

@@ -21,6 +21,8 @@ from rucola.presentation import Table
 MAX_READ_S: Final = 10
 MAX_RESULTS: Final = 500
 """Results of a stream that are kept; its reader is told that there are more."""
+MAX_SIZE: Final = 16 << 20
+"""Bytes of the results of a stream that are kept, about."""
 
 
 class Actions:
@@ -63,17 +65,19 @@ class Actions:
     async def _results(self, one: Command, arguments: Mapping[str, Any]) -> list[Result]:
         results: list[Result] = []
         later: list[Result] = []
-        note = ""
+        note, size = "", 0
         is_read = one.risk_of(arguments) is Risk.READ
         try:
             # A change is never interrupted, however many results it has; the last one may be their sum.
             async with asyncio.timeout(MAX_READ_S if is_read else None):
                 async with aclosing(one.run(self._client, **arguments)) as found:
                     async for result in found:
-                        if len(results) < MAX_RESULTS:
+                        if len(results) < MAX_RESULTS and size < MAX_SIZE:
                             results.append(result)
+                            if one.is_stream:
+                                size += len(str(result.value)) + sum(len(str(part)) for part in result.text or ())
                             continue
-                        note = f"only the first {MAX_RESULTS} results are shown"
+                        note = f"only the first {len(results)} results are shown"
                         later = [result]
                         if is_read:
                             break

@@ -23,7 +23,7 @@ from rucola.admin.commands import CATALOGUE, Command, InvalidArguments, Risk
 from rucola.admin.commands.arguments import is_local, parse, schema
 from rucola.admin.commands.authorization import Account, required_role
 from rucola.console.console import Console
-from rucola.console.visit import peer_of
+from rucola.console.visit import visitor_of
 from rucola.presentation import to_json
 
 Call: TypeAlias = Callable[[Console, Request, Account], Awaitable[Response]]
@@ -69,7 +69,7 @@ async def run(console: Console, request: Request, account: Account) -> Response:
     arguments = parse(one, given)
     if request.method == "GET" and one.risk_of(arguments) is not Risk.READ:
         return failure(405, f"{name} changes the cluster: use POST", name)
-    results = await console.actions.run(account, peer_of(request), one, arguments)
+    results = await console.actions.run(account, visitor_of(request, console.config), one, arguments)
     found = [result.value for result in results if result.value is not None]
     return response(
         {

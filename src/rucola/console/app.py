@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FORM_BYTES: Final = 5 << 20
 """A message of 4 MB, and the other fields."""
+MAX_PUBLIC_FORM_BYTES: Final = 64 << 10
+"""Of a visitor who has not logged in."""
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -125,7 +127,7 @@ def _endpoint(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
 async def _respond(visit: Visit, page: Page, accounts: Accounts) -> Response:
     try:
         if visit.request.method == "POST":
-            visit.form = await read_form(visit.request)
+            visit.form = await read_form(visit.request, MAX_PUBLIC_FORM_BYTES if page.is_public else MAX_FORM_BYTES)
             if not accounts.is_token(visit.request.cookies.get(COOKIE, ""), visit.form.get("token", "")):
                 return visit.render("error.html", status=403, error=visit.text("This form is too old: open it again."))
         return await page.answer(visit)
@@ -153,14 +155,17 @@ def status_of(error: MQError) -> int:
             return 500
 
 
-async def read_form(request: Request) -> Mapping[str, str]:
+async def read_form(request: Request, max_bytes: int) -> Mapping[str, str]:
     """Return the fields of a form. Raises InvalidArguments."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_FORM_BYTES:
-            raise InvalidArguments(f"the form has more than {MAX_FORM_BYTES} bytes")
-    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=1000))
+        if len(body) > max_bytes:
+            raise InvalidArguments(f"the form has more than {max_bytes} bytes")
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=1000))
+    except ValueError as error:
+        raise InvalidArguments(f"the form cannot be read: {error}") from None
 
 
 def _api(console: Console, call: api.Call) -> Callable[[Request], Awaitable[Response]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rucola.console.database import Database
 
@@ -17,6 +17,9 @@ CREATE TABLE IF NOT EXISTS audit (
     action TEXT NOT NULL, result TEXT
 );
 """
+MAX_ENTRIES: Final = 1_000_000
+MAX_TEXT: Final = 2000
+"""Characters of an action or a result: the body of a message is not kept a second time."""
 
 
 class AuditEntry(NamedTuple):
@@ -58,17 +61,19 @@ class Audit:
             await self._end(entry, result)
 
     async def _begin(self, account: str, peer: str, action: str) -> int:
-        row = time.time_ns() // 1_000_000, account, peer, action
+        row = time.time_ns() // 1_000_000, account, peer, _shortened(action)
 
         def insert(connection: sqlite3.Connection) -> int:
             query = "INSERT INTO audit (time_ms, account, peer, action) VALUES (?, ?, ?, ?)"
-            return connection.execute(query, row).lastrowid or 0
+            entry = connection.execute(query, row).lastrowid or 0
+            connection.execute("DELETE FROM audit WHERE id<=?", (entry - MAX_ENTRIES,))
+            return entry
 
         return await self._database.run(insert)
 
     async def _end(self, entry_id: int, result: str) -> None:
         query = "UPDATE audit SET result=? WHERE id=?"
-        await self._database.run(lambda connection: connection.execute(query, (result, entry_id)))
+        await self._database.run(lambda connection: connection.execute(query, (_shortened(result), entry_id)))
 
     async def entries(self, before: int | None = None, count: int = 100) -> list[AuditEntry]:
         """Return the newest entries whose id is below `before`."""
@@ -77,3 +82,7 @@ class Audit:
         return await self._database.run(
             lambda connection: [AuditEntry(*row) for row in connection.execute(query, limits)]
         )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

@@ -233,6 +233,8 @@ class Collector:
             client.diagnosis.check, lambda name: 5 * self._brokers_of_group(name), budget, interval_s
         )
         self._tables_s = -TABLES_INTERVAL_S
+        self._looked_s = -TABLES_INTERVAL_S
+        self._rounds = asyncio.Lock()
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -279,7 +281,8 @@ class Collector:
         return self.snapshot.groups.get(name)
 
     async def _look_again(self, is_known: bool) -> None:
-        if not is_known and time.monotonic() - self._tables_s >= self._interval_s:
+        if not is_known and time.monotonic() - max(self._tables_s, self._looked_s) >= self._interval_s:
+            self._looked_s = time.monotonic()
             await self.refresh()
 
     async def _run(self) -> None:
@@ -293,6 +296,10 @@ class Collector:
             await asyncio.sleep(max(0.0, begin_s + self._interval_s - time.monotonic()))
 
     async def _round(self) -> None:
+        async with self._rounds:  # the snapshot of one that begins earlier must not replace that of a later one
+            await self._read()
+
+    async def _read(self) -> None:
         now_ms = time.time_ns() // 1_000_000
         before = self.snapshot
         try:
@@ -344,6 +351,15 @@ class Collector:
                 topics.setdefault(name, {})[one.name] = config
             for name, subscription in subscriptions.items():
                 groups.setdefault(name, {})[one.name] = subscription
+        # Broker groups without a master have what they had.
+        masterless = {one.name for one in brokers} - {one.name for one in brokers if one.is_master}
+        for name in masterless:
+            for topic, of in before.topics.items():
+                if name in of.brokers:
+                    topics.setdefault(topic, {})[name] = of.brokers[name]
+            for group, of_group in before.groups.items():
+                if name in of_group.brokers:
+                    groups.setdefault(group, {})[name] = of_group.brokers[name]
         servers = {name for one in brokers for name in (one.cluster, one.name)}
         return (
             {name: TopicState(name, kind_of_topic(name, servers), of) for name, of in sorted(topics.items())},

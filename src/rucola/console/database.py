@@ -34,7 +34,7 @@ class Database:
     def _open(self) -> None:
         if self._path is not None:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._connection = self._connect(str(self._path))
                 return
             except (OSError, sqlite3.Error) as error:

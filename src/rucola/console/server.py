@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Self
+from typing import Final, Self
 
 import uvicorn
 
@@ -14,6 +14,8 @@ from rucola.console.app import application
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.remoting.listener import Listener
+
+MAX_CONNECTIONS: Final = 500
 
 
 class _Server(uvicorn.Server):
@@ -46,6 +48,7 @@ class ConsoleServer:
                     application(self.console), loop="none", http="h11", ws="none", lifespan="off", log_config=None,
                     access_log=False, log_level="warning",
                     server_header=False, proxy_headers=False, timeout_graceful_shutdown=3,
+                    limit_concurrency=MAX_CONNECTIONS,
                 )
             )  # fmt: skip
             serving = asyncio.create_task(server.serve(sockets=[listening]))

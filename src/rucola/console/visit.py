@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from rucola.acl.requirements import ResourceType
 from rucola.admin.commands.authorization import Account, Role
 from rucola.console.accounts import SESSION_S
+from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.presentation import printable
 
@@ -32,6 +33,8 @@ COOKIE: Final = "rucola_session"
 DIRECTORY: Final = Path(__file__).parent
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
 THEMES: Final = "auto", "light", "dark"
+LAST_TIME_MS: Final = 253_402_214_400_000
+"""The last day of the year 9999."""
 ROWS: Final = 50
 """Rows of a page of a list."""
 
@@ -54,6 +57,8 @@ def time_element(time_ms: int | None) -> Markup:
     """A time for `console.js`, which shows it in the reader's zone; UTC without JavaScript."""
     if not time_ms or time_ms <= 0:
         return Markup("–")
+    if time_ms > LAST_TIME_MS:  # clients claim any time
+        return Markup("{}").format(time_ms)
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     iso = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{}</time>').format(iso, f"{moment:%Y-%m-%d %H:%M:%S} UTC")
@@ -93,6 +98,13 @@ def peer_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+def visitor_of(request: Request, config: ConsoleConfig) -> str:
+    """Return the address of the visitor, which a trusted proxy tells."""
+    peer = peer_of(request)
+    forwarded = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+    return forwarded if peer in config.trusted_proxies and forwarded else peer
+
+
 @dataclass(slots=True)
 class Visit:
     """A request with its account; `form` has the fields of a POST, whose token was right."""
@@ -109,7 +121,7 @@ class Visit:
 
     @property
     def peer(self) -> str:
-        return peer_of(self.request)
+        return visitor_of(self.request, self.console.config)
 
     @property
     def language(self) -> str:
@@ -178,7 +190,7 @@ class Visit:
 
 def set_cookie(visit: Visit, response: Response, name: str, value: str, max_age: int = SESSION_S) -> None:
     """Set a cookie that scripts do not see and other sites do not send."""
-    is_proxy = visit.peer in visit.console.config.trusted_proxies
+    is_proxy = peer_of(visit.request) in visit.console.config.trusted_proxies
     scheme = visit.request.headers.get("x-forwarded-proto", "") if is_proxy else visit.request.url.scheme
     path = visit.console.config.prefix or "/"
     response.set_cookie(name, value, max_age, path=path, secure=scheme == "https", httponly=True, samesite="strict")

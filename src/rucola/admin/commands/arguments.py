@@ -87,7 +87,7 @@ def _parse(argument: Argument, text: str) -> Any:
         number = math.nan
     lowest = -math.inf if option.min is None else option.min
     highest = math.inf if option.max is None else option.max
-    if not lowest <= number <= highest:
+    if not lowest <= number <= highest or (argument.type is float and not math.isfinite(number)):
         limits = f" from {option.min}" * (option.min is not None) + f" up to {option.max}" * (option.max is not None)
         raise InvalidArgument(f"{name} {text!r}: expected a number{limits}", subject=name)
     return number

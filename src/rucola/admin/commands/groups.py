@@ -13,6 +13,7 @@ from rucola.admin.commands.command import (
     ConsumerGroup,
     Flag,
     GroupName,
+    InvalidArguments,
     Masters,
     Option,
     Result,
@@ -73,6 +74,8 @@ async def consumer_progress(
       rucola admin consumerProgress -g billing -s true -d true
     """
     if group is None:
+        if topic is not None:
+            raise InvalidArguments("-t belongs to -g: a topic of one group")
         return await _all_groups(client)
     stats = await client.groups.consume_stats(group, topic)
     if not stats.offset_table:

@@ -29,8 +29,10 @@ SENT = (
     Column("#Broker Name", "brokerName"), whole("#QID", "queueId"), Column("#Send Result", "sendStatus"),
     whole("#MsgId", "msgId"),
 )  # fmt: skip
-Amount = Annotated[int, Option("-a --amount", "Number of messages.", min=1)]
-Size = Annotated[int, Option("-s --size", "Bytes per message.", min=1)]
+MAX_AMOUNT = 100_000
+MAX_SIZE = 4 << 20
+Amount = Annotated[int, Option("-a --amount", "Number of messages.", min=1, max=MAX_AMOUNT)]
+Size = Annotated[int, Option("-s --size", "Bytes per message.", min=1, max=MAX_SIZE)]
 
 
 @command("sendMessage", writes=True)
@@ -122,8 +124,8 @@ async def check_msg_send_rt(client: AdminClient, topic: Topic, amount: Amount = 
 async def send_msg_status(
     client: AdminClient,
     broker_name: BrokerName,
-    size: Annotated[int, Option("-s --messageSize", "Bytes per message.", min=1)] = 128,
-    count: Annotated[int, Option("-c --count", "Number of messages.", min=1)] = 50,
+    size: Annotated[int, Option("-s --messageSize", "Bytes per message.", min=1, max=MAX_SIZE)] = 128,
+    count: Annotated[int, Option("-c --count", "Number of messages.", min=1, max=MAX_AMOUNT)] = 50,
 ) -> Result:
     """Send messages to the topic named after a broker, and show the response times.
 

@@ -13,5 +13,5 @@ async def audit(visit: Visit) -> Response:
     if not visit.account.may(Role.ADMIN):
         raise Forbidden(visit.text("the audit takes the role admin"), subject="audit")
     before = visit.query.get("before", "")
-    entries = await visit.console.audit.entries(int(before) if before.isdecimal() else None)
+    entries = await visit.console.audit.entries(int(before) if before.isdecimal() and len(before) < 19 else None)
     return visit.render("audit.html", entries=entries)

@@ -2,7 +2,7 @@
 
 A command that changes something runs in two steps. The form leads to a page that says what will happen, and this page
 runs it. The second form carries a hash of what it said: if that has changed meanwhile, the new text is shown, and
-nothing runs.
+nothing runs. A table of what would change is as of that moment, and not part of the hash.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ async def run(visit: Visit) -> Response:
         return _form(visit, one, given)
     try:
         arguments = parse(one, given)
+        # The moment that was meant, which both steps must have.
+        times = [name for name, text in given.items() if text.strip() == "now" and name in arguments]
+        given |= {name: str(arguments[name]) for name in times}
         line = command_line(one, arguments)
         question = ""
         if one.risk_of(arguments) is not Risk.READ:

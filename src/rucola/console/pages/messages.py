@@ -48,7 +48,7 @@ async def _find(visit: Visit, id: str, topic: str, broker: str, queue: str, offs
     """The message, and whether only the lake has it."""
     client, lake = visit.console.client, visit.console.config.lake
     if offset:
-        if not (queue.isdecimal() and offset.isdecimal()):
+        if not all(text.isdecimal() and len(text) < 19 for text in (queue, offset)):
             raise InvalidArguments(visit.text("queue and offset are numbers"), subject="offset")
         return await client.messages.at(MessageQueue(topic, broker, int(queue)), int(offset)), False
     if topic:

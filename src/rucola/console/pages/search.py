@@ -172,6 +172,11 @@ def _question(visit: Visit) -> Question:
 async def scan(visit: Visit) -> Response:
     """The address has the question: whoever opens it sees the progress of the account's scan, or starts one."""
     question = _question(visit)
+    if "now" in (visit.query.get("begin", "").strip(), visit.query.get("end", "").strip()):
+        return visit.redirect(
+            "/scan", topic=question.topic, text=question.text, filter=question.filter,
+            begin=str(question.begin_ms or ""), end=str(question.end_ms or ""),
+        )  # fmt: skip
     scans, account = visit.console.scans, visit.account.name
     if visit.form.get("do") == "stop":
         scans.stop(account, question)

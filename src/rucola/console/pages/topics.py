@@ -42,4 +42,5 @@ async def topic(visit: Visit) -> Response:
     details = (await collector.topic_details.get([name], WAIT_S)).get(name)
     traffic = (await collector.topic_traffic.get([name], WAIT_S)).get(name)
     groups = [one for one in details.value.groups if visit.may_view_group(one)] if details and details.value else []
-    return visit.render("topic.html", topic=found, details=details, traffic=traffic, groups=groups)
+    hidden = len(details.value.groups) - len(groups) if details and details.value else 0
+    return visit.render("topic.html", topic=found, details=details, traffic=traffic, groups=groups, hidden=hidden)
