@@ -175,6 +175,9 @@ def test_a_lake_goes_on_without_files_that_are_damaged(
     refused = invoke("forget", *of_lake, *progress, gone, "--yes")
     assert refused.exit_code == 1
     assert str(short) in refused.output
+    # Brokers know it at once: they must not delete what only the forgotten file had.
+    told = json.loads((copies / "files.json").read_bytes())
+    assert [file["path"] for file in told["forgotten"]] == [files[1].path]
     found = invoke("forget", *of_lake, *progress, files[2].path, zeros, zeros, "--yes", "--json")
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["rows"] == 6

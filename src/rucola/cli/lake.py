@@ -13,6 +13,7 @@ from rucola.cli.option_types import ADDRESS
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.servers import run_server, serve_until_cancelled
 from rucola.cli.suggestions import SuggestingGroup
+from rucola.files import local_path
 from rucola.remoting.addresses import address_of
 from rucola.remoting.client import host_and_port
 
@@ -72,7 +73,9 @@ def relocate(lake: Path) -> None:
     with require_spark():
         from rucola.spark.archive import Archive
     former = Archive(lake).relocate()
-    click.echo(f"{lake} was {former}" if former != str(lake) else f"{lake} is at its path already")
+    click.echo(
+        f"{lake} was {former}" if former != str(local_path(lake).resolve()) else f"{lake} is at its path already"
+    )
 
 
 async def _serve(archive: Archive, host: str, port: int) -> None:

@@ -161,8 +161,9 @@ class Retention:
         if self._config.delete_only_archived:
             missing = missing_messages(self._config, self._log, self._queues, self._log.begin, following)
             if missing is not None:
-                path = self._log.files.files[0].path
-                log.warning("%s is kept: %s (deleteOnlyArchived)", path, missing)
+                if self._kept != (path := self._log.files.files[0].path):
+                    log.warning("%s is kept: %s (deleteOnlyArchived)", path, missing)
+                self._kept = path
                 return False
         return True
 

@@ -13,6 +13,7 @@ themselves, by the absolute paths in the metadata.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
@@ -56,12 +57,34 @@ def serve_catalog(root: Path, host: str, port: int) -> Iterator[tuple[str, int]]
             thread.join()
 
 
+MAX_CONNECTIONS: Final = 64
+"""Further ones are closed at once."""
+
+
 class _Server(ThreadingHTTPServer):
     block_on_close = False  # a connection may be idle
 
     def __init__(self, root: Path, address: tuple[str, int]) -> None:
         self.root = root
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -72,9 +95,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        url = urlsplit(self.path)
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # the body is not read
+        path, _, query = self.path.partition("?")
         try:
-            found = self._resource([unquote(part) for part in url.path.strip("/").split("/")], parse_qs(url.query))
+            found = self._resource([unquote(part) for part in path.strip("/").split("/")], parse_qs(query))
         except (NoSuchNamespaceError, NoSuchTableError) as error:
             kind = "NoSuchTableException" if isinstance(error, NoSuchTableError) else "NoSuchNamespaceException"
             self._refuse(HTTPStatus.NOT_FOUND, kind, first_line(error))
@@ -83,14 +108,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError", first_line(error))
         else:
             if found is None:
-                self._refuse(HTTPStatus.NOT_FOUND, "NotFoundException", f"there is no {url.path}")
+                self._refuse(HTTPStatus.NOT_FOUND, "NotFoundException", f"there is no {path}")
             else:
                 self._answer(HTTPStatus.OK, found)
 
     do_HEAD = do_GET  # noqa: N815
 
     def _refuse_change(self) -> None:
-        what = f"{self.command} {urlsplit(self.path).path}"
+        what = f"{self.command} {self.path.partition('?')[0]}"
         self._refuse(
             HTTPStatus.FORBIDDEN, "ForbiddenException", f"{what}: this catalog is read-only; `rucola pipeline` writes"
         )
@@ -109,7 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
             catalog = None if tables is None else tables.catalog
             names = [] if catalog is None else sorted(catalog.list_namespaces())
             if len(path) == 2:
-                return {"namespaces": [] if query.get("parent", [""])[0] else names}
+                parent = query.get("parent", [""])[0]
+                if parent and (parent,) not in names:
+                    raise NoSuchNamespaceError(f"there is no namespace {parent}")
+                return {"namespaces": [] if parent else names}
             if catalog is None or (path[2],) not in names:
                 raise NoSuchNamespaceError(f"there is no namespace {path[2]}")
             match path[2:]:
@@ -134,7 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, body = (HTTPStatus.NO_CONTENT if status == HTTPStatus.OK else status), b""
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
+        if status != HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

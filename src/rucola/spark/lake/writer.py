@@ -197,6 +197,7 @@ class LakeWriter:
         """Remove row files (see `Tables.forget`). Raises StoreCorrupt if one of the others is damaged, too."""
         self._tables.forget(paths)
         snapshot = self.snapshot()
+        self.tell_files(snapshot)  # brokers must not believe in what is gone, also if another file is damaged
         check_files(self.storage, snapshot.rows)
         self.finish(snapshot)
 
@@ -211,14 +212,18 @@ class LakeWriter:
         """Tell brokers and other engines what the tables hold, which a killed run may not have done."""
         if snapshot.number and self._tables.is_embedded:
             self._tables.write_hint()
+        self.tell_files(snapshot)  # first: a broker deletes only what the progress covers
         if snapshot.number and self._progress_directory is not None:
-            # The files first: a broker deletes only what the progress covers.
+            progress = msgspec.json.format(msgspec.json.encode(snapshot.progress), indent=1)
+            _replace_if_changed(self._progress_directory / "progress.json", progress)
+
+    def tell_files(self, snapshot: Snapshot) -> None:
+        """Tell brokers which files there are, and what was forgotten."""
+        if snapshot.number and self._progress_directory is not None:
             files: dict[str, object] = {"rows": snapshot.rows, "forgotten": snapshot.forgotten}
             if self.location != str(self._progress_directory.parent):
                 files["location"] = self.location
-            progress = msgspec.json.format(msgspec.json.encode(snapshot.progress), indent=1)
-            for name, content in (("files.json", msgspec.json.encode(files)), ("progress.json", progress)):
-                _replace_if_changed(self._progress_directory / name, content)
+            _replace_if_changed(self._progress_directory / "files.json", msgspec.json.encode(files))
 
     def recover(self, *, is_locked: bool) -> None:
         """Delete what dead runs have left (see `Run.recover`)."""
@@ -262,6 +267,7 @@ def open_lake(
         lake = LakeWriter(tables, copies)
         lake.recover(is_locked=tables.is_embedded)
         snapshot = lake.snapshot()
+        lake.tell_files(snapshot)
         check_files(tables.storage, snapshot.keys if checks_keys else ())
         if checks_rows:
             check_files(tables.storage, snapshot.rows)
