@@ -193,17 +193,22 @@ kind = sync.PushConsumer if sys.argv[2] == "blocking" else PushConsumer
 consumer = kind("c", sys.argv[1], consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, concurrency=1)
 consumer.subscribe("T")
 
+is_open = threading.Event()
+
 def hang(message):
+    is_open.wait()
     print(message.msg_id, flush=True)
     threading.Event().wait()
 
 async def main():
     async with consumer:
+        is_open.set()
         await asyncio.Event().wait()
 
 consumer.listen(hang)
 if sys.argv[2] == "blocking":
     with consumer:
+        is_open.set()
         threading.Event().wait()
 else:
     asyncio.run(main())

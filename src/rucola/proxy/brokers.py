@@ -96,13 +96,17 @@ class ProxiedBroker:
     async def _keep_connected(self) -> None:
         subject = f"broker {self.name}"
         while True:
+            address = self.address
             try:
-                channel = await self._connect()
+                channel = await self._connect(address)
             except MQError as error:
                 self._why = str(error)
                 self._brokers.outages.failed(subject, error)
                 self._tried.set()
             else:
+                if address != self.address:  # `move` in the meantime
+                    await channel.close()
+                    continue
                 self._brokers.outages.succeeded(subject)
                 self._channel, self.is_connected = channel, True
                 self._tried.set()
@@ -116,8 +120,7 @@ class ProxiedBroker:
             await asyncio.sleep(RETRY_INTERVAL_S)
             await self._brokers.refresh()
 
-    async def _connect(self) -> GrpcChannel:
-        address = self.address
+    async def _connect(self, address: str) -> GrpcChannel:
         config = await self._brokers.admin.brokers.config(address)
         port = config.get("grpcServerPort", "")
         if not port.isdigit() or config.get("grpcServerEnabled") == "false":

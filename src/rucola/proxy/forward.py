@@ -333,9 +333,11 @@ class Forwarder:
             own.finish()
             return own, await own.read()
         except BaseException as error:
-            own.cancel()
             if isinstance(error, asyncio.CancelledError):  # by the client, perhaps since its deadline has passed
+                own.reject()  # also a response that is complete, whose messages others may receive
                 self._brokers.suspect()
+            else:
+                own.cancel()
             raise
 
     async def _reader(self, topic: str) -> str:

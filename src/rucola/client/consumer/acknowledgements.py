@@ -75,7 +75,12 @@ class Acknowledgements:
         suspended, self._suspended = self._suspended, []
         await asyncio.gather(
             *(self._change_once(held, offset, 0, suspend=True) for held, offset in suspended),
-            *(self._acknowledge_once(broker) for broker in list(self._pending) if broker not in self._sending),
+            # Without a task that sends them, some are pending only after a cancellation.
+            *(
+                self._acknowledge_once(broker)
+                for broker, pending in list(self._pending.items())
+                if pending and broker not in self._sending
+            ),
         )
 
     async def _acknowledge_all(self, broker: str) -> None:

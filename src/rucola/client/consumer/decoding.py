@@ -32,6 +32,8 @@ async def decoded(
     try:
         async with deadline.scope():
             return messages, await asyncio.to_thread(_decompress, messages, source)
+    except RuntimeError:  # the main thread has ended, and Python's thread pools accept nothing more
+        return messages, _decompress(messages, source)
     except TimeoutError:
         raise RemotingTimeout(
             f"the messages of {source} were not decompressed within {deadline.timeout_ms:g} ms: the threads "
