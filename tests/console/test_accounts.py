@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 from pathlib import Path
 
@@ -40,6 +42,18 @@ def test_a_console_that_others_reach_needs_accounts() -> None:
         ConsoleConfig(prefix="rucola/")
 
 
+async def test_logins_that_are_tried_at_once_are_limited(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as running, visitor(running.namesrv, accounts=accounts(tmp_path)) as console:
+        await console.get("/login")
+        token = field(await console.get("/login"), "token")
+        tries = [
+            console.http.post(console.url("/login"), data={"name": "ann", "password": str(n), "token": token})
+            for n in range(12)
+        ]
+        answers = [answer.status_code for answer in await asyncio.gather(*tries)]
+        assert sorted(answers) == [403] * 5 + [429] * 7
+
+
 async def test_a_session_sees_what_its_account_may(tmp_path: Path) -> None:
     config = {"accounts": accounts(tmp_path), "directory": tmp_path / "console"}
     async with live_cluster(tmp_path) as running:
@@ -59,6 +73,12 @@ async def test_a_session_sees_what_its_account_may(tmp_path: Path) -> None:
             assert sent.status_code == 403
             assert (await console.get("/api/v1/topicStatus?topic=Orders")).status_code == 200
             assert (await console.get("/api/v1/topicStatus?topic=TBW102")).status_code == 403
+            of_all = await console.get("/api/v1/consumerProgress?topic=Orders")
+            assert of_all.status_code == 400, "without a group it would be every group's"
+            endless = await console.get("/message?topic=Orders&broker=broker-a&queue=0&offset=" + "9" * 5000)
+            assert endless.status_code == 400
+            now = await console.get("/scan?topic=Orders&end=now")
+            assert re.fullmatch(r"/scan\?topic=Orders&end=\d{13}", now.headers["location"])
             kept = {**console.http.cookies}
         async with visitor(running.namesrv, **config) as console:
             console.http.cookies.update(kept)
@@ -69,7 +89,7 @@ async def test_a_session_sees_what_its_account_may(tmp_path: Path) -> None:
             assert (await console.get("/topics")).status_code == 303, "the session has ended, not only the cookie"
             elsewhere = await console.post("/login", {"name": "ann", "password": "right", "then": "//evil.example/"})
             assert elsewhere.headers["location"] == "/"
-            assert await console.console.audit.entries() == []
+            assert [one.result.partition(":")[0] for one in await console.console.audit.entries()] == ["failure"]
             assert (await console.get("/audit")).status_code == 200
     assert b"right" not in (tmp_path / "console" / "console.db").read_bytes()
 
