@@ -85,6 +85,8 @@ class Retention:
         self._may_expire = 0
         self._forced = False
         self._kept: Path | None = None
+        self._missing = ""
+        """Why the archive lacks messages of the file that is kept; empty if it has not come so far."""
         self._detached: deque[MappedFile] = deque()
         """Files to be deleted, in this order. `expire` appends, `delete` removes; both ends of a deque are atomic."""
         self._detached_ms = 0
@@ -156,15 +158,16 @@ class Retention:
         if self._config.delete_only_archived and following > archived_physical_offset(self._config, self._log):
             if self._kept != (path := self._log.files.files[0].path):
                 log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)
-            self._kept = path
+            self._kept, self._missing = path, ""
             return False
         if self._config.delete_only_archived:
             missing = missing_messages(self._config, self._log, self._queues, self._log.begin, following)
             if missing is not None:
                 if self._kept != (path := self._log.files.files[0].path):
                     log.warning("%s is kept: %s (deleteOnlyArchived)", path, missing)
-                self._kept = path
+                self._kept, self._missing = path, missing
                 return False
+        self._missing = ""
         return True
 
     def _detach_dependents(self) -> list[MappedFile]:
@@ -189,6 +192,8 @@ class Retention:
                 f". The log from {self._log.begin} to {self._log.end} is archived up to {end}, and only archived "
                 "messages may be deleted (deleteOnlyArchived)"
             )
+            if self._missing:
+                reason += f". {self._kept} is kept: {self._missing}"
         return reason
 
 

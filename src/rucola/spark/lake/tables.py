@@ -626,6 +626,8 @@ def _missing(storage: Storage, error: FileNotFoundError) -> StoreCorrupt:
 
 def _moved(storage: Storage, place: str) -> StoreCorrupt:
     former = re.sub(f"(/{KEYS_DIRECTORY})?/metadata/[^/]*$", "", place)
+    if not isinstance(storage, Directory):
+        return StoreCorrupt(storage.location, 0, f"the catalog has a table at {former}, which is not of this lake")
     why = (
         f"this is a lake of {former}, and its tables have absolute paths; move it back, or give it its new path with "
         f"`rucola lake relocate --lake {storage.location}`"
