@@ -19,7 +19,8 @@ NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId with the address of
 
 VALUES = {
     "actions": "All", "broker_name": "broker-a", "cluster": "DefaultCluster", "decision": "Allow", "group": "g",
-    "method": "get", "msg_id": NO_MESSAGE, "msg_ids": NO_MESSAGE, "subject": "User:u", "unique_key": NO_MESSAGE,
+    "method": "get", "msg_id": NO_MESSAGE, "msg_ids": NO_MESSAGE, "offsets": "broker-a:0:0",
+    "subject": "User:u", "unique_key": NO_MESSAGE,
 }  # fmt: skip
 """Values of required arguments that could not be any text or number."""
 MORE = {"sendMsgStatus": ["-c", "1"], "startMonitoring": ["--once"], "updateUser": ["-s", "disable"]}

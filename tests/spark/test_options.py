@@ -123,7 +123,7 @@ def test_a_commit_log_offset_belongs_to_one_store(small_store: SmallStore, tmp_p
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"nameServer": "localhost"}, "is not host:port"),
+        ({"nameServer": "localhost:x"}, "is not host:port"),
         ({"nameServer": ";"}, "it is empty"),
         ({"nameServer": "h:1", "brokerName": "a"}, "nameServer and brokerName contradict"),
         ({"nameServer": "h:1", "startingCommitLogOffset": "0"}, "nameServer and startingCommitLogOffset contradict"),

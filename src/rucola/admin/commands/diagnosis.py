@@ -125,6 +125,8 @@ async def diagnose_group(client: AdminClient, group: GroupName) -> Result:
       rucola admin diagnoseGroup -g billing --json
     """
     found = await client.diagnosis.check(group)
+    if not found:
+        await client.groups.check_exists(group)
     rows = [(one.reason, REMEDIES[one.reason].text.format(**one.fields), _repair_line(one, group)) for one in found]
     value = [
         to_json(one) | {"explanation": text, "repair": line} for one, (_, text, line) in zip(found, rows, strict=True)

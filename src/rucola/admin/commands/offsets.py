@@ -165,6 +165,7 @@ async def reset_offsets(
       rucola admin resetOffsets -g billing -t Orders -o broker-a:0:4711,broker-a:1:4698 --yes
     """
     wanted = _parse_offsets(topic, offsets)
+    await client.topics.route(topic)  # of a topic that is unknown nothing is tried
     undo = await _undo(client, group, topic)
     done, failures, is_online = dict[MessageQueue, int](), [], True
     for queue, offset in wanted.items():
