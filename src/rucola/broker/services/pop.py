@@ -52,7 +52,7 @@ MAX_BYTES: Final = 1 << 20
 """Bytes of the records of one receive; the first record may be longer."""
 MAX_INVISIBLE_MS: Final = 30 * 86_400_000
 RETRY_SHARE: Final = 5
-MAX_QUEUES: Final = 64
+MAX_QUEUES: Final = 48
 """Queues that one receive reads."""
 MAX_READS: Final = 8
 """Reads of the store in one receive beyond one for each queue."""
