@@ -15,7 +15,7 @@ import msgspec
 
 LAYOUT: Final = "\t\r\n"
 """Control characters that are part of a text of several lines, for `printable`."""
-_END_OF_TIMES_MS: Final = 253_402_214_400_000
+END_OF_TIMES_MS: Final = 253_402_214_400_000
 """The last day of the year 9999: later local times have no four-digit year."""
 _MQADMIN_TIME = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
 _MILLISECONDS = re.compile(r"\d{1,15}", re.ASCII)
@@ -66,7 +66,7 @@ def time_text(timestamp_ms: int) -> str:
     """Format a timestamp in local time as `2013-01-01 05:15:00,000`; empty for "never" (0 or negative)."""
     if timestamp_ms <= 0:
         return ""
-    if timestamp_ms >= _END_OF_TIMES_MS:
+    if timestamp_ms >= END_OF_TIMES_MS:
         return str(timestamp_ms)
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{milliseconds:03}"

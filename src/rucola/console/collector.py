@@ -331,35 +331,24 @@ class Collector:
     async def _tables(
         self, brokers: Collection[BrokerState], before: Snapshot
     ) -> tuple[dict[str, TopicState], dict[str, GroupState]]:
-        """The topics and groups of all masters; of one that does not answer those known before."""
+        """The topics and groups of all broker groups; where no master answers, those known before."""
         topics: dict[str, dict[str, TopicConfig]] = {}
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
-        for one in brokers:
-            if not one.is_master:
-                continue
+        masters = {one.name: one for one in brokers if one.is_master}
+        for broker in dict.fromkeys(one.name for one in brokers):
+            master = masters.get(broker)
             try:
-                if one.error:
-                    raise MQError(one.error)
-                configs = await self._client.topics.configs(one.address)
-                subscriptions = await self._client.groups.configs(one.address)
+                if master is None or master.error:
+                    raise MQError("no master answers")
+                configs = await self._client.topics.configs(master.address)
+                subscriptions = await self._client.groups.configs(master.address)
             except MQError:
-                configs = {name: of.brokers[one.name] for name, of in before.topics.items() if one.name in of.brokers}
-                subscriptions = {
-                    name: of.brokers[one.name] for name, of in before.groups.items() if one.name in of.brokers
-                }
+                configs = {name: of.brokers[broker] for name, of in before.topics.items() if broker in of.brokers}
+                subscriptions = {name: of.brokers[broker] for name, of in before.groups.items() if broker in of.brokers}
             for name, config in configs.items():
-                topics.setdefault(name, {})[one.name] = config
+                topics.setdefault(name, {})[broker] = config
             for name, subscription in subscriptions.items():
-                groups.setdefault(name, {})[one.name] = subscription
-        # Broker groups without a master have what they had.
-        masterless = {one.name for one in brokers} - {one.name for one in brokers if one.is_master}
-        for name in masterless:
-            for topic, of in before.topics.items():
-                if name in of.brokers:
-                    topics.setdefault(topic, {})[name] = of.brokers[name]
-            for group, of_group in before.groups.items():
-                if name in of_group.brokers:
-                    groups.setdefault(group, {})[name] = of_group.brokers[name]
+                groups.setdefault(name, {})[broker] = subscription
         servers = {name for one in brokers for name in (one.cluster, one.name)}
         return (
             {name: TopicState(name, kind_of_topic(name, servers), of) for name, of in sorted(topics.items())},

@@ -79,6 +79,10 @@ class Measurements(Generic[T]):
             await asyncio.wait(tasks, timeout=wait_s)
         return {name: found for name in names if (found := self._known.get(name)) is not None}
 
+    async def get_one(self, name: str, wait_s: float = WAIT_S) -> Measurement[T] | None:
+        """Return one measurement, as `get` does; None if there is none yet."""
+        return (await self.get([name], wait_s)).get(name)
+
     def _is_stale(self, name: str, now_ms: int) -> bool:
         found = self._known.get(name)
         return found is None or now_ms - found.time_ms >= self._fresh_ms

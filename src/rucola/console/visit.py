@@ -27,14 +27,12 @@ from rucola.admin.commands.authorization import Account, Role
 from rucola.console.accounts import SESSION_S
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
-from rucola.presentation import printable
+from rucola.presentation import END_OF_TIMES_MS, printable
 
 COOKIE: Final = "rucola_session"
 DIRECTORY: Final = Path(__file__).parent
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
 THEMES: Final = "auto", "light", "dark"
-LAST_TIME_MS: Final = 253_402_214_400_000
-"""The last day of the year 9999."""
 ROWS: Final = 50
 """Rows of a page of a list."""
 
@@ -57,7 +55,7 @@ def time_element(time_ms: int | None) -> Markup:
     """A time for `console.js`, which shows it in the reader's zone; UTC without JavaScript."""
     if not time_ms or time_ms <= 0:
         return Markup("–")
-    if time_ms > LAST_TIME_MS:  # clients claim any time
+    if time_ms >= END_OF_TIMES_MS:  # clients claim any time
         return Markup("{}").format(time_ms)
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     iso = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from rucola.admin.commands.diagnosis import REMEDIES, repair
 from rucola.console.collector import GroupState
-from rucola.console.measurements import WAIT_S
 from rucola.console.visit import Paging, Visit, page
 from rucola.errors import ConfigError
 
@@ -39,14 +38,10 @@ async def groups(visit: Visit) -> Response:
 
 @page("/group")
 async def group(visit: Visit) -> Response:
-    name = visit.query.get("name", "")
-    collector = visit.console.collector
-    await collector.wait_first()
-    found = await collector.group(name) if visit.may_view_group(name) else None
-    if found is None:
-        raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
-    measured = (await collector.group_progress.get([name], WAIT_S)).get(name)
-    members = (await collector.group_members.get([name], WAIT_S)).get(name)
+    name, collector = visit.query.get("name", ""), visit.console.collector
+    found = await _group(visit, name)
+    measured = await collector.group_progress.get_one(name)
+    members = await collector.group_members.get_one(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
     return visit.render("group.html", group=found, measured=measured, members=members, topics=topics)
 
@@ -55,13 +50,20 @@ async def group(visit: Visit) -> Response:
 async def why(visit: Visit) -> Response:
     """Why a group is behind, in words."""
     name = visit.query.get("group", "")
-    collector = visit.console.collector
-    await collector.wait_first()
-    if not visit.may_view_group(name) or await collector.group(name) is None:
-        raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
-    measured = (await collector.diagnoses.get([name], DIAGNOSIS_S)).get(name)
+    await _group(visit, name)
+    measured = await visit.console.collector.diagnoses.get_one(name, DIAGNOSIS_S)
     findings = [
         (one.reason, visit.text(REMEDIES[one.reason].text, **one.fields), repair(one, name))
         for one in (measured.value if measured and measured.value else ())
     ]
     return visit.render("why.html", group=name, measured=measured, findings=findings)
+
+
+async def _group(visit: Visit, name: str) -> GroupState:
+    """Return a group that the visitor may view. Raises ConfigError."""
+    collector = visit.console.collector
+    await collector.wait_first()
+    found = await collector.group(name) if visit.may_view_group(name) else None
+    if found is None:
+        raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
+    return found

@@ -10,7 +10,6 @@ from rucola.admin.commands.archive_query import archived_message, query_both
 from rucola.admin.commands.authorization import Forbidden
 from rucola.admin.message_track import REDRIVEN_FROM
 from rucola.console.bodies import FORMS, is_cut, shown_body
-from rucola.console.measurements import WAIT_S
 from rucola.console.visit import ROWS, Visit, page
 from rucola.errors import ConfigError, MQError, RemotingError
 from rucola.message import properties
@@ -76,7 +75,7 @@ async def _find(visit: Visit, id: str, topic: str, broker: str, queue: str, offs
 
 async def _tracks(visit: Visit, found: MessageExt) -> tuple[list[MessageTrack], int, str]:
     """The state in the groups of the topic, the number of groups that are not shown, and why it is unknown."""
-    details = (await visit.console.collector.topic_details.get([found.topic], WAIT_S)).get(found.topic)
+    details = await visit.console.collector.topic_details.get_one(found.topic)
     if details is None or details.value is None:
         return [], 0, details.error if details else visit.text("not measured yet")
     groups = [name for name in details.value.groups if visit.may_view_group(name)]

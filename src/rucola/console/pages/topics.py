@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rucola.console.collector import KINDS
-from rucola.console.measurements import WAIT_S
 from rucola.console.visit import Paging, Visit, page
 from rucola.errors import TopicNotFound
 
@@ -39,8 +38,8 @@ async def topic(visit: Visit) -> Response:
     found = await collector.topic(name) if visit.may_view_topic(name) else None
     if found is None:
         raise TopicNotFound(visit.text("there is no topic {name}", name=name), subject=name)
-    details = (await collector.topic_details.get([name], WAIT_S)).get(name)
-    traffic = (await collector.topic_traffic.get([name], WAIT_S)).get(name)
+    details = await collector.topic_details.get_one(name)
+    traffic = await collector.topic_traffic.get_one(name)
     groups = [one for one in details.value.groups if visit.may_view_group(one)] if details and details.value else []
     hidden = len(details.value.groups) - len(groups) if details and details.value else 0
     return visit.render("topic.html", topic=found, details=details, traffic=traffic, groups=groups, hidden=hidden)
