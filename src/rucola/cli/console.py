@@ -66,10 +66,6 @@ def console(
 
     async def serve() -> None:
         async with ConsoleServer(namesrv, config) as server:
-            await serve_until_cancelled(f"rucola ready console={server.url}", _nothing_to_reload)
+            await serve_until_cancelled(f"rucola ready console={server.url}")
 
     run_server(serve())
-
-
-async def _nothing_to_reload() -> None:
-    """Answer SIGHUP."""

@@ -80,8 +80,4 @@ def relocate(lake: Path) -> None:
 
 async def _serve(archive: Archive, host: str, port: int) -> None:
     with archive.serve_catalog(host, port) as address:
-        await serve_until_cancelled(f"rucola ready http={address_of(address)}", _nothing_to_reload)
-
-
-async def _nothing_to_reload() -> None:
-    pass
+        await serve_until_cancelled(f"rucola ready http={address_of(address)}")

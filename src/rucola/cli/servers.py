@@ -314,7 +314,11 @@ async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
             raise
 
 
-async def serve_until_cancelled(ready: str, reload: Callable[[], Awaitable[None]]) -> None:
+async def _reload_nothing() -> None:
+    """Answer SIGHUP."""
+
+
+async def serve_until_cancelled(ready: str, reload: Callable[[], Awaitable[None]] = _reload_nothing) -> None:
     """Print the line that announces readiness, then reload at every SIGHUP until cancelled."""
     hung_up = asyncio.Event()
     if sys.stdin is None or not sys.stdin.isatty():
