@@ -156,19 +156,20 @@ class Retention:
                 return False
         # The archive, which costs a `stat` per file of the lake, comes last.
         if self._config.delete_only_archived and following > archived_physical_offset(self._config, self._log):
-            if self._kept != (path := self._log.files.files[0].path):
-                log.warning("%s is kept: it is not completely archived (deleteOnlyArchived)", path)
-            self._kept, self._missing = path, ""
+            self._keep("it is not completely archived")
             return False
         if self._config.delete_only_archived:
             missing = missing_messages(self._config, self._log, self._queues, self._log.begin, following)
             if missing is not None:
-                if self._kept != (path := self._log.files.files[0].path):
-                    log.warning("%s is kept: %s (deleteOnlyArchived)", path, missing)
-                self._kept, self._missing = path, missing
+                self._keep(missing, missing)
                 return False
         self._missing = ""
         return True
+
+    def _keep(self, why: str, missing: str = "") -> None:
+        if self._kept != (path := self._log.files.files[0].path):
+            log.warning("%s is kept: %s (deleteOnlyArchived)", path, why)
+        self._kept, self._missing = path, missing
 
     def _detach_dependents(self) -> list[MappedFile]:
         begin = self._log.begin
