@@ -107,16 +107,20 @@ async def test_a_handler_takes_what_its_annotations_say(rocketmq: RocketMQ, wher
     async def message(message: MessageExt) -> None:
         got.put_nowait((message.keys, message.body))
 
+    @router.subscriber("Typed", group="typed", consume_from=FIRST)
+    async def typed(message: MessageExt[Order]) -> None:
+        got.put_nowait((message.keys, message.value))
+
     both: Callable[..., Any]
     if where == "annotations":
 
-        async def both(message: MessageExt, order: Order, verbose: bool = False) -> None:
+        async def both(message: MessageExt[Order], order: Order, verbose: bool = False) -> None:
             got.put_nowait((message.keys, order, verbose))
 
         router.subscriber("Both", group="both", consume_from=FIRST)(both)
     else:
 
-        async def both(order, message: MessageExt):  # type: ignore[no-untyped-def]
+        async def both(order, message: MessageExt[Order]):  # type: ignore[no-untyped-def]
             got.put_nowait((message.keys, order, False))
 
         router.subscriber("Both", group="both", consume_from=FIRST, value=Order)(both)
@@ -124,6 +128,7 @@ async def test_a_handler_takes_what_its_annotations_say(rocketmq: RocketMQ, wher
     async with router:
         for topic, body, expected in (
             ("Raw", b"\xff", b"\xff"), ("Text", "Käse".encode(), "Käse"), ("Message", b"m", ("k", b"m")),
+            ("Typed", PIZZA, ("k", Order("pizza", 9))),
             ("Both", PIZZA, ("k", Order("pizza", 9), False)),
         ):  # fmt: skip
             await send(rocketmq, topic, body, keys="k")
@@ -261,6 +266,8 @@ def test_misuse_is_refused_where_it_is_written() -> None:
     async def nothing() -> None: ...
     async def unknown(order) -> None: ...  # type: ignore[no-untyped-def]
     async def two(order: Order, meal: Meal) -> None: ...
+    async def otherwise(order: Order, message: MessageExt[Meal]) -> None: ...
+    async def bodies(message: MessageExt[bytes]) -> None: ...
     async def silent(order: Order): ...  # type: ignore[no-untyped-def]
     async def good(order: Order) -> None: ...
 
@@ -271,6 +278,9 @@ def test_misuse_is_refused_where_it_is_written() -> None:
         subscriber(two)
     with pytest.raises(ConfigError):
         subscriber(unknown)
+    for handler in (otherwise, bodies):
+        with pytest.raises(ConfigError):
+            subscriber(handler)
     with pytest.raises(ConfigError):
         router.publisher("Meals")(silent)
     with pytest.raises(ConfigError):

@@ -52,6 +52,48 @@ sync.TransactionProducer("g", check=check, topic="T")  # wrong
 sync.PullConsumer("g", orderly=True)  # wrong
 sync.PushConsumer("g", tls="ca.pem")  # wrong
 TransactionProducer("g", check=check, credentials="a:b")  # wrong
+
+class Order: ...
+class Meal: ...
+
+class Text:
+    def encode(self, value: str) -> bytes: return value.encode()
+    def decode(self, body: bytes) -> str: return body.decode()
+
+def on_order(message: MessageExt[Order]) -> None:
+    order: Order = message.value
+    meal: Meal = message.value  # wrong
+
+async def on_meal(message: MessageExt[Meal]) -> None: ...
+def on_any(message: MessageExt) -> None: ...
+def on_orders(messages: list[MessageExt[Order]]) -> None: ...
+
+Producer("g", value=Order).message("T", Order())
+Producer("g", value=Order).message("T", Meal())  # wrong
+Producer("g", value=Text()).message("T", "text")
+Producer("g", value=Text()).message("T", b"text")  # wrong
+Producer("g", value=dict[str, int]).message("T", {"a": 1})
+Producer("g", value=dict[str, int]).message("T", {"a": "b"})  # wrong
+TransactionProducer("g", check=check, value=Order).message("T", Meal())  # wrong
+sync.Producer("g", value=Order).message("T", Meal())  # wrong
+sync.TransactionProducer("g", check=check, value=Order).message("T", Meal())  # wrong
+
+orders = PushConsumer("g", value=Order)
+orders.listen(on_order)
+orders.listen(on_any)
+orders.listen(on_meal)  # wrong
+orders.listen_to_batches(on_orders, 3)
+sync.PushConsumer("g", value=Order).listen(on_order)
+sync.PushConsumer("g", value=Order).listen(on_meal)  # wrong
+PushConsumer("g").listen(on_order)
+
+async def iterate() -> None:
+    async for message in orders:
+        order: Order = message.value
+        meal: Meal = message.value  # wrong
+    for received in sync.PushConsumer("g", value=Meal):
+        on_any(received)
+        on_order(received)  # wrong
 """
 
 

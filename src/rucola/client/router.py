@@ -11,8 +11,9 @@
 
 A handler is a coroutine function, or a plain function, which runs in a thread. Its annotations select its arguments:
 
-    order: Order            the body, decoded as by the option `value` of a consumer; `str` is text, `bytes` the body
-    message: MessageExt     the message, alone or next to the value
+    order: Order                  the body, decoded as by the option `value` of a consumer; bytes and str as they are
+    message: MessageExt           the message, alone or next to the value
+    message: MessageExt[Order]    the message, with the decoded body as `message.value`
 
 A handler that raises has its message retried; `ReconsumeLater` and `SuspendCurrentQueueAMoment` choose when. Its
 result, unless None, is sent to each publisher's topic before the message is acknowledged, so at least once.
@@ -26,7 +27,7 @@ import logging
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_type_hints
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.options import ConsumeKeywords, MessageModel
@@ -197,20 +198,29 @@ class _Parameters(NamedTuple):
     def of(cls, handler: Callable[..., Any], *, has_value: bool) -> _Parameters:
         """Read a handler's signature. ConfigError unless it has a value, a message, or both."""
         hints = {} if has_value else _hints(handler)
-        names, value = [], None
+        names: list[str] = []
+        value: Any = None
+        of_message: Any = None
         for parameter in inspect.signature(handler).parameters.values():
             if parameter.default is not parameter.empty:
                 continue
             hint = hints.get(parameter.name, parameter.annotation)
-            if hint in (MessageExt, "MessageExt"):
+            if _is_message(hint):
                 names.append("message")
-                continue
-            names.append("value")
-            value = hint
+                (of_message,) = get_args(hint) or (None,)
+            else:
+                names.append("value")
+                value = hint
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{_name(handler)} must take a value, a MessageExt, or one of each")
-        if has_value or "value" not in names:
+        if has_value:
             return cls(tuple(names), None)
+        if of_message is bytes:
+            raise ConfigError(f"{_name(handler)} takes a MessageExt[bytes]: annotate MessageExt, and read message.body")
+        if "value" not in names:
+            return cls(tuple(names), of_message)
+        if of_message not in (None, value):
+            raise ConfigError(f"{_name(handler)} takes values of two types, {of_message} and {value}: annotate one")
         if value in (inspect.Parameter.empty, Any):
             raise ConfigError(f"annotate what {_name(handler)} takes: bytes, a type, MessageExt; or pass value=")
         return cls(tuple(names), value)
@@ -265,6 +275,13 @@ class _TextCodec:
 
     def decode(self, body: bytes) -> str:
         return body.decode()
+
+
+def _is_message(hint: Any) -> bool:
+    """Return whether an annotation, or its source, is MessageExt with or without a type."""
+    if isinstance(hint, str):
+        return hint.partition("[")[0].rpartition(".")[2] == "MessageExt"
+    return hint is MessageExt or get_origin(hint) is MessageExt
 
 
 def _name(handler: Callable[..., Any]) -> str:

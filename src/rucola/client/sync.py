@@ -38,7 +38,8 @@ from rucola.client.stats import ConsumerStats, ProducerStats
 from rucola.domain.queue import MessageQueue
 from rucola.domain.subscription import SUB_ALL
 from rucola.errors import MQError, RemotingError
-from rucola.message import Message, MessageExt
+from rucola.message import Message
+from rucola.message.message import MessageExt, V
 
 __all__ = [
     "LocalTransactionState",
@@ -158,14 +159,14 @@ def _close_all() -> None:
             logger.warning("%s of group %s could not be closed", type(client).__name__, client.group, exc_info=True)
 
 
-class Producer(_Blocking[producer_module.Producer]):
+class Producer(_Blocking[producer_module.Producer[V]], Generic[V]):
     """Sends messages. For `options` see the asyncio Producer."""
 
     def __init__(
         self,
         group: str,
         namesrv: str | ConnectionOptions | None = None,
-        **options: Unpack[ProducerArguments],
+        **options: Unpack[ProducerArguments[V]],
     ) -> None:
         super().__init__(producer_module.Producer(group, namesrv, **options))
 
@@ -178,7 +179,7 @@ class Producer(_Blocking[producer_module.Producer]):
     def message(
         self,
         topic: str,
-        value: Any,
+        value: V,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
         properties: dict[str, str] | None = None,
@@ -221,7 +222,7 @@ class Producer(_Blocking[producer_module.Producer]):
         return results
 
 
-class TransactionProducer(Producer):
+class TransactionProducer(Producer[V]):
     """Sends messages with local transactions. `check` and `execute` are plain functions, which run in threads."""
 
     def __init__(
@@ -231,7 +232,7 @@ class TransactionProducer(Producer):
         *,
         check: Callable[[MessageExt], LocalTransactionState],
         topics: Iterable[str] = (),
-        **options: Unpack[ProducerArguments],
+        **options: Unpack[ProducerArguments[V]],
     ) -> None:
         self._transactions = transaction_module.TransactionProducer(
             group, namesrv, check=check, topics=topics, **options
@@ -324,14 +325,14 @@ class SimpleConsumer(_Blocking[simple_module.SimpleConsumer]):
         self._run(self._client.change_invisible(message, invisible_ms))
 
 
-class PushConsumer(_Blocking[push_module.PushConsumer]):
+class PushConsumer(_Blocking[push_module.PushConsumer[V]], Generic[V]):
     """Consumes topics, by iteration (`for message in consumer`) or by a listener in threads."""
 
     def __init__(
         self,
         group: str,
         namesrv: str | ConnectionOptions | None = None,
-        **options: Unpack[PushConsumerArguments],
+        **options: Unpack[PushConsumerArguments[V]],
     ) -> None:
         super().__init__(push_module.PushConsumer(group, namesrv, **options))
 
@@ -350,11 +351,11 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def stats(self) -> dict[str, ConsumerStats]:
         return self._client.stats()
 
-    def listen(self, listener: Callable[[MessageExt], Any]) -> None:
+    def listen(self, listener: Callable[[MessageExt[V]], Any]) -> None:
         """Call `listener` with each message; if it raises, the message is retried."""
         self._call(self._client.listen, listener)
 
-    def listen_to_batches(self, listener: Callable[[list[MessageExt]], Any], max_count: int) -> None:
+    def listen_to_batches(self, listener: Callable[[list[MessageExt[V]]], Any], max_count: int) -> None:
         """Call `listener` with up to `max_count` waiting messages of one queue."""
         self._call(self._client.listen_to_batches, listener, max_count)
 
@@ -365,10 +366,10 @@ class PushConsumer(_Blocking[push_module.PushConsumer]):
     def resume(self) -> None:
         self._call(self._client.resume)
 
-    def __iter__(self) -> Iterator[MessageExt]:
+    def __iter__(self) -> Iterator[MessageExt[V]]:
         return self.messages()
 
-    def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt]:
+    def messages(self, idle_timeout_ms: float | None = None) -> Iterator[MessageExt[V]]:
         """Iterate over messages until the consumer is closed, or until none has arrived for `idle_timeout_ms`.
 
         Requesting the next message acknowledges the one before; one in flight when the loop ends is redelivered.

@@ -14,21 +14,21 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from rucola.errors import ConfigError, InvalidBody, InvalidMessage
-from rucola.message import MessageExt
+from rucola.message.message import MessageExt, V
 
 
 @runtime_checkable
-class ValueCodec(Protocol):
+class ValueCodec(Protocol[V]):
     """Codec that converts values to bodies and back. An exception means that value or body is invalid."""
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: V) -> bytes:
         """Return the body of a message with this value."""
 
-    def decode(self, body: bytes) -> Any:
+    def decode(self, body: bytes) -> V:
         """Return the value of a body."""
 
 
-ValueType: TypeAlias = type[Any] | ValueCodec
+ValueType: TypeAlias = type[V] | ValueCodec[V]
 
 
 class JsonCodec:
@@ -62,7 +62,7 @@ class ModelCodec:
 class Values:
     def __init__(self, value: ValueType | None) -> None:
         self._name = getattr(value, "__name__", None) or type(value).__name__
-        self._codec = None if value is None else _codec_of(value)
+        self._codec = None if value is None else codec_of(value)
 
     @property
     def is_used(self) -> bool:
@@ -92,7 +92,8 @@ class Values:
             ) from error
 
 
-def _codec_of(value: ValueType) -> ValueCodec:
+def codec_of(value: ValueType) -> ValueCodec:
+    """Return the codec for the option `value`. ConfigError for anything else."""
     if hasattr(value, "model_validate_json"):
         return ModelCodec(value)
     if not isinstance(value, type) and isinstance(value, ValueCodec):

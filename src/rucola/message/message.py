@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import msgspec
 
 from rucola.errors import InvalidMessage
 from rucola.message import ids, properties, sysflag
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 
 class HasProperties:
@@ -130,8 +139,11 @@ class Message(HasProperties):
 
 
 @dataclass(slots=True)
-class MessageExt(HasProperties):
-    """A decoded record. Hosts are `address:port`, times ms since 1970; `stored_size` and `body_crc` are as stored."""
+class MessageExt(HasProperties, Generic[V]):
+    """A decoded record. Hosts are `address:port`, times ms since 1970; `stored_size` and `body_crc` are as stored.
+
+    `MessageExt[Order]` has values of this type, see `value`.
+    """
 
     topic: str
     queue_id: int
@@ -153,7 +165,7 @@ class MessageExt(HasProperties):
     store_host_bytes: bytes = field(repr=False)
     body_error: str | None = None
     """Why `body` could not be decompressed and is as stored; otherwise None."""
-    value: Any = field(default=None, repr=False, compare=False)
+    value: V = field(default=cast(Any, None), repr=False, compare=False)
     """The decoded body, if the consumer has the option `value`, see `rucola.client.values`."""
 
     @property

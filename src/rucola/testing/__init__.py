@@ -1,4 +1,19 @@
-"""Test support for programs that use RocketMQ: name server and broker, started in milliseconds.
+"""Test support for programs that use RocketMQ.
 
-`plugin` is the pytest plugin; `rocketmq.RocketMQ` also works without pytest. User documentation: docs/testing.md.
+`message` makes a message for a unit test; `rocketmq.RocketMQ` is a name server and a broker, started in milliseconds;
+`plugin` has the fixtures for pytest. User documentation: docs/testing.md.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rucola.testing.messages import message as message
+
+
+def __getattr__(name: str) -> Any:
+    """Import `message` when it is asked for: pytest loads this package in every run."""
+    if name != "message":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rucola.testing.messages import message
+
+    return message

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from rucola.client.callbacks import Outcome, outcome_of, start_in_thread
 from rucola.client.daemon_threads import DaemonThreads
 from rucola.errors import ConfigError, MQError
-from rucola.message import MessageExt
+from rucola.message.message import MessageExt, V
 
 MAX_BATCH = 1024
 """The largest batch that a listener may request, as in Apache's client."""
@@ -48,11 +48,11 @@ class ConsumeOrderlyStatus(Enum):
 ConsumeStatus: TypeAlias = ConsumeConcurrentlyStatus | ConsumeOrderlyStatus | None
 """None means that the messages were consumed."""
 
-Listener: TypeAlias = Callable[[MessageExt], Awaitable[ConsumeStatus]] | Callable[[MessageExt], ConsumeStatus]
+Listener: TypeAlias = Callable[[MessageExt[V]], Awaitable[ConsumeStatus]] | Callable[[MessageExt[V]], ConsumeStatus]
 """Receives one message; a coroutine function, or a plain function, which runs in a thread."""
 
 BatchListener: TypeAlias = (
-    Callable[[list[MessageExt]], Awaitable[ConsumeStatus]] | Callable[[list[MessageExt]], ConsumeStatus]
+    Callable[[list[MessageExt[V]]], Awaitable[ConsumeStatus]] | Callable[[list[MessageExt[V]]], ConsumeStatus]
 )
 """Receives several messages of one queue, in the order of the queue; otherwise like a Listener."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Generic, Protocol, TypedDict
 
 import msgspec
 
@@ -18,7 +18,7 @@ from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE
 from rucola.client.values import ValueType
 from rucola.domain.allocation import Strategy, average
 from rucola.errors import ConfigError
-from rucola.message import MessageExt
+from rucola.message.message import MessageExt, V
 
 MAX_INVISIBLE_MS = 30 * 86_400_000
 """The longest invisible time that brokers accept."""
@@ -134,7 +134,7 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.message_model is MessageModel.BROADCASTING
 
 
-class ConsumeKeywords(TypedDict, total=False):
+class ConsumeKeywords(TypedDict, Generic[V], total=False):
     """ConsumeOptions as keyword arguments, for editors and type checkers."""
 
     message_model: MessageModel
@@ -153,4 +153,4 @@ class ConsumeKeywords(TypedDict, total=False):
     offsets_root: str | Path | None
     discard_damaged_offsets: bool
     trace: ConsumeTrace | None
-    value: ValueType | None
+    value: ValueType[V] | None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any, Unpack
+from typing import Any, Generic, Unpack
 
 from rucola.acl.credentials import Credentials
 from rucola.client.background_tasks import BackgroundTasks
@@ -52,7 +52,7 @@ from rucola.client.values import Values
 from rucola.domain.queue import MessageQueue
 from rucola.domain.subscription import SUB_ALL, subscription
 from rucola.errors import ConfigError
-from rucola.message import MessageExt
+from rucola.message.message import MessageExt, V
 from rucola.message.topics import check_tags, check_topic
 from rucola.rates import SAMPLE_INTERVAL_MS
 from rucola.remoting.tls import ClientTls
@@ -70,11 +70,11 @@ BROADCASTING_INSTANCE = "DEFAULT"
 """The instance name of a broadcasting consumer: a fixed one, to find its offset file after a restart."""
 
 
-class PushConsumerArguments(GroupClientKeywords, ConsumeKeywords, total=False):
+class PushConsumerArguments(GroupClientKeywords, ConsumeKeywords[V], total=False):
     """The keyword arguments of a PushConsumer."""
 
 
-class PushConsumer(GroupClient):
+class PushConsumer(GroupClient, Generic[V]):
     """Consumes topics for a group.
 
         consumer = PushConsumer("group", "host:9876")
@@ -84,7 +84,8 @@ class PushConsumer(GroupClient):
                 ...
 
     `namesrv`, `tls` and `credentials` are documented in ConnectionOptions, `options` in ConsumeOptions. When `open`
-    returns, the member has its first assignment. With broadcasting, several members of a group on one machine
+    returns, the member has its first assignment. With `value=Order` it is a `PushConsumer[Order]`, whose messages are
+    `MessageExt[Order]`. With broadcasting, several members of a group on one machine
     each need an `instance` with a fixed client id.
     """
 
@@ -96,7 +97,7 @@ class PushConsumer(GroupClient):
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
-        **options: Unpack[ConsumeKeywords],
+        **options: Unpack[ConsumeKeywords[V]],
     ) -> None:
         self.options = ConsumeOptions(**options)
         broadcasting, orderly = self.options.broadcasting, self.options.orderly
@@ -199,7 +200,7 @@ class PushConsumer(GroupClient):
 
     # Delivery.
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener[V]) -> None:
         """Call `listener` with each message; if it raises, the message is retried.
 
         A listener with an attribute `clustering_group`, such as of `rucola.reliable.idempotent`, needs that group and
@@ -214,7 +215,7 @@ class PushConsumer(GroupClient):
             )
         self._set_listener(ListenerAdapter(listener, None))
 
-    def listen_to_batches(self, listener: BatchListener, max_count: int) -> None:
+    def listen_to_batches(self, listener: BatchListener[V], max_count: int) -> None:
         """Call `listener` with lists of up to `max_count` messages of one queue, in order.
 
         They are completed or retried together, unless the listener raises `ReconsumeLater` with an index. `max_count`
@@ -222,10 +223,10 @@ class PushConsumer(GroupClient):
         """
         self._set_listener(ListenerAdapter(listener, max_count))
 
-    def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
+    def __aiter__(self) -> AsyncGenerator[MessageExt[V], None]:
         return self.messages()
 
-    def messages(self, idle_timeout_ms: float | None = None) -> AsyncGenerator[MessageExt, None]:
+    def messages(self, idle_timeout_ms: float | None = None) -> AsyncGenerator[MessageExt[V], None]:
         """Iterate over messages until the consumer is closed, or until none has arrived for `idle_timeout_ms`.
 
         Requesting the next message acknowledges the one before. A message in flight when the loop ends is not

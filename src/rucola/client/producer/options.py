@@ -5,7 +5,7 @@ Corresponds to the settings of `DefaultMQProducer` of Apache RocketMQ 4.9.8, who
 
 from __future__ import annotations
 
-from typing import Protocol, TypedDict
+from typing import Generic, Protocol, TypedDict
 
 import msgspec
 
@@ -14,6 +14,7 @@ from rucola.client.values import ValueType
 from rucola.errors import ConfigError
 from rucola.message import Message, MessageExt
 from rucola.message.delay import MAX_DELAY_LEVEL
+from rucola.message.message import V
 from rucola.protocol.codes import RequestCode
 
 RETRY_TIMES = 2
@@ -79,7 +80,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"linger_ms is {self.linger_ms}: it must be 0 or more", subject="linger_ms")
 
 
-class ProducerKeywords(TypedDict, total=False):
+class ProducerKeywords(TypedDict, Generic[V], total=False):
     """ProducerOptions as keyword arguments, for editors and type checkers."""
 
     retry_times: int
@@ -90,4 +91,4 @@ class ProducerKeywords(TypedDict, total=False):
     latency_fault_tolerance: bool
     linger_ms: float | None
     trace: SendTrace | None
-    value: ValueType | None
+    value: ValueType[V] | None

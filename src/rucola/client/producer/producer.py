@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Generic, Unpack
 
 from rucola.acl.credentials import Credentials
 from rucola.client.connection_options import ConnectionOptions
@@ -39,6 +39,7 @@ from rucola.client.values import Values
 from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError, InvalidMessage, RemotingTimeout
 from rucola.message import Message, MessageExt
+from rucola.message.message import V
 from rucola.message.topics import check_topic
 from rucola.protocol.command import FLAG_ONEWAY
 from rucola.remoting.deadline import Deadline
@@ -51,12 +52,14 @@ LARGE_BODY = 256 * 1024
 """Bytes from which on a body is compressed in a thread; this size takes 2 to 8 ms."""
 
 
-class ProducerArguments(GroupClientKeywords, ProducerKeywords, total=False):
+class ProducerArguments(GroupClientKeywords, ProducerKeywords[V], total=False):
     """Keyword arguments of a Producer, its subclass and its blocking counterpart."""
 
 
-class Producer(GroupClient):
+class Producer(GroupClient, Generic[V]):
     """Sends messages. `async with Producer("group", "host:9876") as producer: await producer.send(message)`.
+
+    With `value=Order` it is a `Producer[Order]`, whose `message` takes values of this type.
 
     `namesrv`, `tls` and `credentials` are documented in ConnectionOptions, `options` in ProducerOptions.
     """
@@ -69,7 +72,7 @@ class Producer(GroupClient):
         instance: ClientInstance | None = None,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
-        **options: Unpack[ProducerKeywords],
+        **options: Unpack[ProducerKeywords[V]],
     ) -> None:
         super().__init__(group, namesrv, instance, tls=tls, credentials=credentials)
         self.options = ProducerOptions(**options)
@@ -102,7 +105,7 @@ class Producer(GroupClient):
     def message(
         self,
         topic: str,
-        value: Any,
+        value: V,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
         properties: dict[str, str] | None = None,

@@ -35,6 +35,7 @@ from rucola.client.trace_hooks import call_hook
 from rucola.errors import BrokerError, InvalidMessage, RemotingError
 from rucola.message import Message, MessageExt, properties, sysflag
 from rucola.message.ids import parse_offset_msg_id
+from rucola.message.message import V
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
@@ -73,7 +74,7 @@ class TransactionSendResult(SendResult, frozen=True):
     state: LocalTransactionState
 
 
-class TransactionProducer(Producer):
+class TransactionProducer(Producer[V]):
     """Producer whose messages can depend on local transactions; it sends plain messages as well.
 
         async with TransactionProducer("group", "host:9876", check=look_up, topics=["Orders"]) as producer:
@@ -89,7 +90,7 @@ class TransactionProducer(Producer):
         *,
         check: Check,
         topics: Iterable[str] = (),
-        **options: Unpack[ProducerArguments],
+        **options: Unpack[ProducerArguments[V]],
     ) -> None:
         super().__init__(group, namesrv, **options)
         self.check = check
