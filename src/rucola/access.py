@@ -159,7 +159,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A kind of refusal: its reason and its text, a format string. `rucola.refusals` lists those of the servers."""
+    """A kind of refusal: its reason and its text, a format string. `rucola.refusals` lists the servers' refusals."""
 
     reason: Reason
     text: str

@@ -190,7 +190,7 @@ def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[IO[bytes]]:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a name beside `path` that no other writer has, and that ends with `.tmp`."""
+    """Return a name in the directory of `path` that no other writer has, ending with `.tmp`."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
 
 

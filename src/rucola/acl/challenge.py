@@ -22,7 +22,7 @@ from rucola.acl.signature import SIGNATURE, SIGNATURE_NUMBER, Signer
 from rucola.protocol.codes import RequestCode
 
 MIN_LENGTH: Final = 32
-"""Characters of a challenge that a client signs requests for; a shorter one could be that of several connections."""
+"""Characters of a challenge that a client signs requests for; several connections could have the same shorter one."""
 
 _SIZE: Final = Struct(">I")
 _HEAD: Final = Struct(">QiI")

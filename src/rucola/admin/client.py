@@ -17,7 +17,7 @@
     client.diagnosis      why a group is behind
     client.roles          masters and slaves: their state, promotion, planned switchover
 
-Apache's servers understand all requests except those of `roles` and some of `doctor`.
+Apache's servers understand all requests except the ones of `roles` and some of `doctor`.
 
 Corresponds to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query
 is not limited to 64 records, returns the newest first, and reports whether it was truncated and which brokers failed;

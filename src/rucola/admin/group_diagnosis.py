@@ -26,7 +26,7 @@ Each finding has a reason for programs, and the fields from which a command that
     DISK_FULL             the disk of a broker is nearly full                  brokerName used
     SLOW                  none of these, and messages wait                     backlog consumeTps consumeRt
 
-Up to MAX_CLIENTS clients are asked. Brokers that do not answer take nothing from the others.
+Up to MAX_CLIENTS clients are asked. Brokers that do not answer do not reduce the number for others.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class GroupDiagnosis:
         self._groups = groups
 
     async def check(self, group: str) -> list[Finding]:
-        """Return the findings about a group; none if it is not behind and nothing hinders it."""
+        """Return the findings about a group; none if it has no backlog and nothing hinders it."""
         brokers = (await self._cluster.info()).broker_addr_table
         seen = _Observed(group, masters_of(brokers.values()))
         for name in brokers.keys() - seen.masters.keys():

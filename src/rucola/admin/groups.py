@@ -203,7 +203,7 @@ class GroupAdmin:
         return found
 
     async def consume_stats_at(self, address: str, group: str, topic: str | None = None) -> ConsumeStats:
-        """Return the consume stats of one broker; those of broadcasting members at Apache's have offset 0."""
+        """Return the consume stats of one broker; broadcasting members have offset 0 at Apache's brokers."""
         header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
         response = await self._requests.invoke(address, RequestCode.GET_CONSUME_STATS, header)
         return decode_consume_stats(response.body)

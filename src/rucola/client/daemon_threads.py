@@ -18,7 +18,7 @@ Call: TypeAlias = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
-    """At most `count` threads, which start as calls need them, also after `close`."""
+    """At most `count` threads, which start as calls need them, even after `close`."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count

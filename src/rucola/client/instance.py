@@ -347,7 +347,7 @@ class ClientInstance(Lifecycle):
             await asyncio.gather(*(self._probe(address, probe) for address in silent))
 
     async def _probe(self, address: str, body: bytes) -> None:
-        """Any response is a sign of life, also that of a name server, which refuses heartbeats."""
+        """Any response is a sign of life, even a name server's, which refuses heartbeats."""
         with suppress(MQError):  # a timeout closes the connection
             await self.remoting.invoke(
                 address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body), PROBE_TIMEOUT_MS

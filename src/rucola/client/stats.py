@@ -124,7 +124,7 @@ class SendCounters:
         self._failed_ms.add(precise_monotonic_ms() - begin_ms)
 
     def sent_again(self, count: int) -> None:
-        """Count messages of a failed request as not failed: each has a request of its own."""
+        """Count messages of a failed request as not failed: each has a separate request."""
         self._failed -= count
 
     def oneway(self) -> None:

@@ -57,7 +57,7 @@ def expect_code(what: str, found: int, expected: int) -> None:
 
 
 class ScenarioClient:
-    """Calls for one topic and one consumer group, whose messages have a tag of their own."""
+    """Calls for one topic and one consumer group, whose messages have a tag that no others have."""
 
     def __init__(self, channel: GrpcChannel, topic: str, name: str, credentials: Credentials | None = None) -> None:
         run_id = uuid.uuid4().hex

@@ -51,7 +51,7 @@ REQUEST_MODES = (PULL, POP)
 class MessageRequestMode(msgspec.Struct, rename="camel", kw_only=True):
     """How a group receives a topic's messages.
 
-    By POP, members receive from all queues, or from their own and those of `pop_share_queue_num` other members.
+    By POP, members receive from all queues, or from their own and the queues of `pop_share_queue_num` other members.
     """
 
     topic: str

@@ -25,7 +25,7 @@ class TopicOffset(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class LockedQueues(msgspec.Struct, rename="camel", kw_only=True):
-    """Queues that a client of a group has locked, or wants to lock or unlock."""
+    """Queues that a client of a group has locked, or asks to lock or unlock."""
 
     client_id: str
     consumer_group: str

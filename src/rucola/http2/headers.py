@@ -14,7 +14,7 @@ from hpack.table import HeaderTable
 Headers = list[tuple[bytes, bytes]]
 
 _OVERHEAD: Final = 32
-"""Bytes that a field counts beside its name and value."""
+"""Bytes that a field counts in addition to its name and value."""
 _INDEXED, _ADDED, _SIZE_UPDATE = 0x80, 0x40, 0x20
 _MAX_SHIFT: Final = 28
 """Of the digits of an integer, 7 bits each."""
@@ -83,7 +83,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """Return the integer whose first bits are those of the mask, and where it ends."""
+    """Return the integer whose first bits are in the mask, and where it ends."""
     number, at = block[at] & mask, at + 1
     if number == mask:
         shift = 0

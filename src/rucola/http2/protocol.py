@@ -12,7 +12,7 @@ MAX_UNANSWERED_PINGS: Final = 3
 
 
 class Http2Protocol(asyncio.Protocol):
-    """All frames that one read leads to are one write; so are those of one iteration of the event loop."""
+    """All frames that one read leads to are one write; so are the frames of one iteration of the event loop."""
 
     is_client = False
 

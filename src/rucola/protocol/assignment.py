@@ -1,6 +1,6 @@
 """QUERY_ASSIGNMENT (400): the queues that a broker assigns to a client, and whether it pulls or pops them.
 
-The body of SET_MESSAGE_REQUEST_MODE (401) is a `MessageRequestMode`, that of the response to
+The body of SET_MESSAGE_REQUEST_MODE (401) is a `MessageRequestMode`, the body of the response to
 GET_ALL_MESSAGE_REQUEST_MODE (402) `MessageRequestModes`. Corresponds to classes of Apache RocketMQ 5.
 """
 

@@ -2,7 +2,7 @@
 
     1. The requester sends an ordinary message with CORRELATION_ID, REPLY_TO_CLIENT (its client id) and TTL (ms).
     2. The replier sends a message to `<cluster>_REPLY_TOPIC` with MSG_TYPE=reply and these three properties, by 324
-       or 325, to the broker of the request. Headers are those of SEND_MESSAGE.
+       or 325, to the broker of the request. Headers are as in SEND_MESSAGE.
     3. The broker forwards the reply by 326 to the client in REPLY_TO_CLIENT, and reports the result to the replier.
     4. The requester matches the reply by CORRELATION_ID.
 

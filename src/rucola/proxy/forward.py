@@ -79,7 +79,7 @@ def fields_of(call: Call) -> Fields:
 class Forwarder:
     """`endpoints` are the proxy's for a client that does not say how it reached it.
 
-    `on_terminated` is called with the id of each client that says that it is gone.
+    `on_terminated` is called with the id of each client that terminates.
     """
 
     def __init__(self, brokers: Brokers, endpoints: Endpoints, on_terminated: Callable[[str], None]) -> None:

@@ -421,7 +421,7 @@ class _ThreadListener(_Listener):
         ).start()
 
     async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - in a thread of its own
+        time.sleep(seconds)  # noqa: ASYNC251 - in a separate thread
 
 
 def delivery_of(message: MessageExt, group: str) -> GroupDelivery:

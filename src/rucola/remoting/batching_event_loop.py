@@ -84,7 +84,7 @@ class BatchingSelector(selectors.DefaultSelector):
                 getattr(send, "__self__").abort()  # noqa: B009 - the type is any function's
             return
         for send, data in batch:
-            # Its peer is gone, which an earlier write of the batch has found: asyncio would warn of each further one.
+            # Its peer has closed it, as an earlier write of the batch found: asyncio would warn of each further one.
             if self._has_unregistered and getattr(send, "__self__").is_closing():  # noqa: B009 - as above
                 continue
             send(data)

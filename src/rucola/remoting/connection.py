@@ -21,7 +21,7 @@ the connection stays open. One-way requests are never answered.
     closed     connection_lost             requests in flight fail with RemotingConnectError; `closed` is set
 
 **Batching.** All frames of a read are processed, and their replies leave in one write, on a BatchingEventLoop with
-those of other connections. All connections of a loop share one receive buffer. Requests that follow each other can be
+other connections' requests. All connections of a loop share one receive buffer. Requests that follow each other can be
 served together (`ReadHooks`).
 
 **Back pressure.** `budget` says when a server does not read from a connection. A client only lets others go first: two

@@ -19,7 +19,7 @@ ProtocolFactory: TypeAlias = Callable[[], asyncio.Protocol | asyncio.BufferedPro
 
 
 class Listener:
-    """An address on which connections are accepted, each with a protocol of its own. Port 0 becomes a free one.
+    """An address on which connections are accepted, each with a new protocol. Port 0 becomes a free one.
 
     `listening` is a bound socket that several processes share, in place of the address.
     """

@@ -44,7 +44,7 @@ class ClientAuth(Enum):
 
 @dataclass(slots=True, frozen=True)
 class TlsConfig:
-    """Certificates and modes of servers and of their own connections; see docs/security.md."""
+    """Certificates and modes of servers and of the connections that they open; see docs/security.md."""
 
     # Servers
 

@@ -67,7 +67,7 @@ async def update_acl_config(
     """Create or change an account on one broker (-b) or a whole cluster (-c).
 
     A cluster is changed on all its masters and slaves. Options that are not given keep their value, except --admin,
-    which is false then. Name servers have files of their own.
+    which is false then. Name servers have separate files.
 
     \b
     Examples:

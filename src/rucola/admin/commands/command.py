@@ -177,7 +177,7 @@ class Command:
         return {one.name: one.default for one in self.arguments() if not one.is_required} | dict(arguments)
 
     async def run(self, client: AdminClient, **arguments: Any) -> AsyncGenerator[Result, None]:
-        """Yield the only result, or those of a generator as they come."""
+        """Yield the only result, or the results of a generator as they come."""
         if self.is_stream:
             async with aclosing(self.call(client, **arguments)) as results:
                 async for result in results:

@@ -13,7 +13,7 @@ from rucola.presentation import Table, to_json, whole
 
 
 class Remedy(NamedTuple):
-    """What a finding means and what to do: `text` has its fields, `arguments` those of `command`, and `group`."""
+    """What a finding means and what to do: `text` and `arguments` are formats of the finding's fields and `group`."""
 
     text: str
     command: str = ""

@@ -31,7 +31,7 @@ first timer message, so that Apache's broker finds no unknown file):
 Of the units before q, all that were due at d or earlier are delivered; those before r were rolled: put again at the end
 of the same queue, with TIMER_ROLL_TIMES incremented, before their log file is deleted (see `broker.delivery.rolling`).
 
-A recall is a timer message with TIMER_DEL_UNIQKEY, the unique key of another one of the same topic, and is due a
+A recall is a timer message with TIMER_DEL_UNIQKEY, the unique key of another message of the same topic, and is due a
 millisecond before it. Instead of a delivery, the key is remembered until all messages of that time are delivered; a
 message with it is skipped. Until then the recall counts as waiting.
 

@@ -3,7 +3,7 @@
     tag, value                  an integer: seven bits in each byte, the lowest first
     tag, size, bytes            text, bytes or a message
 
-A received message takes 6 µs in this way, instead of 25. Numbers and types of fields are those of the generated
+A received message takes 6 µs in this way, instead of 25. Numbers and types of fields are as in the generated
 classes.
 """
 

@@ -52,7 +52,7 @@ _PREFIX: Final = Struct(">II")
 """Frame length and header length; the serializer byte in the latter is 0 for JSON."""
 
 _ADDING_NOTHING: Final = frozenset({"", "WAIT\x01true", "WAIT\x01true\x02"})
-"""Properties of a batch that leave those of its messages as they are."""
+"""Properties of a batch that do not change its messages' properties."""
 
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 

@@ -1,4 +1,4 @@
-"""Replication as the other parts of a broker see it; `ha_service` is that of a master, `slave` that of a slave."""
+"""Replication as the other parts of a broker see it; `ha_service` on a master, `slave` on a slave."""
 
 from __future__ import annotations
 

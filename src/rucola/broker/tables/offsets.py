@@ -148,7 +148,7 @@ class ConsumerOffsetTable:
             self._changed[key] = self._changes
 
     def merge(self, table: Mapping[str, dict[int, int]]) -> None:
-        """Replace the offsets that the table of a master contains, but not those of CID_RMQ_SYS_TRANS."""
+        """Replace the offsets that the table of a master contains, but not the offsets of CID_RMQ_SYS_TRANS."""
         table = {key: queues for key, queues in table.items() if _split(key)[2] != TRANSACTION_GROUP}
         if any(self._table.get(key) != queues for key, queues in table.items()):
             self._add(table)

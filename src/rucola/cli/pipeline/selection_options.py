@@ -23,7 +23,7 @@ _OPTIONS = (
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options, whose values are the argument `conditions`: those of `rucola.spark.jobs.selection.Selection`."""
+    """Add the options, whose values are in the argument `conditions`, see `rucola.spark.jobs.selection.Selection`."""
 
     @wraps(command)
     def with_conditions(

@@ -18,7 +18,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def topic_tables_options(command: _Command) -> _Command:
-    """Add the options that choose topics with tables of their own."""
+    """Add the options that choose topics with separate tables."""
     decode = click.option(
         "--decode",
         "decodings",

@@ -13,7 +13,7 @@ from rucola.cli.suggestions import SuggestingGroup
 def store() -> None:
     """Check, search and repair a store directory without a broker.
 
-    The directory should be closed, or a copy. `check`, `stat`, `dump` and `grep` write nothing and take no lock;
+    The directory should be closed, or a copy. `check`, `stat`, `dump` and `grep` write nothing and do not lock it;
     `repair` only reads the directory; `rebuild` locks it. Long runs show a progress bar on a terminal.
 
     \b

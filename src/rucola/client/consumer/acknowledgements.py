@@ -2,7 +2,7 @@
 
 Nothing is repeated beyond the invisible time of its message.
 
-The acknowledgements of a broker are sent together, those of LINGER_MS and of the time that a request takes.
+Acknowledgements to a broker that come within LINGER_MS, or while a request is sent, are sent together.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class AssignedQueue:
         self.capacity.set()
 
     def part(self) -> AssignedQueue:
-        """Return a queue for some of the messages, which is in an order of its own."""
+        """Return a queue for some of the messages, which is ordered separately."""
         part = AssignedQueue(self.queue, 0, self.process_queue.limits, self.read_ahead)
         part.process_queue, part.capacity = self.process_queue, self.capacity
         return part

@@ -228,7 +228,7 @@ class Assignment:
         if options.broadcasting:
             return queues
         if options.pop:
-            # One whose broker is away stays as long as its messages are consumed.
+            # One whose broker is unreachable stays as long as its messages are consumed.
             held = [a.queue for a in self.queues.values() if a.queue.topic == route.topic and len(a.process_queue)]
             every = (MessageQueue(route.topic, queue.broker_name, ALL_QUEUES) for queue in queues)
             return sorted({*every, *held})

@@ -1,4 +1,4 @@
-"""Decoding the records of a response into messages. Bodies are decompressed beside the event loop, up to a limit."""
+"""Decoding the records of a response into messages. Bodies are decompressed in threads, up to a limit."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ A lock guarantees that one member of the group consumes its queue. It passes the
 2. held         the broker confirmed it. Trusted for `LOCK_LIFE_MS` after the request, as long as the connection stays
                 open; all held locks are renewed every `LOCK_INTERVAL_MS`.
 3. expired      no confirmation for `LOCK_LIFE_MS`, or the connection closed: the member stops deliveries. The broker
-                keeps a lock for 60 s after the latest request, so this member stops before another one starts.
+                keeps a lock for 60 s after the latest request, so this member stops before another member starts.
 4. releasing    the release was sent and not confirmed; `unlock_all` repeats it.
 
 When the connection to a broker's master is replaced, the master may be a new process without any locks, as Apache's

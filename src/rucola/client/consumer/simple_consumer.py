@@ -137,7 +137,7 @@ class SimpleConsumer(GroupClient):
         message.properties[properties.POP_CK] = str(handle)
 
     async def _brokers(self, topic: str) -> Sequence[str]:
-        """Return the brokers to ask, beginning with another one each time."""
+        """Return the brokers to ask, beginning with another broker each time."""
         queues = (await self.instance.routes.find(topic)).read_queues
         names = list(dict.fromkeys(queue.broker_name for queue in queues))
         self._receives += 1

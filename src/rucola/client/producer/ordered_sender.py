@@ -1,7 +1,7 @@
 """OrderedSender: messages sent in order, in as few requests as possible, with retries at the same queue.
 
     pack     neighbours share a request of up to 128 messages and 1 MiB; a message that no batch may have is alone
-    order    the requests of one call are sequential; those of several calls, for several queues, are concurrent
+    order    the requests of one call are sequential; the requests of several calls, for several queues, are concurrent
     retry    a request that fails is repeated, with growing pauses, until some time has passed since its first failure
     refuse   a request that is refused is repeated message by message, so that one message does not block the others
 
@@ -35,7 +35,7 @@ class OrderedSender:
     """Sends messages of a producer, with at most `in_flight` requests at a time.
 
     Requests are repeated for `timeout_ms`, or never if it is None; `before_retry` gets topic and failure. A body of
-    `alone_from` bytes or more gets a request of its own, in which it may be compressed.
+    `alone_from` bytes or more gets a separate request, in which it may be compressed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class OrderedSender:
         """Send the messages of some items, all of one topic, to a queue, or each request to the next one.
 
         Yields the items of each request with their results or its error, before the next one is sent. A refusal
-        (InvalidMessage, BrokerError) is that of a single item, unless the request was repeated in vain. Items that
+        (InvalidMessage, BrokerError) is about a single item, unless all retries of the request failed. Items that
         `may_send` rejects, when it is their turn, are left out.
         """
         pairs = [(item, message_of(item)) for item in items]

@@ -239,7 +239,7 @@ class Producer(GroupClient, Generic[V]):
             return await self._send(message, of_broker[0] if of_broker else None, deadline)
 
     async def _send(self, message: Message, queue: QueueChoice, deadline: Deadline) -> SendResult:
-        """Send a message in a request of its own."""
+        """Send a message in a separate request."""
         chosen = await self._choose(message.topic, queue, deadline)
         return (await self._sender.send(await self._request(message, chosen, deadline), chosen, deadline))[0]
 

@@ -50,7 +50,7 @@ _DELAYS = _TIMERS | {properties.DELAY}
 ALONE: Final = _DELAYS | {
     properties.WAIT, properties.TRAN_MSG, properties.MSG_TYPE, properties.INNER_MULTI_DISPATCH,
 }  # fmt: skip
-"""Properties with which a message needs a request of its own."""
+"""Properties with which a message needs a separate request."""
 _STATUS_OF_CODE = {status.value: status for status in SendStatus}
 
 
@@ -267,7 +267,7 @@ def is_batchable(message: Message) -> bool:
 
 
 def is_alone(message: Message, alone_from: int) -> bool:
-    """Return whether a message needs a request of its own, as those with a body of `alone_from` bytes or more."""
+    """Return whether a message needs a separate request, as one with a body of `alone_from` bytes or more."""
     return (
         not isinstance(message.body, bytes)
         or len(message.body) >= alone_from

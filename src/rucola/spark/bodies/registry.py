@@ -155,7 +155,7 @@ class RegisteredBodies:
         known: pa.StructType | None,
         result: Decoded,
     ) -> None:
-        """Decode bodies of one schema, by the decoder and the begin of the value that each names."""
+        """Decode bodies of one schema, by the decoder and the start of the value that each names."""
         if isinstance(decoder_of, _One):
             result.add(rows, decoder_of.decoder.decode(part, known))
             return

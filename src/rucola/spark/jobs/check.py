@@ -73,7 +73,7 @@ class _Ranges:
         self._ends: list[int] = []
 
     def add(self, begin: int, end: int) -> list[Range]:
-        """Add offsets, and return those that were there before."""
+        """Add offsets, and return the ones that it had."""
         first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
         before = list(zip(self._begins[first:last], self._ends[first:last], strict=True))
         self._begins[first:last] = [min([begin, *(each for each, _ in before)])]
@@ -133,7 +133,7 @@ def run(lake: str | Path | Archive, log: Log, topics: Collection[str] = ()) -> C
     """Compare a lake with its log, named by options of the data source (`storePath` and `brokerName`, or `nameServer`).
 
     Only messages archived by the current commit are checked. Raises as a read of lake and log does: RemotingError for
-    a missing broker, StoreError if there is no lake, if the log was deleted meanwhile, or belongs to another lake.
+    a missing broker, StoreError if there is no lake, or if the log was deleted or belongs to another lake.
     """
     archive = Archive(lake)
     found = archived_log(archive, log, topics, fail_on_missing_broker=True)

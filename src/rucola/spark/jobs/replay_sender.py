@@ -156,7 +156,7 @@ class ResendTask:
 
 
 class _Chunk:
-    """Rows by queue: those of `queues[k]`, in order, from edges[k] to edges[k+1]. `numbers` name them in errors."""
+    """Rows by queue: the rows of `queues[k]`, in order, from edges[k] to edges[k+1]. `numbers` name them in errors."""
 
     def __init__(self, rows: pa.RecordBatch, numbers: Array, queues: Sequence[SourceQueue], edges: Array) -> None:
         self.rows = rows
@@ -170,7 +170,7 @@ class _Chunk:
         self._alone = np.flatnonzero(~bools(parts.is_valid()))
 
     def requests(self, rows: range, topic: str) -> Iterator[range]:
-        """Split rows into those of each request."""
+        """Split rows by request."""
         begin, max_count = rows.start, 1 if topic.startswith("%") else MAX_COUNT
         while begin < rows.stop:
             largest = np.searchsorted(self._positions, self._positions[begin] + MAX_SIZE, "right") - 1

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 @without_tracebacks
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises the error of invalid options at its first call; PySpark's runner hides those of `streamReader`."""
+    """Raises the error of invalid options at its first call; PySpark's runner hides errors of `streamReader`."""
 
     def __init__(self, error: MQError) -> None:
         self._error = error
