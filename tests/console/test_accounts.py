@@ -13,8 +13,9 @@ import pytest
 from rucola.admin.commands import CATALOGUE, Risk
 from rucola.admin.commands.arguments import is_local
 from rucola.console.accounts import MAX_FAILURES, hash_password
-from rucola.console.api import document, safe_json
+from rucola.console.api import document
 from rucola.console.config import ConsoleConfig
+from rucola.console.json_results import safe_json
 from rucola.errors import ConfigError
 from support.cluster import cluster
 from support.console import Visitor, field, live_cluster, text_of, visitor

@@ -39,6 +39,7 @@ COMMANDS = {
     "consume": ("rucola.cli.messages:consume", "Print the messages of a topic as they arrive."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
     "console": ("rucola.cli.console:console", "Show a cluster in a browser."),
+    "mcp": ("rucola.cli.mcp:mcp", "Offer the commands of admin to an assistant, by MCP."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),
     "pipeline": ("rucola.cli.pipeline:pipeline", "Archive, search, audit, replay and reconcile messages."),
     "lake": ("rucola.cli.lake:lake", "Serve archived messages to other engines."),

@@ -11,10 +11,12 @@
     accounts      who visits: passwords, sessions, proxies
     actions       runs the commands of the catalogue for an account; the only place that does
     scans         searches through messages, which run while pages look at them
+    json_results  results of commands as JSON
     bodies        bodies of messages as text
     visit         one request of a page: account, language, form, links, rendering; the registry of pages
     app           the routes, and errors as pages
     api           `/api/v1`, with its OpenAPI document
+    mcp           the commands as tools of the Model Context Protocol
     pages/        one module for each subject
 
 A page reads the snapshot and asks for the measurements of the rows that it shows. All changes go through `actions`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
+from hashlib import sha256
 from typing import Any, Final
 
 from rucola.admin import AdminClient
@@ -26,7 +27,8 @@ MAX_SIZE: Final = 16 << 20
 
 
 class Actions:
-    def __init__(self, client: AdminClient, audit: Audit, collector: Collector) -> None:
+    def __init__(self, client: AdminClient, audit: Audit, collector: Collector | None = None) -> None:
+        """`collector` reads the cluster again after a change."""
         self._client = client
         self._audit = audit
         self._collector = collector
@@ -36,6 +38,17 @@ class Actions:
         check_remote(one)
         authorize(account, one, arguments)
         return one.effect(arguments) or (await one.question(self._client, **arguments) if one.confirm else "")
+
+    async def plan(self, account: Account, one: Command, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """Return what a command will do, and a hash of it; both empty if it changes nothing. Raises MQError.
+
+        A caller that has read this returns the hash with its order, so that nothing runs if the state has changed.
+        """
+        question = "" if one.risk_of(arguments) is Risk.READ else await self.question(account, one, arguments)
+        # A command with a question that has none now, such as a dry run, changes nothing.
+        if not question and (one.risk is Risk.READ or one.confirm):
+            return "", ""
+        return question, sha256(f"{command_line(one, arguments)}\n{question}".encode()).hexdigest()
 
     async def changes(self, account: Account, one: Command, arguments: Mapping[str, Any]) -> Table | None:
         """Return what the command would change now, in detail, if it can say. Raises MQError."""
@@ -55,7 +68,7 @@ class Actions:
             entry.undo = "; ".join(
                 command_line(CATALOGUE[result.undo[0]], result.undo[1]) for result in results if result.undo is not None
             )
-        if is_read:
+        if is_read or self._collector is None:
             return results
         await self._collector.refresh()
         for name in ("group", "group_name"):

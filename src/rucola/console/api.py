@@ -23,29 +23,13 @@ from rucola.admin.commands import CATALOGUE, Command, InvalidArguments, Risk
 from rucola.admin.commands.arguments import is_local, parse, schema
 from rucola.admin.commands.authorization import Account, required_role
 from rucola.console.console import Console
+from rucola.console.json_results import answer_of, safe_json
 from rucola.console.visit import visitor_of
 from rucola.presentation import to_json
 
 Call: TypeAlias = Callable[[Console, Request, Account], Awaitable[Response]]
 
-MAX_SAFE: Final = (1 << 53) - 1
 MAX_BODY_BYTES: Final = 5 << 20
-
-
-def safe_json(value: Any) -> Any:
-    """Return JSON's types with integers beyond 2^53 as strings."""
-    match value:
-        case bool():
-            return value
-        case int() if abs(value) > MAX_SAFE:
-            return str(value)
-        case dict():
-            return {key if isinstance(key, str) else str(key): safe_json(one) for key, one in value.items()}
-        case list():
-            return [safe_json(one) for one in value]
-        case bytes():
-            return value.decode("utf-8", "replace")
-    return value
 
 
 def response(value: Any, status: int = 200) -> Response:
@@ -70,19 +54,7 @@ async def run(console: Console, request: Request, account: Account) -> Response:
     if request.method == "GET" and one.risk_of(arguments) is not Risk.READ:
         return failure(405, f"{name} changes the cluster: use POST", name)
     results = await console.actions.run(account, visitor_of(request, console.config), one, arguments)
-    found = [result.value for result in results if result.value is not None]
-    return response(
-        {
-            "result": found if one.is_stream else found[0] if found else None,
-            "notes": [note for result in results for note in result.notes],
-            "undo": [
-                {"command": result.undo[0], "arguments": result.undo[1]}
-                for result in results
-                if result.undo is not None
-            ],
-            "failed": any(result.is_failure for result in results),
-        }
-    )
+    return response(answer_of(one, results))
 
 
 async def _json_object(request: Request) -> dict[str, object]:

@@ -7,8 +7,6 @@ nothing runs. A table of what would change is as of that moment, and not part of
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 from starlette.responses import Response
 
 from rucola.admin.commands import CATALOGUE, Command, InvalidArguments, Result, Risk
@@ -47,24 +45,19 @@ async def run(visit: Visit) -> Response:
         times = [name for name, text in given.items() if text.strip() == "now" and name in arguments]
         given |= {name: str(arguments[name]) for name in times}
         line = command_line(one, arguments)
-        question = ""
-        if one.risk_of(arguments) is not Risk.READ:
-            question = await visit.console.actions.question(visit.account, one, arguments)
-        # A command with a question that has none now, such as a dry run, changes nothing.
-        if question or (one.risk is not Risk.READ and not one.confirm):
-            seen = sha256(f"{line}\n{question}".encode()).hexdigest()
-            if visit.form.get("seen") != seen:
-                changes, unknown = None, ""
-                try:
-                    changes = await visit.console.actions.changes(visit.account, one, arguments)
-                except InvalidArguments:
-                    raise
-                except MQError as error:
-                    unknown = str(error)
-                return visit.render(
-                    "confirm.html", command=one, given=given, line=line, question=question, seen=seen,
-                    has_changed="seen" in visit.form, changes=changes, unknown=unknown,
-                )  # fmt: skip
+        question, seen = await visit.console.actions.plan(visit.account, one, arguments)
+        if seen and visit.form.get("seen") != seen:
+            changes, unknown = None, ""
+            try:
+                changes = await visit.console.actions.changes(visit.account, one, arguments)
+            except InvalidArguments:
+                raise
+            except MQError as error:
+                unknown = str(error)
+            return visit.render(
+                "confirm.html", command=one, given=given, line=line, question=question, seen=seen,
+                has_changed="seen" in visit.form, changes=changes, unknown=unknown,
+            )  # fmt: skip
         results = await visit.console.actions.run(visit.account, visit.peer, one, arguments)
     except InvalidArguments as error:
         return _form(visit, one, given, error)
