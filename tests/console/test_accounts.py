@@ -95,6 +95,22 @@ async def test_a_session_sees_what_its_account_may(tmp_path: Path) -> None:
     assert b"right" not in (tmp_path / "console" / "console.db").read_bytes()
 
 
+async def test_a_script_names_its_account_in_each_request(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as running, visitor(running.namesrv, accounts=accounts(tmp_path)) as console:
+        url = console.url("/api/v1/topicStatus?topic=Orders")
+        async with httpx.AsyncClient() as script:
+            for _ in range(2):
+                assert (await script.get(url, auth=("bob", "also"))).status_code == 200
+            assert (await script.get(url.replace("Orders", "TBW102"), auth=("bob", "also"))).status_code == 403
+            assert (await script.get(console.url("/topics"), auth=("bob", "also"))).status_code == 303, "the API only"
+            for given in ("Basic !", "Basic YQ", "Bearer x", "Basic /w=="):
+                refused = await script.get(url, headers={"authorization": given})
+                assert (refused.status_code, "www-authenticate" in refused.headers) == (401, False)
+            codes = [(await script.get(url, auth=("bob", str(n)))).status_code for n in range(MAX_FAILURES + 1)]
+            assert codes[-2:] == [401, 429]
+            assert (await script.get(url, auth=("bob", "also"))).status_code == 429, "or guesses could go on"
+
+
 async def test_guesses_are_limited(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, visitor(running.namesrv, accounts=accounts(tmp_path)) as console:
         codes = [(await log_in(console, "ann", "wrong")).status_code for _ in range(MAX_FAILURES)]

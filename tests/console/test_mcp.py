@@ -18,6 +18,7 @@ from rucola.client import Producer
 from rucola.console import audit
 from rucola.console.actions import Actions
 from rucola.console.audit import Audit
+from rucola.console.body_policy import BodyPolicy
 from rucola.console.database import Database
 from rucola.console.mcp import MAX_CHARACTERS, MAX_LINE_BYTES, MAX_RUNNING, VERSIONS, McpServer
 from rucola.message import Message
@@ -62,13 +63,17 @@ class Assistant:
 
 
 @asynccontextmanager
-async def assistant(namesrv: str, grants: str = "admin", *, allows_writes: bool = False) -> AsyncIterator[Assistant]:
+async def assistant(
+    namesrv: str, grants: str = "admin", *, allows_writes: bool = False, body_roles: Path | None = None
+) -> AsyncIterator[Assistant]:
     database = Database(None, audit.SCHEMA)
     await database.open()
     log, lines, reader = Audit(database), asyncio.Queue[str](), asyncio.StreamReader(limit=MAX_LINE_BYTES)
     async with AdminClient(namesrv) as client:
         account = Account("mcp", parse_grants(grants))
-        tools = McpServer(client, Actions(client, log), account, lines.put_nowait, allows_writes=allows_writes)
+        tools = McpServer(
+            client, Actions(client, log, BodyPolicy(body_roles)), account, lines.put_nowait, allows_writes=allows_writes
+        )
         serving = asyncio.create_task(tools.serve(reader))
         yield Assistant(reader, lines, log)
         reader.feed_eof()

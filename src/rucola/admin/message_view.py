@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 from rucola.message import MessageExt
@@ -32,14 +34,21 @@ JSON_FIELDS: Final = {
 """Attributes of a message by their names in Apache's MessageExt, without the body."""
 
 
+WHY_HIDDEN: Final[ContextVar[Callable[[MessageExt], str]]] = ContextVar("WHY_HIDDEN", default=lambda _: "")
+"""Why the body of a message is not shown to the one who asks, where one asks for others; empty if it is shown."""
+
+
 def message_json(message: MessageExt) -> dict[str, Any]:
     """Return all fields.
 
-    A body that is not printable UTF-8 is `bodyBase64` instead of `body`; `bodyError` says why one is still compressed.
+    A body that is not printable UTF-8 is `bodyBase64` instead of `body`; `bodyError` says why one is still compressed,
+    `bodyHidden` why one is not shown.
     """
     fields: dict[str, Any] = {name: getattr(message, attribute) for name, attribute in JSON_FIELDS.items()}
     if message.body_error is not None:
         fields["bodyError"] = message.body_error
+    if why := WHY_HIDDEN.get()(message):
+        return fields | {"bodyHidden": why}
     text = _text_of(message.body)
     if text is None:
         fields["bodyBase64"] = base64.b64encode(message.body).decode("ascii")
@@ -70,7 +79,8 @@ def message_text(message: MessageExt) -> str:
     }
     if message.body_error is not None:
         lines["Body Error"] = f"{message.body_error}; shown as stored"
-    lines["Message Body"] = f"{len(message.body)} bytes that are not text" if body is None else body
+    shown = f"{len(message.body)} bytes that are not text" if body is None else body
+    lines["Message Body"] = WHY_HIDDEN.get()(message) or shown
     return "\n".join(
         f"{name + ':':<20} {printable(str(value), keep=LAYOUT if name == 'Message Body' else '')}"
         for name, value in lines.items()

@@ -21,6 +21,12 @@ def default_directory() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rucola" / "console"
 
 
+body_roles_option = click.option(
+    "--body-roles", type=PathType(exists=True, dir_okay=False),
+    help="File with the roles that see the bodies of topics, see docs/console.md.",
+)  # fmt: skip
+
+
 @click.command()
 @namesrv_option("namesrv", "Name servers of the cluster.", default=DEFAULT_NAMESRV)
 @click.option("--port", type=PORT, default=8080, show_default=True, help="Port; 0 picks a free one.")
@@ -32,6 +38,7 @@ def default_directory() -> Path:
 @click.option("--lake", type=ArchiveType(), help="Lake to search for messages that are no longer in the log.")
 @catalog_option
 @click.option("--accounts", type=PathType(exists=True, dir_okay=False), help="File with accounts, see docs/console.md.")
+@body_roles_option
 @click.option("--hash-password", is_flag=True, help="Ask for a password, print its hash for --accounts, and exit.")
 @click.option("--prefix", default="", help="Path under which a proxy serves the console, such as /rucola.")
 @click.option("--trusted-proxy", "proxies", multiple=True, help="Address of a proxy whose X-Forwarded headers count.")
@@ -39,7 +46,7 @@ def default_directory() -> Path:
 @log_options
 def console(
     namesrv: str, port: int, bind: str, directory: Path | None, lake: MessageArchive | None, accounts: Path | None,
-    hash_password: bool, prefix: str, proxies: tuple[str, ...], user_header: str,
+    body_roles: Path | None, hash_password: bool, prefix: str, proxies: tuple[str, ...], user_header: str,
 ) -> None:  # fmt: skip
     """Show a cluster in a browser: brokers, topics, groups, and every command of `rucola admin`.
 
@@ -61,7 +68,7 @@ def console(
         return
     config = ConsoleConfig(
         bind_address=bind, port=port, directory=directory or default_directory(), lake=lake, accounts=accounts,
-        prefix=prefix, trusted_proxies=proxies, user_header=user_header,
+        body_roles=body_roles, prefix=prefix, trusted_proxies=proxies, user_header=user_header,
     )  # fmt: skip
 
     async def serve() -> None:

@@ -11,12 +11,13 @@ import click
 
 from rucola.admin import AdminClient
 from rucola.admin.commands.authorization import Account, parse_grants
-from rucola.cli.console import default_directory
+from rucola.cli.console import body_roles_option, default_directory
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.servers import run_server
 from rucola.console import audit
 from rucola.console.actions import Actions
+from rucola.console.body_policy import BodyPolicy
 from rucola.console.database import Database
 from rucola.console.mcp import MAX_LINE_BYTES, McpServer
 from rucola.name_server_addresses import DEFAULT_NAMESRV
@@ -33,8 +34,11 @@ from rucola.name_server_addresses import DEFAULT_NAMESRV
     "--directory", type=PathType(file_okay=False), show_default="~/.local/state/rucola/console",
     help="Directory of the audit, which the console shows if it has the same.",
 )  # fmt: skip
+@body_roles_option
 @log_options
-def mcp(namesrv: str, allow_writes: bool, grants: str | None, directory: Path | None) -> None:
+def mcp(
+    namesrv: str, allow_writes: bool, grants: str | None, directory: Path | None, body_roles: Path | None
+) -> None:  # fmt: skip
     """Offer the commands of `rucola admin` to an assistant, by the Model Context Protocol on stdin and stdout.
 
     The assistant starts this command. The tools only read the cluster unless --allow-writes is given. Looks at bodies
@@ -57,9 +61,8 @@ def mcp(namesrv: str, allow_writes: bool, grants: str | None, directory: Path | 
             await database.open()
             running.push_async_callback(database.close)
             client = await running.enter_async_context(AdminClient(namesrv))
-            server = McpServer(
-                client, Actions(client, audit.Audit(database)), account, write, allows_writes=allow_writes
-            )
+            actions = Actions(client, audit.Audit(database), BodyPolicy(body_roles))
+            server = McpServer(client, actions, account, write, allows_writes=allow_writes)
             reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
             loop = asyncio.get_running_loop()
             transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

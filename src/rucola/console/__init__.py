@@ -9,6 +9,7 @@
     history       samples of series, in three resolutions
     audit         actions, recorded before they run, with their results
     accounts      who visits: passwords, sessions, proxies
+    body_policy   who may see the bodies of messages
     actions       runs the commands of the catalogue for an account; the only place that does
     scans         searches through messages, which run while pages look at them
     json_results  results of commands as JSON

@@ -16,6 +16,7 @@ from rucola.admin.commands import CATALOGUE, Command, Result, Risk
 from rucola.admin.commands.arguments import check_remote, command_line
 from rucola.admin.commands.authorization import Account, authorize
 from rucola.console.audit import Audit
+from rucola.console.body_policy import BodyPolicy
 from rucola.console.collector import Collector
 from rucola.presentation import Table
 
@@ -27,10 +28,13 @@ MAX_SIZE: Final = 16 << 20
 
 
 class Actions:
-    def __init__(self, client: AdminClient, audit: Audit, collector: Collector | None = None) -> None:
+    def __init__(
+        self, client: AdminClient, audit: Audit, bodies: BodyPolicy, collector: Collector | None = None
+    ) -> None:
         """`collector` reads the cluster again after a change."""
         self._client = client
         self._audit = audit
+        self._bodies = bodies
         self._collector = collector
 
     async def question(self, account: Account, one: Command, arguments: Mapping[str, Any]) -> str:
@@ -63,7 +67,8 @@ class Actions:
         if is_read and not one.shows_bodies:
             return await self._results(one, arguments)
         async with self._audit.recorded(account.name, peer, command_line(one, arguments)) as entry:
-            results = await self._results(one, arguments)
+            with self._bodies.applied(account):
+                results = await self._results(one, arguments)
             entry.has_failed = any(result.is_failure for result in results)
             entry.undo = "; ".join(
                 command_line(CATALOGUE[result.undo[0]], result.undo[1]) for result in results if result.undo is not None

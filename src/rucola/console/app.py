@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import parse_qsl
@@ -21,10 +22,10 @@ from rucola.admin import ResponseCode
 from rucola.admin.commands import InvalidArguments
 from rucola.admin.commands.authorization import Account, Forbidden
 from rucola.console import api
-from rucola.console.accounts import LOCAL, Accounts
+from rucola.console.accounts import LOCAL, Accounts, TooManyFailures
 from rucola.console.console import Console
 from rucola.console.pages import PAGES
-from rucola.console.visit import COOKIE, DIRECTORY, Page, Visit, peer_of, set_cookie
+from rucola.console.visit import COOKIE, DIRECTORY, Page, Visit, peer_of, set_cookie, visitor_of
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, MQError, RemotingError, TopicNotFound
 from rucola.remoting.exposure import is_loopback
 
@@ -108,6 +109,21 @@ async def _account(console: Console, request: Request) -> Account | None:
     return await accounts.account_of(request.cookies.get(COOKIE, ""))
 
 
+async def _basic_account(console: Console, request: Request) -> Account | None:
+    """The account of a script, by HTTP Basic. Raises TooManyFailures.
+
+    No answer asks for it, so that a browser never sends it by itself.
+    """
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        name, _, password = b64decode(given, validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return await console.accounts.checked(name, password, visitor_of(request, console.config))
+
+
 def _endpoint(console: Console, page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         cookie = request.cookies.get(COOKIE, "")
@@ -170,9 +186,12 @@ async def read_form(request: Request, max_bytes: int) -> Mapping[str, str]:
 
 def _api(console: Console, call: api.Call) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        account = await _account(console, request)
+        try:
+            account = await _account(console, request) or await _basic_account(console, request)
+        except TooManyFailures:
+            return api.failure(429, "too many failed logins: wait a minute")
         if account is None:
-            return api.failure(401, "log in first")
+            return api.failure(401, "log in first, or send name and password (HTTP Basic)")
         try:
             return await call(console, request, account)
         except MQError as error:

@@ -23,6 +23,8 @@ class ConsoleConfig:
     """Searched for messages that are no longer in the log."""
     accounts: Path | None = None
     """File with the accounts, see `accounts`; None lets every visitor do everything."""
+    body_roles: Path | None = None
+    """File with the roles that see bodies, see `body_policy`; None shows them to all who view the topic."""
     user_header: str = ""
     """The header in which a trusted proxy names the user, such as `X-Remote-User`."""
     trusted_proxies: tuple[str, ...] = ()

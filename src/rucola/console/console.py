@@ -11,6 +11,7 @@ from rucola.console import accounts, audit
 from rucola.console.accounts import Accounts
 from rucola.console.actions import Actions
 from rucola.console.audit import Audit
+from rucola.console.body_policy import BodyPolicy
 from rucola.console.collector import Collector
 from rucola.console.config import ConsoleConfig
 from rucola.console.database import Database
@@ -33,7 +34,8 @@ class Console:
         self.audit = Audit(self.database)
         self.accounts = Accounts(config.accounts, self.database)
         self.collector = Collector(self.client, self.history, config.interval_s, config.requests_per_second)
-        self.actions = Actions(self.client, self.audit, self.collector)
+        self.body_policy = BodyPolicy(config.body_roles)
+        self.actions = Actions(self.client, self.audit, self.body_policy, self.collector)
         self.scans = Scans(self.client)
         self._running = AsyncExitStack()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -59,6 +60,8 @@ class Scan:
     """Why queues are missing, or the whole topic."""
     begin_s: float = field(default_factory=time.monotonic)
     task: asyncio.Task[None] | None = None
+    hides: Callable[[MessageExt], object] = lambda _: False
+    """Whether a body is neither searched nor shown."""
 
     @property
     def is_at_limit(self) -> bool:
@@ -78,13 +81,13 @@ class Scans:
     def get(self, account: str, question: Question) -> Scan | None:
         return self._scans.get((account, question))
 
-    def start(self, account: str, question: Question) -> Scan:
+    def start(self, account: str, question: Question, hides: Callable[[MessageExt], object] = lambda _: False) -> Scan:
         """Start a scan, again if it has run before. Raises ConfigError if too many run, InvalidExpression."""
         expression = sql92.compile(question.filter) if question.filter else None
         self.stop(account, question)
         if sum(one.state == "running" for one in self._scans.values()) >= MAX_RUNNING:
             raise ConfigError(f"{MAX_RUNNING} searches run already: stop one, or wait", subject=question.topic)
-        scan = Scan(question)
+        scan = Scan(question, hides=hides)
         scan.task = asyncio.create_task(self._run(scan, expression))
         self._scans.pop((account, question), None)
         self._scans[account, question] = scan
@@ -147,6 +150,8 @@ class Scans:
                 async for message in messages:
                     scan.scanned += 1
                     scan.size += message.store_size
+                    if scan.hides(message):
+                        message.body = b""
                     if _has_text(message, question.text) and (
                         expression is None or expression.matches(message.properties)
                     ):

@@ -27,6 +27,7 @@ from rucola.admin.commands.authorization import Account, Role
 from rucola.console.accounts import SESSION_S
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
+from rucola.message import MessageExt
 from rucola.presentation import END_OF_TIMES_MS, printable
 
 COOKIE: Final = "rucola_session"
@@ -166,6 +167,10 @@ class Visit:
 
     def may_view_group(self, name: str) -> bool:
         return self.account.may(Role.VIEWER, ResourceType.GROUP, name)
+
+    def hides_body(self, message: MessageExt) -> str:
+        """Return why the account does not see the body of a message; empty if it does."""
+        return self.console.body_policy.hides(self.account, message)
 
     def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
         """Return a page of `templates/`, which sees the visit as `visit`, and `t`, `url` and `snapshot`."""

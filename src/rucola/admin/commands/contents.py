@@ -20,7 +20,7 @@ from rucola.admin.commands.command import (
     command,
     no_such_queue,
 )
-from rucola.admin.message_view import message_json
+from rucola.admin.message_view import WHY_HIDDEN, message_json
 from rucola.admin.queue_reader import TOOLS_GROUP, read_queue
 from rucola.client import PullConsumer
 from rucola.domain.queue import MessageQueue
@@ -32,7 +32,8 @@ Charset = Annotated[str, Option("-c --charsetName", "Character encoding of bodie
 
 
 def _shown(message: MessageExt, charset: str = "utf-8", with_body: bool = True) -> Result:
-    body = message.body.decode(charset, "replace") if with_body else "NOT PRINT BODY"
+    shown = WHY_HIDDEN.get()(message) or message.body.decode(charset, "replace")
+    body = shown if with_body else "NOT PRINT BODY"
     error = f" BODY ERROR: {message.body_error}" if message.body_error is not None else ""
     head = (
         f"MSGID: {message.msg_id} {message.topic}@{message.queue_id}:{message.queue_offset} "

@@ -33,11 +33,12 @@ async def message(visit: Visit) -> Response:
     tracks, hidden, problem = await _tracks(visit, found)
     copies = await _copies(visit, found)
     deliveries = await _deliveries(visit, found)
-    form = visit.query.get("as", "")
-    body = shown_body(found.body, form)
+    form, why_hidden = visit.query.get("as", ""), visit.hides_body(found)
+    body = shown_body(b"" if why_hidden else found.body, form)
     return visit.render(
         "message.html", message=found, is_archived=is_archived, tracks=tracks, hidden=hidden, problem=problem,
-        copies=copies, deliveries=deliveries, body=body, forms=list(FORMS), is_cut=is_cut(found.body, body.form),
+        copies=copies, deliveries=deliveries, body=body,
+        why_hidden=why_hidden, forms=list(FORMS), is_cut=is_cut(found.body, body.form),
         origins=[(text, found.properties[name]) for name, text in ORIGINS.items() if name in found.properties],
         producer_group=found.properties.get(properties.PGROUP, ""), redriven_from=REDRIVEN_FROM,
     )  # fmt: skip

@@ -185,7 +185,7 @@ async def scan(visit: Visit) -> Response:
     if running is None or visit.form.get("do") == "again":
         action = " ".join(f"{name}={value}" for name, value in question._asdict().items() if value not in ("", None))
         async with visit.console.audit.recorded(account, visit.peer, f"scan {action}"):
-            running = scans.start(account, question)
+            running = scans.start(account, question, visit.hides_body)
     if visit.request.method == "POST":
         return visit.back(visit.here())
     return visit.render("scan.html", scan=running, question=question)
