@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "broker": {"message", "domain", "protocol", "acl", "store", "remoting", "http2", "coordination"},
     "client": {"message", "domain", "protocol", "acl", "remoting"},
     "admin": {"message", "domain", "protocol", "acl", "remoting", "client"},
-    "console": {"message", "domain", "acl", "remoting", "client", "admin"},
+    "console": {"message", "domain", "acl", "remoting", "client", "admin", "reliable"},
     "proxy": {"message", "protocol", "remoting", "http2", "broker", "client", "admin"},
     "spark": {"message", "acl", "store", "client", "reliable"},
     "reliable": {"message", "domain", "client", "admin"},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -60,6 +62,19 @@ class Table:
             else row
             for row in self.rows
         ]
+
+
+FORMULAS: Final = "=", "+", "-", "@", "\t", "\r"
+"""What a text begins with that spreadsheets run as a formula."""
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as CSV; None is empty, and a text that a spreadsheet would run begins with an apostrophe."""
+    file = io.StringIO()
+    writer = csv.writer(file)
+    for row in rows:
+        writer.writerow(f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell for cell in row)
+    return file.getvalue()
 
 
 def time_text(timestamp_ms: int) -> str:

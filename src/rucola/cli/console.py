@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rucola.admin.commands.archive_query import MessageArchive
-from rucola.cli.extras import require_extra
+from rucola.cli.extras import require_extra, require_spark
 from rucola.cli.lake_options import ArchiveType, catalog_option
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.servers import PORT, run_server, serve_until_cancelled
 from rucola.name_server_addresses import DEFAULT_NAMESRV
+
+if TYPE_CHECKING:
+    from rucola.spark.archive import Archive
 
 
 def default_directory() -> Path:
@@ -35,8 +39,15 @@ body_roles_option = click.option(
     "--directory", type=PathType(file_okay=False), show_default="~/.local/state/rucola/console",
     help="Directory of history, audit and sessions.",
 )  # fmt: skip
-@click.option("--lake", type=ArchiveType(), help="Lake to search for messages that are no longer in the log.")
+@click.option(
+    "--lake", type=ArchiveType(), help="Lake to search for messages that are no longer in the log, and to query."
+)
 @catalog_option
+@click.option(
+    "--database", envvar="RUCOLA_DATABASE", show_envvar=True,
+    help="URL of the outbox's database (`rucola reliable`), to show what it holds.",
+)  # fmt: skip
+@click.option("--table-prefix", default="rucola_", show_default=True, help="With --database: prefix of its tables.")
 @click.option("--accounts", type=PathType(exists=True, dir_okay=False), help="File with accounts, see docs/console.md.")
 @body_roles_option
 @click.option("--hash-password", is_flag=True, help="Ask for a password, print its hash for --accounts, and exit.")
@@ -45,7 +56,8 @@ body_roles_option = click.option(
 @click.option("--user-header", default="", help="Header in which a trusted proxy names the user.")
 @log_options
 def console(
-    namesrv: str, port: int, bind: str, directory: Path | None, lake: MessageArchive | None, accounts: Path | None,
+    namesrv: str, port: int, bind: str, directory: Path | None, lake: Archive | None,
+    database: str | None, table_prefix: str, accounts: Path | None,
     body_roles: Path | None, hash_password: bool, prefix: str, proxies: tuple[str, ...], user_header: str,
 ) -> None:  # fmt: skip
     """Show a cluster in a browser: brokers, topics, groups, and every command of `rucola admin`.
@@ -66,8 +78,20 @@ def console(
     if hash_password:
         click.echo(hashed(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)))
         return
+    query_lake, outbox = None, None
+    if lake is not None:
+        with require_spark():
+            from rucola.spark.jobs.sql import run
+        query_lake = partial(run, lake)
+    if database is not None:
+        with require_extra("reliable"):
+            from rucola.cli.reliable.command import check_file
+            from rucola.console.reliable_outbox import ReliableOutbox
+        check_file(database)
+        outbox = ReliableOutbox(database, table_prefix)
     config = ConsoleConfig(
-        bind_address=bind, port=port, directory=directory or default_directory(), lake=lake, accounts=accounts,
+        bind_address=bind, port=port, directory=directory or default_directory(), lake=lake,
+        query_lake=query_lake, outbox=outbox, accounts=accounts,
         body_roles=body_roles, prefix=prefix, trusted_proxies=proxies, user_header=user_header,
     )  # fmt: skip
 

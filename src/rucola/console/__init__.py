@@ -13,6 +13,8 @@
     actions       runs the commands of the catalogue for an account; the only place that does
     scans         searches through messages, which run while pages look at them
     json_results  results of commands as JSON
+    lake          the tables of the lake, and queries within limits
+    reliable_outbox  the outbox in a database
     bodies        bodies of messages as text
     visit         one request of a page: account, language, form, links, rendering; the registry of pages
     app           the routes, and errors as pages

@@ -42,6 +42,10 @@ class BodyPolicy:
                 return "" if is_shown else f"hidden: bodies of topic {topic} take the role {role.name.lower()}"
         return ""
 
+    def hides_any(self, account: Account) -> bool:
+        """Return whether there are bodies that an account does not see."""
+        return not all(account.may(role) for role in self._roles.values())
+
     def hides(self, account: Account, message: MessageExt) -> str:
         """Return why an account does not see the body of a message; empty if it does."""
         origins = (message.properties.get(name) for name in (properties.RETRY_TOPIC, properties.REAL_TOPIC))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rucola.admin.commands.archive_query import MessageArchive
+from rucola.console.lake import LakeArchive, LakeQuery
 from rucola.errors import ConfigError
 from rucola.remoting.exposure import LOOPBACK, is_loopback
+
+if TYPE_CHECKING:
+    from rucola.console.reliable_outbox import ReliableOutbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +23,12 @@ class ConsoleConfig:
     """0 picks a free port."""
     directory: Path | None = None
     """Holds history, audit and sessions; None keeps them in memory."""
-    lake: MessageArchive | None = None
+    lake: LakeArchive | None = None
     """Searched for messages that are no longer in the log."""
+    query_lake: LakeQuery | None = None
+    """Runs SQL over `lake`, for the page of its tables."""
+    outbox: ReliableOutbox | None = None
+    """The database of business reliability, which the console closes."""
     accounts: Path | None = None
     """File with the accounts, see `accounts`; None lets every visitor do everything."""
     body_roles: Path | None = None

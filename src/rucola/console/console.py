@@ -16,6 +16,7 @@ from rucola.console.collector import Collector
 from rucola.console.config import ConsoleConfig
 from rucola.console.database import Database
 from rucola.console.history import History
+from rucola.console.lake import ConsoleLake
 from rucola.console.scans import Scans
 
 REQUEST_TIMEOUT_MS = 3000
@@ -37,6 +38,7 @@ class Console:
         self.body_policy = BodyPolicy(config.body_roles)
         self.actions = Actions(self.client, self.audit, self.body_policy, self.collector)
         self.scans = Scans(self.client)
+        self.lake = ConsoleLake(config.lake, config.query_lake) if config.lake and config.query_lake else None
         self._running = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -48,6 +50,8 @@ class Console:
             await self.collector.start()
             started.push_async_callback(self.collector.close)
             started.push_async_callback(self.scans.close)
+            if self.config.outbox is not None:
+                started.push_async_callback(self.config.outbox.close)
             self._running = started.pop_all()
         return self
 

@@ -28,6 +28,7 @@ from rucola.console.accounts import SESSION_S
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.message import MessageExt
+from rucola.message.topics import is_system_topic
 from rucola.presentation import END_OF_TIMES_MS, printable
 
 COOKIE: Final = "rucola_session"
@@ -172,12 +173,21 @@ class Visit:
         """Return why the account does not see the body of a message; empty if it does."""
         return self.console.body_policy.hides(self.account, message)
 
+    def may_query(self, topic: str) -> bool:
+        """Whether the account may run queries over a topic's messages, which can read bodies, or guess them."""
+        policy = self.console.body_policy
+        # Dead letters, retries and delayed messages are of any topic.
+        if (is_system_topic(topic) or topic.startswith("%")) and policy.hides_any(self.account):
+            return False
+        return self.may_view_topic(topic) and not policy.hides_topic(self.account, topic)
+
     def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
         """Return a page of `templates/`, which sees the visit as `visit`, and `t`, `url` and `snapshot`."""
         text = _ENVIRONMENT.get_template(template).render(
             visit=self, t=self.text, url=self.url, here=self.here, static=self.static,
             token=self.console.accounts.token(self.cookie), snapshot=self.console.collector.snapshot,
-            now_ms=time.time_ns() // 1_000_000, navigation=[page for page in PAGES if page.navigation], **values,
+            now_ms=time.time_ns() // 1_000_000,
+            navigation=[page for page in PAGES if page.is_shown(self.console.config)], **values,
         )  # fmt: skip
         return HTMLResponse(text, status)
 
@@ -229,9 +239,15 @@ class Page:
     answer: Answer
     navigation: str = ""
     """The title in the navigation; empty for a page that others link."""
+    needs: str = ""
+    """The setting without which the navigation does not have the page."""
     takes_forms: bool = False
     is_public: bool = False
     """Shown to visitors who are not logged in."""
+
+    def is_shown(self, config: ConsoleConfig) -> bool:
+        """Whether the navigation has the page."""
+        return bool(self.navigation) and not (self.needs and getattr(config, self.needs) is None)
 
 
 PAGES: Final[list[Page]] = []
@@ -239,12 +255,12 @@ PAGES: Final[list[Page]] = []
 
 
 def page(
-    path: str, *, navigation: str = "", takes_forms: bool = False, is_public: bool = False
+    path: str, *, navigation: str = "", needs: str = "", takes_forms: bool = False, is_public: bool = False
 ) -> Callable[[Answer], Answer]:
     """Add a coroutine to the pages; a page that takes forms gets those with the right token only."""
 
     def add(answer: Answer) -> Answer:
-        PAGES.append(Page(path, answer, navigation, takes_forms, is_public))
+        PAGES.append(Page(path, answer, navigation, needs, takes_forms, is_public))
         return answer
 
     return add

@@ -120,6 +120,17 @@ class Database:
             raise DBAPIError.instance("SET TRANSACTION ISOLATION LEVEL", None, error, driver.Error) from error
 
 
+@contextmanager
+def named_errors(database: Database) -> Iterator[None]:
+    """Raise errors of the driver as ReliableErrors that name the database."""
+    try:
+        yield
+    except DBAPIError as error:
+        why = " ".join(str(error.orig).split())
+        where = database.url.render_as_string(hide_password=True)
+        raise ReliableError(f"{where}: {why}; check the URL, and that the database is reachable") from None
+
+
 class BlockingDatabase(Database):
     """A database of programs without an event loop: `run` and `run_one` block the calling thread, and never suspend."""
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import sys
 from collections.abc import Sequence
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rucola.cli.lake_options import catalog_option
-from rucola.cli.output import print_json, print_table, time_text, wide_option
+from rucola.cli.output import print_json, print_table, wide_option
 from rucola.cli.pipeline.archive import lake_option
 from rucola.cli.pipeline.command import json_option, require_spark
 
@@ -54,7 +51,8 @@ def sql(
 
     The table `messages` has the columns of the data source, and `date`, the UTC day of storeTimestamp. Conditions on
     topic, date and storeTimestamp, and -t, save reading. Bodies are binary: decode(body) is their text, and
-    decode(body)::JSON ->> 'name' a member of JSON.
+    decode(body)::JSON ->> 'name' a member of JSON. In CSV, a text that a spreadsheet would run as a formula begins with
+    an apostrophe.
 
     \b
     Examples:
@@ -68,19 +66,14 @@ def sql(
         from rucola.spark.jobs.sql import run
     found = run(lake, query, topics=topics or None, limit=limit, timeout_s=timeout_s)
     if as_json:
-        rows = [dict(zip(found.columns, map(_json_value, row), strict=True)) for row in found.rows]
-        print_json({"rows": rows, "cut": found.is_cut})
+        print_json({"rows": found.json_rows(), "cut": found.is_cut})
     elif as_csv:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(found.columns)
-        writer.writerows([["" if cell is None else _text(cell) for cell in row] for row in found.rows])
+        click.echo(found.csv(), nl=False)
     elif as_chart:
         bars = _bars(found.rows)
-        print_table(
-            (*found.columns, "#Chart"), [[*map(_cell, row), bar] for row, bar in zip(found.rows, bars, strict=True)]
-        )
+        print_table((*found.columns, "#Chart"), [[*cells, bar] for cells, bar in zip(found.cells(), bars, strict=True)])
     else:
-        print_table(found.columns, [[_cell(value) for value in row] for row in found.rows])
+        print_table(found.columns, found.cells())
     if found.is_cut:
         click.echo(f"these are the first {limit} of more rows; raise the limit with -m", err=True)
 
@@ -98,40 +91,3 @@ def _bars(rows: Sequence[Sequence[Any]]) -> list[str]:
     if rows:
         raise click.ClickException("--chart needs a column of numbers: select one, such as count(*)")
     return []
-
-
-def _cell(value: Any) -> object:
-    match value:
-        case None:
-            return ""
-        case datetime():
-            return time_text(round(value.timestamp() * 1000))
-        case int() | float() if not isinstance(value, bool):
-            return value
-    return _text(value)
-
-
-def _text(value: Any) -> str:
-    match value:
-        case bytes():
-            return value.decode(errors="backslashreplace")
-        case datetime():
-            return value.isoformat()
-        case list():
-            return " ".join(map(_text, value))
-        case dict():
-            return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items())
-    return str(value)
-
-
-def _json_value(value: Any) -> Any:
-    match value:
-        case bytes() | datetime():
-            return _text(value)
-        case list() | tuple():
-            return [_json_value(each) for each in value]
-        case dict():
-            return {_text(key): _json_value(each) for key, each in value.items()}
-        case None | bool() | int() | float() | str():
-            return value
-    return str(value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
@@ -14,10 +14,10 @@ from rucola.cli.extras import require_extra
 
 with require_extra("reliable"):
     from sqlalchemy import Connection, make_url
-    from sqlalchemy.exc import ArgumentError, DBAPIError
+    from sqlalchemy.exc import ArgumentError
 
     from rucola.reliable import ReliableError, Tables, migration, operations
-    from rucola.reliable.database import Database
+    from rucola.reliable.database import Database, named_errors
     from rucola.reliable.operations import StubView
     from rucola.reliable.schema import DEFAULT_PREFIX, STATUSES
 
@@ -74,17 +74,6 @@ def check_file(url: str) -> None:
         name = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if name and not name.startswith((":", "file:")) and not Path(name).exists():
             raise ReliableError(f"{url}: there is no such file; `rucola reliable init` creates a database")
-
-
-@contextmanager
-def named_errors(database: Database) -> Iterator[None]:
-    """Raise errors of the driver as ReliableErrors that name the database."""
-    try:
-        yield
-    except DBAPIError as error:
-        why = " ".join(str(error.orig).split())
-        where = database.url.render_as_string(hide_password=True)
-        raise ReliableError(f"{where}: {why}; check the URL, and that the database is reachable") from None
 
 
 def database_options(function: Command) -> Command:

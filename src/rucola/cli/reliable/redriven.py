@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rucola.admin.redrive import AfterRedrive, RedriveResult
-from rucola.cli.reliable.command import Where, named_errors
+from rucola.cli.reliable.command import Where
+from rucola.reliable.database import named_errors
 from rucola.reliable.reopening import reopening
 from rucola.reliable.schema import DEFAULT_PREFIX
 

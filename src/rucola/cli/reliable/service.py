@@ -22,7 +22,6 @@ from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
     json_option,
-    named_errors,
     yes_option,
 )
 from rucola.name_server_addresses import DEFAULT_NAMESRV
@@ -39,7 +38,7 @@ from rucola.reliable import (
     webhook_sink,
 )
 from rucola.reliable.alerts import Sink
-from rucola.reliable.database import Database
+from rucola.reliable.database import Database, named_errors
 from rucola.reliable.operations import LEAST_PURGE_AFTER_MS, PURGE_AFTER_MS
 
 logger = logging.getLogger("rucola")

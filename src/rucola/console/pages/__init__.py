@@ -1,6 +1,14 @@
 """The pages, each a coroutine of a `Visit`; the order of the imports is that of the navigation."""
 
-from rucola.console.pages import cluster, topics, groups, dead_letters, search, messages, commands, audit, login  # isort: skip - the navigation
+# isort: off
+from rucola.console.pages import cluster, topics, groups, dead_letters, search, messages
+from rucola.console.pages import tables, outbox
+from rucola.console.pages import commands, audit, login
+
+# isort: on
 from rucola.console.visit import PAGES
 
-__all__ = ["PAGES", "audit", "cluster", "commands", "dead_letters", "groups", "login", "messages", "search", "topics"]
+__all__ = [
+    "PAGES", "audit", "cluster", "commands", "dead_letters", "groups", "login", "messages", "outbox", "search",
+    "tables", "topics",
+]  # fmt: skip

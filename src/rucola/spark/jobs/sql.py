@@ -7,20 +7,26 @@ nothing else: DuckDB gets no access to files, other databases or the network.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 
 from rucola.errors import ConfigError, StoreError
+from rucola.presentation import csv_text, time_text
 from rucola.spark.archive import Archive
 
 DEFAULT_ROWS: Final = 1000
 DEFAULT_TIMEOUT_S: Final = 60.0
+DEFAULT_BYTES: Final = 1 << 30
+DEFAULT_MEMORY: Final = "80%"
 
+_FETCHED_ROWS: Final = 100
 _INTERRUPT_EVERY_S: Final = 0.1
 _READS: Final = frozenset({duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN})
 _VIEW: Final = (
@@ -37,23 +43,41 @@ class QueryResult:
     rows: list[tuple[Any, ...]]
     is_cut: bool
 
+    def cells(self) -> list[list[object]]:
+        """Return numbers, and texts for all other values, to be shown."""
+        return [[_cell(value) for value in row] for row in self.rows]
+
+    def json_rows(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, map(_json_value, row), strict=True)) for row in self.rows]
+
+    def csv(self) -> str:
+        """Return the rows as CSV, with the names of the columns."""
+        cells = ([value if _is_number(value) else None if value is None else _text(value) for value in row]
+                 for row in self.rows)  # fmt: skip
+        return csv_text([self.columns, *cells])
+
 
 def run(
     lake: str | Path | Archive,
     query: str,
     *,
-    topics: Collection[str] | None = None,
+    topics: Collection[str] | Callable[[str], bool] | None = None,
     limit: int = DEFAULT_ROWS,
+    max_bytes: int = DEFAULT_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    memory: str = DEFAULT_MEMORY,
 ) -> QueryResult:
-    """Return the first `limit` rows of a query of the current messages.
+    """Return the first `limit` rows of a query of the current messages, or fewer of about `max_bytes`.
 
     Raises ConfigError for a query that is wrong, no SELECT, or takes longer than the timeout; StoreError if there is no
     lake, StoreCorrupt if a file is missing or truncated.
     """
+    config: dict[str, Any] = {
+        "autoload_known_extensions": False, "enable_external_access": False, "memory_limit": memory,
+    }  # fmt: skip
     dataset = Archive(lake).scan(topics).dataset()
     with (
-        duckdb.connect(config={"autoload_known_extensions": False, "enable_external_access": False}) as connection,
+        duckdb.connect(config=config) as connection,
         _interrupted(connection, timeout_s),
     ):
         connection.register("rows", dataset)
@@ -63,8 +87,57 @@ def run(
         if len(statements) != 1 or statements[0].type not in _READS:
             raise ConfigError("give one query, such as SELECT topic, count(*) FROM messages GROUP BY topic")
         found = connection.execute(statements[0])
-        rows = found.fetchmany(limit + 1)
-        return QueryResult(tuple(column[0] for column in found.description), rows[:limit], len(rows) > limit)
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        while len(rows) <= limit and size < max_bytes:
+            some = found.fetchmany(min(_FETCHED_ROWS, limit + 1 - len(rows)))
+            if not some:
+                break
+            rows += some
+            size += sum(len(value) for row in some for value in row if isinstance(value, str | bytes))
+        is_cut = len(rows) > limit or size >= max_bytes
+        return QueryResult(tuple(column[0] for column in found.description), rows[:limit], is_cut)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> object:
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return time_text(round(value.timestamp() * 1000))
+        case int() | float() if not isinstance(value, bool):
+            return value
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bytes():
+            return value.decode(errors="backslashreplace")
+        case datetime():
+            return value.isoformat()
+        case list():
+            return " ".join(map(_text, value))
+        case dict():
+            return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items())
+    return str(value)
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case bytes() | datetime():
+            return _text(value)
+        case list() | tuple():
+            return [_json_value(each) for each in value]
+        case dict():
+            return {_text(key): _json_value(each) for key, each in value.items()}
+        case None | bool() | int() | float() | str():
+            return value
+    return str(value)
 
 
 @contextmanager
@@ -83,7 +156,7 @@ def _interrupted(connection: duckdb.DuckDBPyConnection, timeout_s: float) -> Ite
     try:
         yield
     except duckdb.InterruptException:
-        raise ConfigError(f"the query has taken more than {timeout_s:g} s; give it more time by --timeout") from None
+        raise ConfigError(f"the query has taken more than {timeout_s:g} s: restrict it by topic or date") from None
     except duckdb.OutOfMemoryException as error:
         raise StoreError(f"the query needs more memory: {error}") from None
     except duckdb.Error as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rucola.files import local_path
 from rucola.spark.lake.snapshot import check_exists
@@ -12,6 +12,9 @@ from rucola.spark.lake.tables import open_tables
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
+    from pyiceberg.table.snapshots import Snapshot
+
+LATEST: Final = 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,16 @@ class ArchivedTopic:
 
 
 @dataclass(frozen=True)
+class TableCommit:
+    """A snapshot: its time in ms, what made it, and the messages it added and left."""
+
+    time_ms: int
+    operation: str
+    added: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class TableStatus:
     """The current state of a lake: its last commit in ms, None without any, and the number of snapshots kept."""
 
@@ -34,6 +47,8 @@ class TableStatus:
     key_files: int
     key_size: int
     topics: tuple[ArchivedTopic, ...]
+    latest: tuple[TableCommit, ...] = ()
+    """The latest snapshots, newest first."""
 
 
 def table_status(root: str | Path, catalog: str | None = None) -> TableStatus:
@@ -57,7 +72,15 @@ def table_status(root: str | Path, catalog: str | None = None) -> TableStatus:
             len(keys),
             sum(file.file_size_in_bytes for file in keys),
             tuple(_topic(topic, of_topic, number) for topic, of_topic in sorted(topics.items())),
+            tuple(map(_commit, reversed(messages.metadata.snapshots[-LATEST:]))),
         )
+
+
+def _commit(snapshot: Snapshot) -> TableCommit:
+    found = snapshot.summary
+    values = {} if found is None else found.additional_properties
+    added, rows = (int(values.get(name, "0")) for name in ("added-records", "total-records"))
+    return TableCommit(snapshot.timestamp_ms, "" if found is None else found.operation.value, added, rows)
 
 
 def _topic(topic: str, files: list[DataFile], stored: int) -> ArchivedTopic:
