@@ -20,7 +20,7 @@ from support.cluster import cluster
 from support.console import field, live_cluster, text_of, visitor
 
 CONSOLE = visit.DIRECTORY
-OF_ONE = "/topic", "/group", "/message", "/scan", "/why", "/logout"
+OF_ONE = "/topic", "/group", "/message", "/scan", "/why", "/dead_letter", "/dead_letters/export", "/logout"
 PATHS = [page.path for page in PAGES if "{" not in page.path and page.path not in OF_ONE]
 
 

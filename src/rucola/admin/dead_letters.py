@@ -139,14 +139,16 @@ class DeadLetterAdmin:
         per_second: float | None = None,
         dry_run: bool = False,
         after: AfterRedrive | None = None,
+        body: bytes | None = None,
     ) -> Results[RedriveResult]:
         """Re-drive the dead letters with these ids, or all stored from `begin_ms` to `end_ms`, inclusive.
 
         `only_group` sends to `%RETRY%group` instead of the original topic; `per_second` limits the rate. `after` is
-        called for each dead letter that has a copy. Results are yielded when complete; `aclose` ends the run.
-        ConfigError if another run holds a queue, TopicNotFound without a dead letter queue.
+        called for each dead letter that has a copy. `body` replaces theirs in the copies. Results are yielded when
+        complete; `aclose` ends the run. ConfigError if another run holds a queue, TopicNotFound without a dead letter
+        queue.
         """
-        results = self._redrive(group, offset_msg_ids, begin_ms, end_ms, only_group, per_second, dry_run, after)
+        results = self._redrive(group, offset_msg_ids, begin_ms, end_ms, only_group, per_second, dry_run, after, body)
         return Results("dead_letters.redrive", results)
 
     async def _redrive(
@@ -159,6 +161,7 @@ class DeadLetterAdmin:
         per_second: float | None,
         dry_run: bool,
         after: AfterRedrive | None,
+        body: bytes | None,
     ) -> AsyncGenerator[RedriveResult, None]:
         queues = await self._queues(group)
         # No retries, so that no copy is stored twice. The frame limit as maximum size: one broker may accept larger
@@ -175,7 +178,11 @@ class DeadLetterAdmin:
                     only_group=only_group, per_second=per_second, after=after,
                 )  # fmt: skip
                 if offset_msg_ids:
-                    parts = [run.redrive([await self._get(group, one)]) for one in offset_msg_ids]
+                    letters = [await self._get(group, one) for one in offset_msg_ids]
+                    if body is not None:
+                        for one in letters:
+                            one.body, one.body_error = body, None
+                    parts = [run.redrive([one]) for one in letters]
                 else:
                     parts = [run.redrive_queue(consumer, queue, begin_ms, end_ms) for queue in queues]
                 for part in parts:

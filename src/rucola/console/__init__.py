@@ -8,6 +8,7 @@
     database      SQLite files in threads of their own
     history       samples of series, in three resolutions
     audit         actions, recorded before they run, with their results
+    views         pages with names, for all accounts
     accounts      who visits: passwords, sessions, proxies
     body_policy   who may see the bodies of messages
     actions       runs the commands of the catalogue for an account; the only place that does

@@ -7,7 +7,7 @@ from typing import Self
 
 from rucola.admin import AdminClient
 from rucola.client.connection_options import ConnectionOptions
-from rucola.console import accounts, audit
+from rucola.console import accounts, audit, views
 from rucola.console.accounts import Accounts
 from rucola.console.actions import Actions
 from rucola.console.audit import Audit
@@ -18,6 +18,7 @@ from rucola.console.database import Database
 from rucola.console.history import History
 from rucola.console.lake import ConsoleLake
 from rucola.console.scans import Scans
+from rucola.console.views import SavedViews
 
 REQUEST_TIMEOUT_MS = 3000
 
@@ -28,11 +29,12 @@ class Console:
     def __init__(self, namesrv: str | ConnectionOptions | None, config: ConsoleConfig) -> None:
         self.config = config
         directory = config.directory
-        self.database = Database(directory and directory / "console.db", audit.SCHEMA + accounts.SCHEMA)
+        self.database = Database(directory and directory / "console.db", audit.SCHEMA + accounts.SCHEMA + views.SCHEMA)
         self.client = AdminClient(namesrv, timeout_ms=REQUEST_TIMEOUT_MS)
         self.client.restrict(())  # until the collector knows the brokers: visitors name any address
         self.history = History(directory and directory / "history.db")
         self.audit = Audit(self.database)
+        self.views = SavedViews(self.database)
         self.accounts = Accounts(config.accounts, self.database)
         self.collector = Collector(self.client, self.history, config.interval_s, config.requests_per_second)
         self.body_policy = BodyPolicy(config.body_roles)

@@ -156,6 +156,11 @@ class Visit:
         """Return the address of this page with other values in its query."""
         return self.url(self.page_path, **{**self.query, **query})
 
+    @property
+    def view_path(self) -> str:
+        """The address of this page without the proxy's prefix, as a saved view has it."""
+        return self.here().removeprefix(self.console.config.prefix)
+
     def static(self, name: str) -> str:
         return self.url(f"/static/{name}", v=static_hash(name))
 

@@ -38,14 +38,16 @@ def is_local(one: Command) -> bool:
 
 def parse(one: Command, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the arguments of `call` by name; a blank text is an argument that is not given. Raises InvalidArgument."""
-    texts = {name: _text(value) for name, value in given.items() if _text(value)}
+    texts = {name: text for name, value in given.items() if (text := _text(value)).strip()}
     parsed: dict[str, Any] = {}
     for argument in remote_arguments(one):
         if argument.type is Target:
             address, cluster = texts.pop("address", None), texts.pop("cluster", None)
             if argument.is_required and (address is None) == (cluster is None):
                 raise InvalidArgument("name either a broker (address) or a cluster", subject="cluster")
-            parsed[argument.name] = Target(None if address is None else _address(address, "address"), cluster)
+            parsed[argument.name] = Target(
+                None if address is None else _address(address.strip(), "address"), cluster and cluster.strip()
+            )
         elif argument.name in texts:
             parsed[argument.name] = _parse(argument, texts.pop(argument.name))
         elif argument.is_required:
@@ -57,11 +59,14 @@ def parse(one: Command, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value).strip()
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse(argument: Argument, text: str) -> Any:
     option, name = argument.option, argument.name
+    if option.format == "text":
+        return text
+    text = text.strip()
     if option.choices and text not in option.choices:
         raise InvalidArgument(f"{name} {text!r}: expected one of {', '.join(option.choices)}", subject=name)
     match option.format:

@@ -52,7 +52,7 @@ class Option:
     max: float | None = None
     choices: tuple[str, ...] = ()
     format: str = ""
-    """`address`, `time`, `time or end` (-1), `file`, `new file`, `directory`, `lake` or `outbox`."""
+    """`address`, `time`, `time or end` (-1), `file`, `new file`, `directory`, `lake`, `outbox`, or `text` as it is."""
     prompt: str = ""
     """For a secret, its name: the value - asks for it, since command lines are visible to other users."""
     envvar: str = ""

@@ -111,7 +111,8 @@ async def selected_letters(
 async def _resending(client: AdminClient, **given: Any) -> str:
     ids = _check_selection(given["msg_ids"], given["begin_ms"], given["end_ms"])
     number = f"{len(ids)} of " if ids else ""
-    return "" if given["dry_run"] else f"send {number}the dead letters of group {given['group']} again"
+    edited = ", with another body" if given["body"] is not None else ""
+    return "" if given["dry_run"] else f"send {number}the dead letters of group {given['group']} again{edited}"
 
 
 def _check_selection(msg_ids: str | None, begin_ms: int | None, end_ms: int | None) -> list[str]:
@@ -139,6 +140,9 @@ async def redrive_dlq(
     dry_run: Annotated[
         bool, Flag("-d --dryRun", "Print which messages would be sent to which topic, and send nothing.")
     ] = False,
+    body: Annotated[
+        str | None, Option("-p --body", "With one -i: the body of the copy, as UTF-8 text.", format="text")
+    ] = None,
     reopening: Annotated[
         StubReopening | None,
         Option(
@@ -165,13 +169,17 @@ async def redrive_dlq(
       rucola admin redriveDlq -g billing --dryRun
       rucola admin redriveDlq -g billing -s 100 --yes
       rucola admin redriveDlq -g billing -r -i 7F00000100002A9F0000000000000000 --yes
+      rucola admin redriveDlq -g billing -i 7F00000100002A9F0000000000000000 -p '{"amount": 12}' --yes
       rucola admin redriveDlq -g billing --database sqlite:///shop.db --yes
     """
+    ids = _check_selection(msg_ids, begin_ms, end_ms)
+    if body is not None and len(ids) != 1:
+        raise InvalidArguments("-p is the body of one message: name it with -i")
     after = None if reopening is None or dry_run else reopening(group)
     statuses, topics, reopened = Counter[RedriveStatus](), Counter[str](), 0
     results = client.dead_letters.redrive(
-        group, _check_selection(msg_ids, begin_ms, end_ms), begin_ms=begin_ms, end_ms=end_ms, only_group=only_group,
-        per_second=per_second, dry_run=dry_run, after=after,
+        group, ids, begin_ms=begin_ms, end_ms=end_ms, only_group=only_group,
+        per_second=per_second, dry_run=dry_run, after=after, body=None if body is None else body.encode(),
     )  # fmt: skip
     async with aclosing(results):
         async for result in results:

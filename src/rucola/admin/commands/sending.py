@@ -39,7 +39,7 @@ Size = Annotated[int, Option("-s --size", "Bytes per message.", min=1, max=MAX_S
 async def send_message(
     client: AdminClient,
     topic: Topic,
-    body: Annotated[str, Option("-p --body", "Body, as UTF-8 text.")],
+    body: Annotated[str, Option("-p --body", "Body, as UTF-8 text.", format="text")],
     keys: Annotated[str | None, Option("-k --key", "Keys, separated by spaces.")] = None,
     tags: Annotated[str | None, Option("-c --tags", "Tag.")] = None,
     broker_name: Annotated[str | None, Option("-b --broker", "With -i: send to this broker.")] = None,

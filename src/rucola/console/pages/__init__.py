@@ -3,12 +3,12 @@
 # isort: off
 from rucola.console.pages import cluster, topics, groups, dead_letters, search, messages
 from rucola.console.pages import tables, outbox
-from rucola.console.pages import commands, audit, login
+from rucola.console.pages import commands, audit, login, views
 
 # isort: on
 from rucola.console.visit import PAGES
 
 __all__ = [
     "PAGES", "audit", "cluster", "commands", "dead_letters", "groups", "login", "messages", "outbox", "search",
-    "tables", "topics",
+    "tables", "topics", "views",
 ]  # fmt: skip

@@ -35,7 +35,12 @@ async def run(visit: Visit) -> Response:
     if one is None or is_local(one):
         raise ConfigError(visit.text("there is no such command here"))
     is_sent = visit.request.method == "POST"
-    given = {name: value for name, value in (visit.form if is_sent else visit.query).items() if name not in _OWN}
+    # Browsers end the lines of a text with \r\n.
+    given = {
+        name: value.replace("\r\n", "\n")
+        for name, value in (visit.form if is_sent else visit.query).items()
+        if name not in _OWN
+    }
     wants_result = is_sent or (one.risk is Risk.READ and (bool(given) or not schema(one)["required"]))
     if not wants_result or "edit" in visit.query:
         return _form(visit, one, given)
