@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.external, pytest.mark.slow]
 PAGES = (
     "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/why?group=billing",
     "/commands", "/run/updateTopic",
-    "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/dead_letters",
-    "/dead_letters?group=billing", "/audit", "/login",
+    "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/tail?topic=Orders",
+    "/dead_letters", "/dead_letters?group=billing", "/audit", "/login",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@
     json_results  results of commands as JSON
     lake          the tables of the lake, and queries within limits
     reliable_outbox  the outbox in a database
+    tails         the newest messages of topics as they come, for pages that stay open
     bodies        bodies of messages as text
     visit         one request of a page: account, language, form, links, rendering; the registry of pages
     app           the routes, and errors as pages

@@ -14,14 +14,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.requests import gather_to_completion, queue_of_item
 from rucola.console.history import History
 from rucola.console.measurements import Measurements, RequestBudget
-from rucola.domain.client import ClientConnection, ConsumerConnection
+from rucola.domain.client import ClientConnection
 from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.role import MASTER_ID
 from rucola.domain.statistics import TOPIC_PUT_NUMS, OffsetWrapper, QueueTimeSpan
@@ -47,6 +47,7 @@ TABLES_INTERVAL_S: Final = 60.0
 TURN_SHARE: Final = 4
 """Groups in turn take one request of so many in the budget."""
 DISK_WARNING: Final = 0.85
+MAX_SENDER_QUEUES: Final = 8
 TREND_LENGTH: Final = 12
 """Measurements of a group's backlog from which its end is estimated."""
 KINDS: Final = "normal", "retry", "dead letters", "delayed", "half messages", "system"
@@ -176,11 +177,35 @@ class TopicDetails(Answers):
     groups: Sequence[str]
 
 
+class Sender(NamedTuple):
+    """Where the newest message of a queue came from, and the producer that is connected from there."""
+
+    queue: MessageQueue
+    host: str
+    store_ms: int
+    group: str = ""
+    """Empty if no producer is connected from this address now."""
+    client_id: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMembers(Answers):
+class TopicSenders(Answers):
+    """The senders of the newest messages of at most MAX_SENDER_QUEUES queues; brokers do not know those of a topic."""
+
+    senders: Sequence[Sender]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConnections(Answers):
     clients: Mapping[str, ClientConnection]
     subscriptions: Mapping[str, SubscriptionData]
     """By topic, as one of the brokers has them."""
+    message_model: str
+    consume_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDelays(Answers):
     delays_ms: Mapping[MessageQueue, int]
     """The age of the next message."""
 
@@ -202,7 +227,15 @@ class GroupProgress(Answers):
 
     @property
     def backlog(self) -> int:
-        return sum(max(0, at.broker_offset - at.consumer_offset) for at in self.queues.values())
+        return self.backlog_on(None)
+
+    def backlog_on(self, topic: str | None) -> int:
+        """Return the backlog on one topic, None for all."""
+        return sum(
+            max(0, at.broker_offset - at.consumer_offset)
+            for queue, at in self.queues.items()
+            if topic in (None, queue.topic)
+        )
 
     def delay_ms(self, now_ms: int) -> int | None:
         """Return an upper limit of the age of the next message: that of the last one consumed. None if unknown."""
@@ -219,13 +252,19 @@ class Collector:
         self._history = history
         self._interval_s = interval_s
         self._turn_s = TURN_SHARE / requests_per_second
-        budget = RequestBudget(requests_per_second)
+        budget = self._budget = RequestBudget(requests_per_second)
         self.topic_traffic = Measurements(self._traffic, self._brokers_of_topic, budget, interval_s)
         self.topic_details = Measurements(
             self._topic_details, lambda name: 2 * self._brokers_of_topic(name), budget, interval_s
         )
         self.group_progress = Measurements(self._progress, self._brokers_of_group, budget, interval_s)
-        self.group_members = Measurements(self._members, self._questions_of_members, budget, interval_s)
+        self.group_connections = Measurements(self._connections, self._brokers_of_group, budget, interval_s)
+        self.group_delays = Measurements(
+            self._delays, lambda name: self._brokers_of_group(name) * len(self._topics_of(name)), budget, interval_s
+        )
+        self.producers = Measurements(client.groups.producers, lambda _: 1, budget, interval_s)
+        """By the address of a broker."""
+        self.topic_senders = Measurements(self._senders, lambda _: 2 * MAX_SENDER_QUEUES, budget, interval_s)
         self.dead_letters = Measurements(
             client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name)), budget, interval_s
         )
@@ -250,13 +289,17 @@ class Collector:
 
     def _measurements(self) -> tuple[Measurements[Any], ...]:
         return (
-            self.topic_traffic, self.topic_details, self.group_progress, self.group_members, self.dead_letters,
-            self.diagnoses,
+            self.topic_traffic, self.topic_details, self.topic_senders, self.producers, self.group_progress,
+            self.group_connections, self.group_delays, self.dead_letters, self.diagnoses,
         )  # fmt: skip
+
+    async def spend(self, count: int) -> None:
+        """Wait until the budget has `count` requests for somebody else."""
+        await asyncio.sleep(self._budget.reserve(count))
 
     def forget_group(self, name: str) -> None:
         """Measure a group again when it is shown next: after a change."""
-        for one in (self.group_progress, self.group_members, self.dead_letters, self.diagnoses):
+        for one in (self.group_progress, self.group_connections, self.group_delays, self.dead_letters, self.diagnoses):
             one.forget(name)
 
     async def wait_first(self, wait_s: float = 2.0) -> Snapshot:
@@ -365,9 +408,6 @@ class Collector:
         found = self.snapshot.groups.get(name)
         return len(found.brokers) if found else 1
 
-    def _questions_of_members(self, group: str) -> int:
-        return self._brokers_of_group(group) * (1 + len(self._topics_of(group)))
-
     def _topics_of(self, group: str) -> list[str]:
         """The topics on which a group had offsets when it was measured last."""
         known = self.group_progress.known(group)
@@ -430,21 +470,59 @@ class Collector:
             consume_tps=sum(stats.consume_tps for stats in answers), trend=trend, failures=failures,
         )  # fmt: skip
 
-    async def _members(self, name: str) -> GroupMembers:
-        groups, topics = self._client.groups, self._topics_of(name)
-
-        async def ask(address: str) -> tuple[ConsumerConnection | None, list[QueueTimeSpan]]:
-            spans = [span for topic in topics for span in await groups.consume_time_spans_at(address, topic, name)]
-            return await groups.find_consumer_connection(name, address), spans
-
-        answers, failures = await self._ask(self.snapshot.groups.get(name), ask)
-        members = [one for one, _ in answers if one is not None]
-        return GroupMembers(
-            clients={client.client_id: client for one in members for client in one.connection_set},
-            subscriptions={topic: data for one in members for topic, data in one.subscription_table.items()},
-            delays_ms={span.message_queue: max(0, span.delay_time) for _, spans in answers for span in spans},
+    async def _connections(self, name: str) -> GroupConnections:
+        groups = self._client.groups
+        answers, failures = await self._ask(
+            self.snapshot.groups.get(name), lambda address: groups.find_consumer_connection(name, address)
+        )
+        found = [one for one in answers if one is not None]
+        return GroupConnections(
+            clients={client.client_id: client for one in found for client in one.connection_set},
+            subscriptions={topic: data for one in found for topic, data in one.subscription_table.items()},
+            message_model=found[0].message_model if found else "",
+            consume_type=found[0].consume_type if found else "",
             failures=failures,
         )
+
+    async def _delays(self, name: str) -> GroupDelays:
+        topics = self._topics_of(name)
+
+        async def ask(address: str) -> list[QueueTimeSpan]:
+            spans = self._client.groups.consume_time_spans_at
+            return [span for topic in topics for span in await spans(address, topic, name)]
+
+        answers, failures = await self._ask(self.snapshot.groups.get(name), ask)
+        delays = {span.message_queue: max(0, span.delay_time) for spans in answers for span in spans}
+        return GroupDelays(delays_ms=delays, failures=failures)
+
+    async def _senders(self, name: str) -> TopicSenders:
+        details = await self.topic_details.get_one(name)
+        if details is None or details.value is None:
+            raise MQError(details.error if details else "the queues have not been measured yet")
+        newest = sorted(details.value.queues.items(), key=lambda item: -item[1].last_update_timestamp)
+        wanted = [(queue, at) for queue, at in newest if at.max_offset > at.min_offset][:MAX_SENDER_QUEUES]
+        producers = await self.producers.get(
+            reader.address for broker in {queue.broker_name for queue, _ in wanted}
+            if (reader := self.snapshot.reader(broker)) is not None
+        )  # fmt: skip
+        known = {
+            one.remote_ip.lstrip("/"): (group, one.client_id)
+            for found in producers.values() if found.value is not None
+            for group, infos in found.value.items()
+            for one in infos
+        }  # fmt: skip
+        failures = {address: found.error for address, found in producers.items() if found.error}
+
+        async def sender(queue: MessageQueue, at: TopicOffset) -> list[Sender]:
+            try:
+                message = await self._client.messages.at(queue, at.max_offset - 1)
+            except MQError as error:
+                failures[str(queue)] = str(error)
+                return []
+            return [Sender(queue, message.born_host, message.store_timestamp, *known.get(message.born_host, ()))]
+
+        found = await gather_to_completion(sender(queue, at) for queue, at in wanted)
+        return TopicSenders(senders=[one for of_queue in found for one in of_queue], failures=failures)
 
     async def _measure_in_turn(self) -> None:
         await self._first.wait()

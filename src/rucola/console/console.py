@@ -18,6 +18,7 @@ from rucola.console.database import Database
 from rucola.console.history import History
 from rucola.console.lake import ConsoleLake
 from rucola.console.scans import Scans
+from rucola.console.tails import Tails
 from rucola.console.views import SavedViews
 
 REQUEST_TIMEOUT_MS = 3000
@@ -41,6 +42,7 @@ class Console:
         self.actions = Actions(self.client, self.audit, self.body_policy, self.collector)
         self.scans = Scans(self.client)
         self.lake = ConsoleLake(config.lake, config.query_lake) if config.lake and config.query_lake else None
+        self.tails = Tails(self.client, self.collector)
         self._running = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -54,6 +56,7 @@ class Console:
             started.push_async_callback(self.scans.close)
             if self.config.outbox is not None:
                 started.push_async_callback(self.config.outbox.close)
+            started.push_async_callback(self.tails.close)
             self._running = started.pop_all()
         return self
 

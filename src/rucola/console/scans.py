@@ -155,7 +155,7 @@ class Scans:
                     if _has_text(message, question.text) and (
                         expression is None or expression.matches(message.properties)
                     ):
-                        scan.hits.append(_hit(message, queue.broker_name))
+                        scan.hits.append(hit_of(message, queue.broker_name))
                     if scan.is_at_limit:
                         return
         except MQError as error:
@@ -166,7 +166,8 @@ def _has_text(message: MessageExt, text: str) -> bool:
     return not text or text.encode() in message.body or any(text in value for value in message.properties.values())
 
 
-def _hit(message: MessageExt, broker_name: str) -> Hit:
+def hit_of(message: MessageExt, broker_name: str) -> Hit:
+    """Return what is kept of a message, whose body is dropped."""
     size, preview = len(message.body), message.body[:PREVIEW_BYTES].decode("utf-8", "replace")
     message.body = b""
     return Hit(message, broker_name, size, preview)

@@ -55,6 +55,7 @@ class ConsoleServer:
 
             async def stop() -> None:
                 server.should_exit = True
+                await self.console.tails.close()  # connections that stay open end with them
                 await serving
 
             started.push_async_callback(stop)

@@ -188,13 +188,16 @@ class Visit:
 
     def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
         """Return a page of `templates/`, which sees the visit as `visit`, and `t`, `url` and `snapshot`."""
-        text = _ENVIRONMENT.get_template(template).render(
+        return HTMLResponse(self.markup(template, **values), status)
+
+    def markup(self, template: str, /, **values: Any) -> str:
+        """Return a template as text, as `render` does."""
+        return _ENVIRONMENT.get_template(template).render(
             visit=self, t=self.text, url=self.url, here=self.here, static=self.static,
             token=self.console.accounts.token(self.cookie), snapshot=self.console.collector.snapshot,
             now_ms=time.time_ns() // 1_000_000,
             navigation=[page for page in PAGES if page.is_shown(self.console.config)], **values,
         )  # fmt: skip
-        return HTMLResponse(text, status)
 
     def back(self, path: str) -> Response:
         """Redirect to an address that a form of ours carried; to the first page if it is another site's."""

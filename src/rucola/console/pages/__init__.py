@@ -2,7 +2,7 @@
 
 # isort: off
 from rucola.console.pages import cluster, topics, groups, dead_letters, search, messages
-from rucola.console.pages import tables, outbox
+from rucola.console.pages import tail, tables, outbox
 from rucola.console.pages import commands, audit, login, views
 
 # isort: on
@@ -10,5 +10,5 @@ from rucola.console.visit import PAGES
 
 __all__ = [
     "PAGES", "audit", "cluster", "commands", "dead_letters", "groups", "login", "messages", "outbox", "search",
-    "tables", "topics", "views",
+    "tables", "tail", "topics", "views",
 ]  # fmt: skip

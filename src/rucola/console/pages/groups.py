@@ -41,9 +41,10 @@ async def group(visit: Visit) -> Response:
     name, collector = visit.query.get("name", ""), visit.console.collector
     found = await _group(visit, name)
     measured = await collector.group_progress.get_one(name)
-    members = await collector.group_members.get_one(name)
+    members = await collector.group_connections.get_one(name)
+    delays = await collector.group_delays.get_one(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
-    return visit.render("group.html", group=found, measured=measured, members=members, topics=topics)
+    return visit.render("group.html", group=found, measured=measured, members=members, delays=delays, topics=topics)
 
 
 @page("/why")

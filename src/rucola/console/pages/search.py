@@ -77,7 +77,7 @@ def _matching(names: Iterable[str], text: str) -> list[str]:
 
 async def _add_clients(visit: Visit, found: Found, text: str) -> None:
     """Clients of groups that were looked at, and producers, which each broker has in one table."""
-    for group, members in visit.console.collector.group_members.all_known().items():
+    for group, members in visit.console.collector.group_connections.all_known().items():
         if visit.may_view_group(group) and text in members.clients:
             found.links.append(("Client", f"{text} ({group})", visit.url("/group", name=group)))
     for one in visit.console.collector.snapshot.brokers:

@@ -40,6 +40,13 @@ async def topic(visit: Visit) -> Response:
         raise TopicNotFound(visit.text("there is no topic {name}", name=name), subject=name)
     details = await collector.topic_details.get_one(name)
     traffic = await collector.topic_traffic.get_one(name)
+    senders = await collector.topic_senders.get_one(name)
     groups = [one for one in details.value.groups if visit.may_view_group(one)] if details and details.value else []
     hidden = len(details.value.groups) - len(groups) if details and details.value else 0
-    return visit.render("topic.html", topic=found, details=details, traffic=traffic, groups=groups, hidden=hidden)
+    paging = Paging.of(visit, len(groups))
+    groups = groups[paging.rows]
+    progress = await collector.group_progress.get(groups)
+    return visit.render(
+        "topic.html", topic=found, details=details, traffic=traffic, senders=senders, groups=groups, hidden=hidden,
+        progress=progress, paging=paging,
+    )  # fmt: skip
