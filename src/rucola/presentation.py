@@ -108,6 +108,21 @@ def parse_time(text: str) -> int:
         raise ValueError(str(error)) from None
 
 
+def short_number(value: float) -> str:
+    """Format a number with three significant digits, and all of a whole one below 10,000."""
+    if value == int(value) and abs(value) < 10_000:
+        return f"{int(value):,}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def size_text(size: float) -> str:
+    """Format bytes with binary units: 512 B, 1.5 KiB, 20 MiB."""
+    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**exponent:
+            return f"{short_number(size / 1024**exponent)} {unit}"
+    return f"{short_number(size)} B"
+
+
 def to_json(value: Any) -> Any:
     """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase; keys of dicts stay."""
     match value:

@@ -89,6 +89,8 @@ async def test_the_console_searches_broker_and_archive(
             text = await console.text(f"/message?{path}")
             assert "archived copy" in text
             assert gone["offsetMsgId"] in text
+        text = await console.shows("/", "Not archived yet")
+        assert re.search(r"Last commit of the lake: 20\d\d-.* Not archived yet \S+/g1-clean/store unknown ", text)
 
 
 def test_a_unique_key_query_searches_broker_and_archive(

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rucola.presentation import size_text
 from rucola.spark.jobs import audit, charts, reconcile_report, report
 from rucola.spark.jobs.audit import TABLES
 from rucola.spark.jobs.charts import Series
@@ -193,7 +194,7 @@ def test_numbers_are_abbreviated(value: float, text: str) -> None:
 
 
 def test_sizes_and_durations_have_units() -> None:
-    assert [charts.size_text(size) for size in (0, 1023, 1536, 5 << 20, 3 << 40)] == [
+    assert [size_text(size) for size in (0, 1023, 1536, 5 << 20, 3 << 40)] == [
         "0 B", "1,023 B", "1.5 KiB", "5 MiB", "3 TiB",
     ]  # fmt: skip
     assert [charts.duration_text(ms) for ms in (None, 0, 999, 1500, 90_000, 7_200_000, -2000)] == [

@@ -13,20 +13,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
+from rucola.admin import AdminClient, ResponseCode, SubscriptionGroupConfig, TopicConfig
 from rucola.admin.brokers import shortest_rate
+from rucola.admin.commands.archive_query import MessageArchive
 from rucola.admin.requests import gather_to_completion, queue_of_item
 from rucola.console.history import History
 from rucola.console.measurements import Measurements, RequestBudget
 from rucola.domain.client import ClientConnection
 from rucola.domain.queue import MessageQueue, TopicOffset
-from rucola.domain.role import MASTER_ID
+from rucola.domain.role import MASTER_ID, HaStatus
 from rucola.domain.statistics import TOPIC_PUT_NUMS, OffsetWrapper, QueueTimeSpan
 from rucola.domain.subscription import SubscriptionData
-from rucola.errors import ConfigError, MQError
+from rucola.errors import BrokerError, ConfigError, MQError
 from rucola.message.topics import (
     DLQ_PREFIX,
     DUE_TIME_TOPICS,
@@ -38,6 +39,7 @@ from rucola.message.topics import (
     dlq_topic,
     is_system_topic,
 )
+from rucola.presentation import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,10 @@ TABLES_INTERVAL_S: Final = 60.0
 TURN_SHARE: Final = 4
 """Groups in turn take one request of so many in the budget."""
 DISK_WARNING: Final = 0.85
+LAG_WARNING: Final = 64 << 20
+"""Bytes that a slave lacks of its master."""
+MAX_ARCHIVED_TOPICS: Final = 100
+"""Topics of a broker whose ends are asked for the lag of an archive; with more it is unknown."""
 MAX_SENDER_QUEUES: Final = 8
 TREND_LENGTH: Final = 12
 """Measurements of a group's backlog from which its end is estimated."""
@@ -74,12 +80,24 @@ class BrokerState:
     broker_id: int
     address: str
     stats: Mapping[str, str] = field(default_factory=dict)
+    ha: HaStatus | None = None
+    """Role, epochs and replication; None for a broker of Apache's, and one that does not answer."""
     error: str = ""
     """Why the broker does not answer; empty if it does."""
 
     @property
     def is_master(self) -> bool:
         return self.broker_id == MASTER_ID
+
+    @property
+    def label(self) -> str:
+        """The name, with the id of a slave."""
+        return self.name if self.is_master else f"{self.name}:{self.broker_id}"
+
+    @property
+    def end(self) -> int | None:
+        """The end of its log, a physical offset."""
+        return int(self.stats["commitLogMaxOffset"]) if "commitLogMaxOffset" in self.stats else None
 
     @property
     def puts_per_s(self) -> float | None:
@@ -125,6 +143,24 @@ class Alarm:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
+class ArchiveLag(NamedTuple):
+    """What a lake does not have of one broker: bytes if it is archived from the store, else messages."""
+
+    amount: int | None
+    """None if it is unknown."""
+    is_bytes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveState:
+    time_ms: int
+    committed_ms: int | None = None
+    """The last commit of the lake; None without any."""
+    lags: Mapping[str, ArchiveLag] = field(default_factory=dict)
+    """By broker name, or path of the store, of the topics that the lake has."""
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     time_ms: int = 0
@@ -132,6 +168,8 @@ class Snapshot:
     brokers: tuple[BrokerState, ...] = ()
     topics: Mapping[str, TopicState] = field(default_factory=dict)
     groups: Mapping[str, GroupState] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Brokers whose topics and groups are unknown, or from an earlier round, with the reason."""
     error: str = ""
     """Why no name server answers; the rest is from an earlier round then."""
 
@@ -144,6 +182,13 @@ class Snapshot:
         found = [one for one in self.brokers if one.name == broker_name]
         return next((one for one in found if not one.error), found[0] if found else None)
 
+    def replication_lag(self, slave: BrokerState) -> int | None:
+        """Return the bytes of its master's log that a slave does not have, an estimate; None if it is unknown."""
+        master = next((one for one in self.brokers if one.name == slave.name and one.is_master), None)
+        if slave.is_master or slave.end is None or master is None or master.end is None:
+            return None
+        return max(0, master.end - slave.end)
+
     def alarms(self) -> list[Alarm]:
         found = [Alarm("name servers", "no name server answers: {why}", {"why": self.error})] if self.error else []
         for one in self.brokers:
@@ -152,6 +197,16 @@ class Snapshot:
                 found.append(Alarm(subject, "the broker does not answer: {why}", {"why": one.error}))
             if (one.disk_ratio or 0) >= DISK_WARNING:
                 found.append(Alarm(subject, "the disk is {used} full", {"used": f"{one.disk_ratio:.0%}"}))
+            if (lag := self.replication_lag(one) or 0) >= LAG_WARNING:
+                found.append(Alarm(subject, "the slave lacks about {size} of its master", {"size": size_text(lag)}))
+            if one.ha is not None and one.ha.fenced_by:
+                epoch = {"epoch": str(one.ha.fenced_by)}
+                found.append(Alarm(subject, "a newer master of epoch {epoch} has fenced it", epoch))
+            elif one.ha is not None and not one.is_master and not one.ha.is_following:
+                found.append(Alarm(subject, "the slave does not follow its master"))
+            if one.ha is not None and one.is_master and one.ha.election is not None and one.ha.election.missing:
+                ids = {"ids": ", ".join(map(str, one.ha.election.missing))}
+                found.append(Alarm(subject, "members {ids} of the in-sync set are missing", ids))
         for name in sorted({one.name for one in self.brokers} - {one.name for one in self.brokers if one.is_master}):
             found.append(Alarm(name, "the broker group has no master: nothing can be sent to it"))
         return found
@@ -246,8 +301,18 @@ class GroupProgress(Answers):
 class Collector:
     """Runs between `start` and `close`. `snapshot` is replaced, never changed."""
 
-    def __init__(self, client: AdminClient, history: History, interval_s: float, requests_per_second: float) -> None:
+    def __init__(
+        self, client: AdminClient, history: History, interval_s: float, requests_per_second: float,
+        lake: MessageArchive | None = None,
+    ) -> None:  # fmt: skip
         self.snapshot = Snapshot()
+        self.archive: ArchiveState | None = None
+        """None without a lake, and before it has been read."""
+        self._lake = lake
+        self._pending: dict[str, float] = {}
+        """Of topics and groups, measured since the last round."""
+        self._without_ha: set[str] = set()
+        """Addresses of brokers that do not know their role as a request."""
         self._client = client
         self._history = history
         self._interval_s = interval_s
@@ -278,7 +343,15 @@ class Collector:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._measure_in_turn())]
+        self._tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._run(),
+                self._measure_in_turn(self.group_progress, self._brokers_of_group, lambda: list(self.snapshot.groups)),
+                self._measure_in_turn(self.topic_traffic, self._brokers_of_topic, self._normal_topics),
+                self._measure_archive_in_turn(),
+            )
+        ]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -348,7 +421,7 @@ class Collector:
         try:
             info = await self._client.cluster.info()
         except MQError as error:
-            self.snapshot = Snapshot(before.time_ms, before.brokers, before.topics, before.groups, str(error))
+            self.snapshot = replace(before, error=str(error))
             return
         known = [
             BrokerState(data.cluster, data.broker_name, broker_id, address)
@@ -357,46 +430,97 @@ class Collector:
         ]
         self._client.restrict([one.address for one in known])
         brokers = tuple(await gather_to_completion(self._state(one) for one in known))
-        topics, groups = before.topics, before.groups
+        after = replace(before, time_ms=now_ms, brokers=brokers, error="")
         if time.monotonic() - self._tables_s >= TABLES_INTERVAL_S:
             self._tables_s = time.monotonic()
-            topics, groups = await self._tables(brokers, before)
-        self.snapshot = Snapshot(now_ms, brokers, topics, groups)
-        await self._history.add(now_ms // 1000, _samples(brokers))
+            after = await self._tables(after, before)
+        self.snapshot = after
+        measured, self._pending = self._pending, {}
+        await self._history.add(now_ms // 1000, _samples(after) | measured)
 
     async def _state(self, one: BrokerState) -> BrokerState:
         try:
             stats = await self._client.brokers.runtime_stats(one.address)
         except MQError as error:
-            return BrokerState(one.cluster, one.name, one.broker_id, one.address, error=str(error))
-        return BrokerState(one.cluster, one.name, one.broker_id, one.address, stats)
+            return replace(one, error=str(error))
+        return replace(one, stats=stats, ha=await self._ha(one.address))
 
-    async def _tables(
-        self, brokers: Collection[BrokerState], before: Snapshot
-    ) -> tuple[dict[str, TopicState], dict[str, GroupState]]:
-        """The topics and groups of all broker groups; where no master answers, those known before."""
+    async def _ha(self, address: str) -> HaStatus | None:
+        if address in self._without_ha:
+            return None
+        try:
+            return await self._client.roles.status(address)
+        except BrokerError as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                self._without_ha.add(address)
+        except MQError:
+            pass  # the next round asks again
+        return None
+
+    async def _tables(self, after: Snapshot, before: Snapshot) -> Snapshot:
+        """Add topics and groups of all broker groups; where no master answers, those known before."""
         topics: dict[str, dict[str, TopicConfig]] = {}
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
-        masters = {one.name: one for one in brokers if one.is_master}
-        for broker in dict.fromkeys(one.name for one in brokers):
+        unread: dict[str, str] = {}
+        masters = {one.name: one for one in after.brokers if one.is_master}
+        for broker in dict.fromkeys(one.name for one in after.brokers):
             master = masters.get(broker)
             try:
                 if master is None or master.error:
-                    raise MQError("no master answers")
+                    raise MQError(master.error if master is not None else "no master is registered")
                 configs = await self._client.topics.configs(master.address)
                 subscriptions = await self._client.groups.configs(master.address)
-            except MQError:
+            except MQError as error:
+                unread[broker] = str(error)
                 configs = {name: of.brokers[broker] for name, of in before.topics.items() if broker in of.brokers}
                 subscriptions = {name: of.brokers[broker] for name, of in before.groups.items() if broker in of.brokers}
             for name, config in configs.items():
                 topics.setdefault(name, {})[broker] = config
             for name, subscription in subscriptions.items():
                 groups.setdefault(name, {})[broker] = subscription
-        servers = {name for one in brokers for name in (one.cluster, one.name)}
-        return (
-            {name: TopicState(name, kind_of_topic(name, servers), of) for name, of in sorted(topics.items())},
-            {name: GroupState(name, of) for name, of in sorted(groups.items())},
+        servers = {name for one in after.brokers for name in (one.cluster, one.name)}
+        return replace(
+            after,
+            topics={name: TopicState(name, kind_of_topic(name, servers), of) for name, of in sorted(topics.items())},
+            groups={name: GroupState(name, of) for name, of in sorted(groups.items())},
+            unread=unread,
         )
+
+    async def _measure_archive_in_turn(self) -> None:
+        """Compare the lake with the logs, as often as the tables are read."""
+        await self._first.wait()
+        while (lake := self._lake) is not None:
+            now_ms = time.time_ns() // 1_000_000
+            try:
+                status = await asyncio.to_thread(lake.status)
+                progress = await asyncio.to_thread(lake.progress)
+                lags = {name: await self._archive_lag(name, archived) for name, archived in progress.items()}
+                state = ArchiveState(now_ms, status.committed_ms, lags)
+            except (MQError, OSError) as error:
+                state = ArchiveState(now_ms, error=str(error))
+            self.archive = state
+            await asyncio.sleep(TABLES_INTERVAL_S)
+
+    async def _archive_lag(self, broker: str, archived: Any) -> ArchiveLag:
+        """What a lake does not have of a broker, or of a store by its path; `archived` is its ArchiveProgress."""
+        masters = [one for one in self.snapshot.brokers if one.is_master]
+        if not archived.is_live:
+            ratio = f"commitLogDiskRatio_{broker}/commitlog"
+            end = next((one.end for one in masters if ratio in one.stats), None)
+            return ArchiveLag(None if end is None else max(0, end - archived.physical_offset), is_bytes=True)
+        master = next((one for one in masters if one.name == broker), None)
+        if master is None or len(archived.queues) > MAX_ARCHIVED_TOPICS:
+            return ArchiveLag(None, is_bytes=False)
+        measured = await self.topic_details.get(archived.queues, TABLES_INTERVAL_S)
+        count = 0
+        for topic, queues in archived.queues.items():
+            details = measured.get(topic)
+            if details is None or details.value is None or broker in details.value.failures:
+                return ArchiveLag(None, is_bytes=False)
+            for queue, at in details.value.queues.items():
+                if queue.broker_name == broker:
+                    count += at.max_offset - max(at.min_offset, queues.get(str(queue.queue_id), 0))
+        return ArchiveLag(max(0, count), is_bytes=False)
 
     # Single topics and groups.
 
@@ -441,9 +565,10 @@ class Collector:
         rates, failures = await self._ask(
             self.snapshot.topics.get(name), lambda address: self._client.brokers.rate(address, TOPIC_PUT_NUMS, name)
         )
-        return TopicTraffic(
-            puts_per_s=sum(tps for tps, _ in rates), day_count=sum(count for _, count in rates), failures=failures
-        )
+        puts_per_s = sum(tps for tps, _ in rates)
+        if not failures:
+            self._pending[f"topic_puts_per_s {name}"] = puts_per_s
+        return TopicTraffic(puts_per_s=puts_per_s, day_count=sum(count for _, count in rates), failures=failures)
 
     async def _topic_details(self, name: str) -> TopicDetails:
         async def ask(address: str) -> tuple[dict[MessageQueue, TopicOffset], list[str]]:
@@ -465,10 +590,15 @@ class Collector:
         # A sum of other brokers is no measurement of the same backlog.
         if known is not None and known.value is not None and known.value.failures.keys() == failures.keys():
             trend = [*known.value.trend, (known.time_ms, known.value.backlog)][-TREND_LENGTH:]
-        return GroupProgress(
+        found = GroupProgress(
             queues=dict(sorted(queues.items(), key=queue_of_item)),
             consume_tps=sum(stats.consume_tps for stats in answers), trend=trend, failures=failures,
         )  # fmt: skip
+        if not failures:
+            delay_ms = found.delay_ms(time.time_ns() // 1_000_000)
+            self._pending |= {f"backlog {name}": found.backlog, f"consumed_per_s {name}": found.consume_tps}
+            self._pending |= {} if delay_ms is None else {f"delay_s {name}": delay_ms / 1000}
+        return found
 
     async def _connections(self, name: str) -> GroupConnections:
         groups = self._client.groups
@@ -524,22 +654,29 @@ class Collector:
         found = await gather_to_completion(sender(queue, at) for queue, at in wanted)
         return TopicSenders(senders=[one for of_queue in found for one in of_queue], failures=failures)
 
-    async def _measure_in_turn(self) -> None:
+    def _normal_topics(self) -> list[str]:
+        return [name for name, one in self.snapshot.topics.items() if one.kind == "normal"]
+
+    async def _measure_in_turn(
+        self, measurements: Measurements[Any], cost: Callable[[str], int], names: Callable[[], list[str]]
+    ) -> None:
         await self._first.wait()
         while True:
             begin_s = time.monotonic()
-            for name in list(self.snapshot.groups):
-                await self.group_progress.get([name], self._interval_s)
-                await asyncio.sleep(self._brokers_of_group(name) * self._turn_s)
+            for name in names():
+                await measurements.get([name], self._interval_s)
+                await asyncio.sleep(cost(name) * self._turn_s)
             await asyncio.sleep(max(0.0, begin_s + self._interval_s - time.monotonic()))
 
 
-def _samples(brokers: Collection[BrokerState]) -> dict[str, float]:
-    """The values of the history, by name: `puts_per_s broker-a`."""
-    return {
-        f"{kind} {one.name}": value
-        for one in brokers
-        if one.is_master
-        for kind in ("puts_per_s", "gets_per_s", "disk_ratio")
-        if (value := getattr(one, kind)) is not None
-    }
+def _samples(snapshot: Snapshot) -> dict[str, float]:
+    """The values of the history, by name: `puts_per_s broker-a`, `replication_lag broker-a:1`."""
+    found: dict[str, float | None] = {}
+    for one in snapshot.brokers:
+        found[f"disk_ratio {one.label}"] = one.disk_ratio
+        found[f"gets_per_s {one.label}"] = one.gets_per_s
+        if one.is_master:
+            found[f"puts_per_s {one.label}"] = one.puts_per_s
+        else:
+            found[f"replication_lag {one.label}"] = snapshot.replication_lag(one)
+    return {name: value for name, value in found.items() if value is not None}

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rucola.console.lake import LakeArchive, LakeQuery
+from rucola.admin.commands.archive_query import MessageArchive
+from rucola.console.lake import LakeQuery
 from rucola.errors import ConfigError
 from rucola.remoting.exposure import LOOPBACK, is_loopback
 
@@ -23,7 +24,7 @@ class ConsoleConfig:
     """0 picks a free port."""
     directory: Path | None = None
     """Holds history, audit and sessions; None keeps them in memory."""
-    lake: LakeArchive | None = None
+    lake: MessageArchive | None = None
     """Searched for messages that are no longer in the log."""
     query_lake: LakeQuery | None = None
     """Runs SQL over `lake`, for the page of its tables."""

@@ -37,7 +37,9 @@ class Console:
         self.audit = Audit(self.database)
         self.views = SavedViews(self.database)
         self.accounts = Accounts(config.accounts, self.database)
-        self.collector = Collector(self.client, self.history, config.interval_s, config.requests_per_second)
+        self.collector = Collector(
+            self.client, self.history, config.interval_s, config.requests_per_second, config.lake
+        )
         self.body_policy = BodyPolicy(config.body_roles)
         self.actions = Actions(self.client, self.audit, self.body_policy, self.collector)
         self.scans = Scans(self.client)

@@ -19,12 +19,6 @@ MEMORY: Final = "1GB"
 FRESH_S: Final = 10.0
 
 
-class LakeArchive(MessageArchive, Protocol):
-    """As `rucola.spark.archive.Archive`."""
-
-    def status(self) -> Any: ...
-
-
 class LakeQuery(Protocol):
     """As `rucola.spark.jobs.sql.run` for one lake; its result has `columns`, `rows`, `is_cut` and their views."""
 
@@ -36,7 +30,7 @@ class LakeQuery(Protocol):
 class ConsoleLake:
     """Reads in threads, so that a slow disk delays no page. Raises as the archive does."""
 
-    def __init__(self, archive: LakeArchive, query: LakeQuery) -> None:
+    def __init__(self, archive: MessageArchive, query: LakeQuery) -> None:
         self.archive = archive
         self._query = query
         self._status: tuple[float, Any] | None = None

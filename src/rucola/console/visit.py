@@ -29,7 +29,7 @@ from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.message import MessageExt
 from rucola.message.topics import is_system_topic
-from rucola.presentation import END_OF_TIMES_MS, printable
+from rucola.presentation import END_OF_TIMES_MS, printable, size_text
 
 COOKIE: Final = "rucola_session"
 DIRECTORY: Final = Path(__file__).parent
@@ -78,6 +78,22 @@ def duration(milliseconds: float | None) -> str:
     return f"{seconds:,.0f} s"
 
 
+def measure(value: float | None, unit: str) -> str:
+    """Return a value of a chart as text."""
+    match unit:
+        case _ if value is None:
+            return "–"
+        case "rate":
+            return number_text(value, 1)
+        case "seconds":
+            return duration(value * 1000)
+        case "percent":
+            return f"{value:.0%}"
+        case "size":
+            return size_text(value)
+    return number_text(value)
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("rucola.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -85,7 +101,8 @@ def _environment() -> Environment:
     )  # fmt: skip
     environment.filters |= {
         "time": time_element, "number": number_text, "duration": duration, "printable": printable,
-        "rate": lambda value: number_text(value, 1), "percent": lambda value: "–" if value is None else f"{value:.0%}",
+        "rate": lambda value: measure(value, "rate"), "percent": lambda value: measure(value, "percent"),
+        "size": lambda value: measure(value, "size"), "measure": measure,
     }  # fmt: skip
     return environment
 

@@ -26,6 +26,10 @@ class MessageArchive(Protocol):
 
     def by_offset_msg_id(self, offset_msg_id: str) -> Any: ...
 
+    def progress(self) -> Any: ...
+
+    def status(self) -> Any: ...
+
 
 HELP = "Also search this lake, for messages that are no longer in the log."
 Archive = Annotated[MessageArchive | None, Option("--archive", HELP, format="lake")]

@@ -63,7 +63,7 @@ def _add_names(visit: Visit, found: Found, text: str) -> None:
     for kind, path, names in (("Topic", "/topic", topics), ("Group", "/group", groups)):
         found.links += [(kind, name, visit.url(path, name=name)) for name in _matching(names, text)]
     found.links += [
-        ("Broker", f"{one.name} {one.address}", visit.url("/"))
+        ("Broker", f"{one.name} {one.address}", visit.url("/broker", address=one.address))
         for one in snapshot.brokers
         if text.lower() in one.name.lower() or text == one.address
     ]

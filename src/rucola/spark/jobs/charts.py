@@ -8,6 +8,8 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Final
 
+from rucola.presentation import short_number
+
 WIDTH: Final = 960
 HEIGHT: Final = 260
 MAX_SERIES: Final = 8
@@ -120,16 +122,8 @@ def number_text(value: float) -> str:
     """Format a number for readers: 950, 9,500, 12.3k, 1.25M."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit and abs(value) >= 10_000:
-            return f"{_digits(value / limit)}{letter}"
-    return _digits(value)
-
-
-def size_text(size: float) -> str:
-    """Format bytes with binary units: 512 B, 1.5 KiB, 20 MiB."""
-    for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if size >= 1024**exponent:
-            return f"{_digits(size / 1024**exponent)} {unit}"
-    return f"{_digits(size)} B"
+            return f"{short_number(value / limit)}{letter}"
+    return short_number(value)
 
 
 def duration_text(milliseconds: float | None) -> str:
@@ -139,13 +133,7 @@ def duration_text(milliseconds: float | None) -> str:
     for limit, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
         if abs(milliseconds) >= limit:
             return f"{milliseconds / limit:.1f} {unit}"
-    return f"{_digits(milliseconds)} ms"
-
-
-def _digits(value: float) -> str:
-    if value == int(value) and abs(value) < 10_000:
-        return f"{int(value):,}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{short_number(milliseconds)} ms"
 
 
 def _scale(most: float) -> tuple[float, list[float]]:
