@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,7 +19,9 @@ from rucola.spark.jobs import archive
 from rucola.spark.lake.snapshot import RowFile
 from rucola.spark.lake.tables import read_snapshot
 from rucola.spark.session import LazySession
+from rucola.spark.source import batch_reader
 from rucola.spark.source.columns import SCHEMA
+from rucola.spark.source.options import parse_read_options
 from rucola.testing.rocketmq import RocketMQ
 from support.rows import put_all_sorts
 from support.small_store import SmallStore
@@ -128,6 +132,60 @@ def test_check_names_every_difference(small_store: SmallStore, tmp_path: Path, m
     ]
     table = invoke("check", *log).stdout.splitlines()
     assert ["T", "a", "0", "gap", "100", "119"] in [line.split() for line in table]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_check_knows_a_queue_that_was_created_again(small_store: SmallStore, tmp_path: Path, runs: int) -> None:
+    lake = tmp_path / "lake"
+    log = ("--lake", lake, "--store", small_store.path, "--brokerName", "a")
+
+    def put(offsets: list[int], *, archives: bool = runs > 1) -> None:
+        """Create the queue again, and store messages in it; those at other offsets are lost."""
+        shutil.rmtree(small_store.path / "consumequeue", ignore_errors=True)
+        for offset in offsets:
+            small_store.next_offsets["T", 0] = offset
+            small_store.put("T", body=b"%d of %d" % (offset, len(offsets)))
+        if archives:
+            archive.run(HERE, small_store.path, lake, broker_name="a")
+
+    put([*range(9)])
+    put([0, 1, 3, 4])
+    put([1, 2, 3])
+    put([*range(6)], archives=True)
+    Archive(lake).compact(min_files=2)
+    found = json.loads(invoke("check", *log, "--json").stdout)
+    assert (found["queues"], found["messages"], found["compared"]) == (1, 22, 6)
+    assert [(each["kind"], each["begin"], each["end"]) for each in found["differences"]] == [("gap", 2, 3)]
+    # What is in the lake twice is so in each of the queues.
+    rows = rows_of(lake)
+    twice = pc.is_in(rows["body"], pa.array([b"4 of 9", b"4 of 4", b"4 of 6"]))
+    append(lake, rows.filter(twice), dict(Archive(lake).progress()))
+    found = json.loads(invoke("check", *log, "--json").stdout)
+    assert [(each["begin"], each["end"]) for each in found["differences"] if each["kind"] == "duplicate"] == [
+        (4, 5)
+    ] * 3
+    # A union and the next run go on with the last one.
+    small_store.put("T", body=b"later")
+
+    def lag_and_rows() -> tuple[int, int]:
+        options = parse_read_options(
+            {"lake": str(lake), "storePath": str(small_store.path), "brokerName": "a", "subscribe": "T"}
+        )
+        batches = [batch_reader.read(each, options, ("body",)) for each in batch_reader.plan(options)]
+        (topic,) = json.loads(invoke("status", *log, "--json").stdout)["topics"]
+        return topic["lag"], sum(len(batch) for each in batches for batch in each)
+
+    assert lag_and_rows() == (1, 26)
+    archive.run(HERE, small_store.path, lake, broker_name="a")
+    assert lag_and_rows() == (0, 26)
+    put([*range(8)], archives=True)
+    assert lag_and_rows() == (0, 34)
+    # Also before they are archived.
+    put([0, 1, 2], archives=False)
+    assert lag_and_rows() == (3, 37)
+    found = json.loads(invoke("check", *log, "--json").stdout)
+    assert (found["messages"], found["compared"]) == (34, 0)
+    assert {each["kind"] for each in found["differences"]} == {"gap", "duplicate"}
 
 
 def with_column(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,8 @@ def run(
         added = _append(spark, target, options, end - begin)
         # The range may consist of system topics: move the progress to `end` even if no message was appended.
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in added.queues}
-        progress = _advance(replace(known or ArchiveProgress(begin), physical_offset=end), ends)
+        progress = _with_recreated(known or ArchiveProgress(begin), added.queues)
+        progress = _advance(replace(progress, physical_offset=end), ends)
         if added.last_physical_offset is not None:
             # The id of the last archived record lets the next run recognise the store (see _resume_offset).
             last = reader.record(added.last_physical_offset)
@@ -360,6 +361,18 @@ def _report_loss(what: str, archived: str, lake: ArchiveWriter, fail_on_data_los
     if fail_on_data_loss:
         raise StoreError(f"{sentence}. Allow the loss, or archive into another lake, to continue")
     _log.warning("%s", sentence)
+
+
+def _with_recreated(known: ArchiveProgress, added: Iterable[ArchivedQueue]) -> ArchiveProgress:
+    """Return the progress with the places where queues begin that were deleted and created again."""
+    recreated = {topic: dict(queues) for topic, queues in known.recreated.items()}
+    for queue in added:
+        end = known.queues.get(queue.topic, {}).get(str(queue.queue_id), 0)
+        begins = (*((queue.first_physical_offset,) if queue.begin_queue_offset < end else ()), *queue.recreated)
+        if begins:
+            of_topic = recreated.setdefault(queue.topic, {})
+            of_topic[str(queue.queue_id)] = (*of_topic.get(str(queue.queue_id), ()), *begins)
+    return replace(known, recreated=recreated)
 
 
 def _advance(known: ArchiveProgress, ends: Mapping[tuple[str, int], int]) -> ArchiveProgress:

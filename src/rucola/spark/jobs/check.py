@@ -6,6 +6,9 @@
     unread      offsets that are in the queue by its bounds, but not in the log
     different   messages whose bodies differ in lake and log
 
+The lake keeps the messages of a queue that was deleted and created again: what it has of each time is checked for gaps
+and duplicates, and that of the last one is compared with the log.
+
 Lake and log are read once, as streams. For each queue the offsets are kept as ranges, and for each 1024 offsets of the
 range that both have a sum of hashes of offset and CRC-32 of the body. Only queues with sums that differ are read again.
 """
@@ -31,9 +34,11 @@ from rucola.spark.source.source_offsets import BrokerQueue, Origin
 
 Batches: TypeAlias = Iterable[pa.RecordBatch]
 Range: TypeAlias = tuple[int, int]
+Recreated: TypeAlias = Mapping[BrokerQueue, Sequence[int]]
+"""Physical offsets at which a queue begins that was deleted and created again."""
 Sums: TypeAlias = dict[tuple[BrokerQueue, int], int]
 
-_COLUMNS: Final = ("topic", "brokerName", "queueId", "queueOffset", "body")
+_COLUMNS: Final = ("topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "body")
 BLOCK_BITS: Final = 10
 """Blocks of 1024 offsets have one sum."""
 MAX_BLOCKS: Final = 64
@@ -99,18 +104,28 @@ class _Side:
     """What was read of the lake or of the log; bodies are hashed in the ranges that both have."""
 
     common: Mapping[BrokerQueue, Range]
+    recreated: Recreated = field(default_factory=dict)
     offsets: dict[BrokerQueue, _Ranges] = field(default_factory=dict)
+    former: dict[tuple[BrokerQueue, int], _Ranges] = field(default_factory=dict)
+    """The offsets of queues before they were deleted and created again, the first time, the second time, ..."""
     duplicates: list[tuple[BrokerQueue, Range]] = field(default_factory=list)
     sums: Sums = field(default_factory=dict)
     count: int = 0
 
     def read(self, batches: Batches) -> None:
-        for queue, offsets, bodies in _by_queue(batches):
+        for queue, number, offsets, bodies in _by_queue(batches, self.recreated):
             self.count += len(offsets)
-            ranges = self.offsets.setdefault(queue, _Ranges())
+            is_former = number < len(self.recreated.get(queue, ()))
+            ranges = (
+                self.former.setdefault((queue, number), _Ranges())
+                if is_former
+                else self.offsets.setdefault(queue, _Ranges())
+            )
             for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
                 found = ranges.add(int(run[0]), int(run[-1]) + 1)
                 self.duplicates += [(queue, each) for each in found]
+            if is_former:
+                continue
             begin, end = self.common.get(queue, (0, 0))
             inside = np.flatnonzero((offsets >= begin) & (offsets < end))
             if len(inside):
@@ -144,13 +159,13 @@ def run(lake: str | Path | Archive, log: Log, topics: Collection[str] = ()) -> C
         least, most = found.bounds.ranges.get(queue, (0, 0))
         if least < min(most, end):
             common[queue] = least, min(most, end)
-    of_lake, of_log = _Side(common), _Side(common)
+    of_lake, of_log = _Side(common, found.lake.recreated()), _Side(common)
     of_lake.read(_lake_batches(found))
     of_log.read(_log_batches(found, common))
     differences = [*_offset_differences(progress, of_lake, of_log), *_body_differences(found, of_lake, of_log)]
     return CheckResult(
         str(archive),
-        len(of_lake.offsets.keys() | progress.keys()),
+        len(of_lake.offsets.keys() | {queue for queue, _ in of_lake.former} | progress.keys()),
         of_lake.count,
         sum(end - begin for begin, end in common.values()),
         tuple(sorted(differences, key=lambda each: (each.topic, each.broker_name, each.queue_id, each.begin))),
@@ -170,6 +185,9 @@ def _offset_differences(progress: Mapping[Origin, int], lake: _Side, log: _Side)
         if queue in log.common:
             missing = log.offsets.get(queue, _Ranges()).missing(*log.common[queue])
             yield from (Difference("unread", *queue, *each) for each in missing)
+    for (queue, _), former in lake.former.items():
+        bounds = list(former)
+        yield from (Difference("gap", *queue, *each) for each in former.missing(bounds[0][0], bounds[-1][1]))
     yield from (Difference("duplicate", *queue, *each) for queue, each in lake.duplicates)
 
 
@@ -195,17 +213,19 @@ def _body_differences(found: ArchivedLog, lake: _Side, log: _Side) -> Iterator[D
 
 
 def _differing(found: ArchivedLog, queue: BrokerQueue, spans: Sequence[Range]) -> list[int]:
-    archived = _crcs_by_offset(_lake_batches(found, queue), queue, spans)
+    archived = _crcs_by_offset(_lake_batches(found, queue), queue, spans, found.lake.recreated())
     stored: dict[int, set[int]] = {}
     for span in spans:
-        stored |= _crcs_by_offset(_log_batches(found, {queue: span}), queue, [span])
+        stored |= _crcs_by_offset(_log_batches(found, {queue: span}), queue, [span], {})
     return [offset for offset in archived.keys() & stored.keys() if archived[offset] != stored[offset]]
 
 
-def _crcs_by_offset(batches: Batches, queue: BrokerQueue, spans: Sequence[Range]) -> dict[int, set[int]]:
+def _crcs_by_offset(
+    batches: Batches, queue: BrokerQueue, spans: Sequence[Range], recreated: Recreated
+) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
-    for each, offsets, bodies in _by_queue(batches):
-        if each == queue:
+    for each, number, offsets, bodies in _by_queue(batches, recreated):
+        if each == queue and number == len(recreated.get(queue, ())):
             for begin, end in spans:
                 inside = np.flatnonzero((offsets >= begin) & (offsets < end))
                 crcs = _crcs(bodies.take(arrow(inside)))
@@ -227,14 +247,18 @@ def _log_batches(found: ArchivedLog, ranges: Mapping[BrokerQueue, Range]) -> Bat
         yield from batch_reader.read(partition, found.options, _COLUMNS)
 
 
-def _by_queue(batches: Batches) -> Iterator[tuple[BrokerQueue, Array, pa.Array]]:
-    """Yield the offsets and bodies of each queue in each batch, by offset."""
+def _by_queue(batches: Batches, recreated: Recreated) -> Iterator[tuple[BrokerQueue, int, Array, pa.Array]]:
+    """Yield each queue of each batch: how often it was created again before, and its offsets and bodies, by offset."""
     for batch in batches:
         groups = Groups(batch, ("topic", "brokerName", "queueId"))
-        offsets = ints(batch["queueOffset"])
+        offsets, physical_offsets = (ints(batch[name]) for name in ("queueOffset", "commitLogOffset"))
         for key, numbers in zip(groups.keys.to_pylist(), groups.numbers(), strict=True):
+            queue = BrokerQueue(*key.values())
             rows = np.array(numbers)[np.argsort(offsets[numbers], kind="stable")]
-            yield BrokerQueue(*key.values()), offsets[rows], batch["body"].take(arrow(rows))
+            times = np.searchsorted(recreated.get(queue, ()), physical_offsets[rows], "right")
+            for number in np.unique(times).tolist():
+                chosen = rows[times == number]
+                yield queue, number, offsets[chosen], batch["body"].take(arrow(chosen))
 
 
 def _crcs(bodies: pa.Array) -> Array:

@@ -37,9 +37,10 @@ class ArchiveProgress:
     """The archive progress of one store or live broker.
 
     `queues` has the next queue offset by queue, {topic: {queue id as text: offset}}. All records of a store before
-    `physical_offset` (0 if live) are archived; address and msgId of the last one identify the store. Of a live broker,
-    `messages` has a message of each topic, (queue id, queue offset, store time), which a topic that was deleted and
-    created again does not have.
+    `physical_offset` (0 if live) are archived; address and msgId of the last one identify the store. Each time a queue
+    of a store was deleted and created again, `recreated` gets the physical offset of its first message after that. Of a
+    live broker, `messages` has a message of each topic, (queue id, queue offset, store time), which a topic that was
+    deleted and created again does not have.
     """
 
     physical_offset: int
@@ -48,6 +49,7 @@ class ArchiveProgress:
     queues: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     is_live: bool = False
     messages: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    recreated: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ from rucola.spark.lake import parquet_files
 from rucola.spark.lake.storage import Storage
 from rucola.spark.lake.writer import LakeWriter, StagedFiles
 from rucola.spark.shared_files import SharedPiece
-from rucola.spark.source.array_conversions import Array, ints, repeated
+from rucola.spark.source.array_conversions import Array, arrow, ints, repeated
 from rucola.spark.source.grouping import Groups
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ ReadTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBat
 """From the rows of a task to messages, as record batches with all columns. Pickled for the workers."""
 
 _QUEUE: Final = ("brokerName", "topic", "queueId")
-_NUMBERS: Final = ("rows", "size", "begin", "end", "physicalOffset")
-"""Counts by queue: messages, bytes of records, the half-open range of queue offsets, the largest physical offset."""
+_NUMBERS: Final = ("rows", "size", "begin", "end", "first", "last")
+"""Counts by queue: messages, bytes of records, the half-open range of queue offsets, the range of physical offsets."""
+_MERGED: Final = {"begin": np.minimum, "end": np.maximum, "first": np.minimum, "last": np.maximum}
 _REPORT: Final = "attempt string, files string, brokerName string, topic string, queueId int, " + ", ".join(
     f"{name} bigint" for name in _NUMBERS
 )
@@ -50,7 +52,11 @@ _NO_COUNTS: Final = pa.Table.from_batches(
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """Archived messages of one queue. Queue offsets are half-open; `size` is bytes of records in the log."""
+    """Archived messages of one queue. Queue offsets are half-open; `size` is bytes of records in the log.
+
+    `first_physical_offset` is that of the first message. `recreated` has those of the first messages after the queue
+    was deleted and created again: the queue offsets are then from before the first time to after the last one.
+    """
 
     broker_name: str
     topic: str
@@ -59,6 +65,8 @@ class ArchivedQueue:
     size: int
     begin_queue_offset: int
     end_queue_offset: int
+    first_physical_offset: int
+    recreated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,21 +144,34 @@ class _CountedMessages:
                 "size": ints(batch["storeSize"]),
                 "begin": offsets,
                 "end": offsets + 1,
-                "physicalOffset": ints(batch["commitLogOffset"]),
+                "first": ints(batch["commitLogOffset"]),
+                "last": ints(batch["commitLogOffset"]),
             }
             queues = pa.Table.from_arrays([batch[name] for name in _QUEUE], _QUEUE)
             self._counts.append(_by_queue(queues, numbers))
             yield batch
 
     def counts(self) -> pa.Table:
-        every = pa.concat_tables([_NO_COUNTS, *self._counts])
-        return _by_queue(every, {name: ints(every[name]) for name in _NUMBERS})
+        return _merged(pa.concat_tables([_NO_COUNTS, *self._counts]))
+
+
+def _merged(counts: pa.Table) -> pa.Table:
+    return _by_queue(counts, {name: ints(counts[name]) for name in _NUMBERS})
 
 
 def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
-    groups = Groups(rows, _QUEUE)
-    combine = {"begin": groups.min, "end": groups.max, "physicalOffset": groups.max}
-    return groups.table(**{name: combine.get(name, groups.sum)(values) for name, values in numbers.items()})
+    """Merge the rows of a queue, in the order of the log, as long as their queue offsets ascend.
+
+    They do not where a queue was deleted and created again.
+    """
+    codes = Groups(rows, _QUEUE).codes
+    order = np.lexsort((numbers["first"], codes))
+    codes, begins, ends = codes[order], numbers["begin"][order], numbers["end"][order]
+    starts = np.flatnonzero(np.r_[True, (codes[1:] != codes[:-1]) | (begins[1:] < ends[:-1])][: len(order)])
+    found = rows.select(list(_QUEUE)).take(arrow(order[starts]))
+    for name, values in numbers.items():
+        found = found.append_column(name, arrow(_MERGED.get(name, np.add).reduceat(values[order], starts)))
+    return found
 
 
 def _staged(lake: LakeWriter, counts: pa.Table, written: Sequence[parquet_files.WrittenFiles]) -> StagedMessages:
@@ -158,18 +179,21 @@ def _staged(lake: LakeWriter, counts: pa.Table, written: Sequence[parquet_files.
     if not len(counts):
         return StagedMessages()
     keys, _ = lake.merge_entries([path for each in written for path in each.entries])
-    found = _by_queue(counts, {name: ints(counts[name]) for name in _NUMBERS})
-    queues = [
-        ArchivedQueue(
-            row["brokerName"], row["topic"], row["queueId"], row["rows"], row["size"], row["begin"], row["end"]
+    found = _merged(counts).to_pylist()
+    found.sort(key=lambda row: (row["brokerName"], row["topic"], row["queueId"], row["first"]))
+    queues = []
+    for (broker_name, topic, queue_id), of_queue in groupby(found, key=lambda row: tuple(row[name] for name in _QUEUE)):
+        first, *again = of_queue
+        rows, size = (sum(row[name] for row in (first, *again)) for name in ("rows", "size"))
+        end = again[-1]["end"] if again else first["end"]
+        recreated = tuple(row["first"] for row in again)
+        queues.append(
+            ArchivedQueue(broker_name, topic, queue_id, rows, size, first["begin"], end, first["first"], recreated)
         )
-        for row in found.to_pylist()
-    ]
-    queues.sort(key=lambda queue: (queue.broker_name, queue.topic, queue.queue_id))
     files = StagedFiles(
         tuple(path for each in written for path in each.rows),
         tuple(keys),
         sum(queue.rows for queue in queues),
         sum(each.entry_count for each in written),
     )
-    return StagedMessages(tuple(queues), int(ints(found["physicalOffset"]).max()), files)
+    return StagedMessages(tuple(queues), max(row["last"] for row in found), files)

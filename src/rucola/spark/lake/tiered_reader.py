@@ -11,7 +11,7 @@ catalog has it elsewhere.
     records      of all queues in a row group, encoded together, since groups read several queues at the same time
 
 Both are kept, the one used last first, up to `_INDEX_SIZE` and `_RECORDS_SIZE` bytes. The lake keeps the messages of a
-topic that was deleted and created again: a queue begins at the latest message with its first offset.
+topic that was deleted and created again; they are passed over by the physical offsets in the archive progress.
 """
 
 from __future__ import annotations
@@ -139,10 +139,6 @@ class _Row(NamedTuple):
     def place(self) -> Place:
         return self.rows.place(self.number)
 
-    @property
-    def physical_offset(self) -> int:
-        return int(self.rows.physical_offsets[self.number])
-
 
 class QueueReader:
     """Reads the messages that a lake has of one store."""
@@ -154,8 +150,6 @@ class QueueReader:
         self._snapshot = Snapshot()
         self._version: tuple[int, ...] = ()
         self._files: dict[str, list[RowFile]] = {}
-        self._begins: dict[tuple[str, int], int] = {}
-        """Where queues begin, as physical offsets."""
         self._footers: _Cache[str, list[_Group]] = _Cache(_FOOTERS_SIZE)
         self._indexes: _Cache[tuple[str, int], dict[int, _QueueRows]] = _Cache(_INDEX_SIZE)
         self._records: _Cache[tuple[str, int], tuple[pa.BinaryArray, Array]] = _Cache(_RECORDS_SIZE)
@@ -182,7 +176,6 @@ class QueueReader:
         if version != self._version or not version:
             self._snapshot = self._read_snapshot(path)
             self._files.clear()
-            self._begins.clear()
             for file in sorted(self._snapshot.rows, key=lambda file: file.least):
                 self._files.setdefault(file.topic, []).append(file)
             self._version = version
@@ -282,32 +275,23 @@ class QueueReader:
     # -- places --------------------------------------------------------------------------------------------------------
 
     def _at(self, topic: str, queue_id: int, queue_offset: int) -> _Row | None:
-        return self._latest(topic, queue_id, queue_offset, self._begin(topic, queue_id))
-
-    def _begin(self, topic: str, queue_id: int) -> int:
-        """Return where a queue begins, as physical offset."""
-        begin = self._begins.get((topic, queue_id))
-        if begin is None:
-            first = self._first(topic, queue_id, -1, 0)
-            found = None if first is None else self._latest(topic, queue_id, first.queue_offset, 0)
-            begin = self._begins[topic, queue_id] = 0 if found is None else found.physical_offset
-        return begin
-
-    def _latest(self, topic: str, queue_id: int, queue_offset: int, begin: int) -> _Row | None:
-        """Return the row of a message from the physical offset `begin` on, of several the latest."""
-        found: _Row | None = None
+        """Return the row of a message."""
+        begin = self._begin(topic, queue_id)
         for file in self._files.get(topic, ()):
             for group in self._groups_of(file, begin, queue_offset, queue_offset):
                 rows = self._queue_rows(group, queue_id, begin)
                 if len(matching := np.flatnonzero(rows.queue_offsets == queue_offset)):
-                    row = _Row(group, rows, int(matching[-1]))
-                    if found is None or row.physical_offset > found.physical_offset:
-                        found = row
-        return found
+                    return _Row(group, rows, int(matching[0]))
+        return None
 
-    def _first(self, topic: str, queue_id: int, after: int, begin: int | None = None) -> Place | None:
+    def _begin(self, topic: str, queue_id: int) -> int:
+        """Return where a queue begins, as physical offset."""
+        recreated = self._snapshot.progress[self._name].recreated
+        return recreated.get(topic, {}).get(str(queue_id), (0,))[-1]
+
+    def _first(self, topic: str, queue_id: int, after: int) -> Place | None:
         """Return the first message of a queue after a queue offset."""
-        begin = self._begin(topic, queue_id) if begin is None else begin
+        begin = self._begin(topic, queue_id)
         found: Place | None = None
         for file in sorted(self._files.get(topic, ()), key=lambda file: file.least_queue_offset):
             most = MAX_LONG if found is None else found.queue_offset - 1

@@ -45,6 +45,8 @@ class Lake:
         self._archive = Archive(options.lake, options.catalog)
         self._scan = self._archive.scan(self._is_chosen_topic, _days(options), keys=options.keys)
         self._progress = self._scan.progress
+        self._created_again: set[BrokerQueue] = set()
+        """Queues of stores that were deleted and created again since they were archived."""
 
     def _is_chosen_topic(self, topic: str) -> bool:
         options = self._options
@@ -111,6 +113,20 @@ class Lake:
                 f"{reader.path}, a name of its own by brokerName",
                 subject=name,
             )
+        elif not known.is_live:
+            self._created_again.update(_created_again(name, reader, known))
+
+    def recreated(self) -> dict[BrokerQueue, tuple[int, ...]]:
+        """Return, by queue, the physical offsets from which on it was another one, since it was created again."""
+        found = {
+            BrokerQueue(topic, name, int(queue_id)): begins
+            for name, progress in self._progress.items()
+            for topic, queues in progress.recreated.items()
+            for queue_id, begins in queues.items()
+        }
+        for queue in self._created_again:
+            found[queue] = (*found.get(queue, ()), self._progress[queue.broker_name].physical_offset)
+        return found
 
     def archived_offsets(self, options: ReadOptions) -> dict[Origin, int]:
         """Return the first offset of each log, or chosen queue, that is not in the lake."""
@@ -127,6 +143,7 @@ class Lake:
             for topic, queues in self._progress[name].queues.items()
             for queue_id, offset in queues.items()
         }
+        offsets |= dict.fromkeys(self._created_again, 0)
         return {queue: offset for queue, offset in offsets.items() if is_chosen(options, queue)}
 
 
@@ -136,6 +153,19 @@ def begins(archived: dict[Origin, int], bounds: SourceBounds) -> dict[Origin, in
     return found | {
         origin: offset for origin, offset in archived.items() if origin in bounds.ranges or origin in bounds.unavailable
     }
+
+
+def _created_again(name: str, reader: StoreReader, known: ArchiveProgress) -> Iterator[BrokerQueue]:
+    """Yield the queues whose last message at an archived queue offset was stored after what was archived."""
+    bounds = reader.queues()
+    for topic, queues in known.queues.items():
+        for queue_id, end in queues.items():
+            least, most = bounds.get((topic, int(queue_id)), (0, 0))
+            last = min(most, end) - 1
+            if last >= least:
+                units = reader.units(topic, int(queue_id), last, last + 1)
+                if int(units["physical_offset"][0]) >= known.physical_offset:
+                    yield BrokerQueue(topic, name, int(queue_id))
 
 
 def is_archived_store(reader: StoreReader, known: ArchiveProgress) -> bool:
