@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rucola.client import Message
+from rucola.client import Message, PullConsumer
 from rucola.client.sync import Producer
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
 from rucola.spark.lake import read_lake
-from rucola.spark.source import batch_reader
+from rucola.spark.session import LazySession
+from rucola.spark.source import live_source, pull_partitions
+from rucola.spark.source.live_source import LiveSource
 from rucola.spark.source.options import ReadOptions
+from rucola.spark.source.source_offsets import OffsetRanges
 from support.cluster import Cluster, cluster
 from support.errors import raises
 from support.live_reads import send
@@ -75,6 +78,25 @@ async def test_brokers_are_archived_in_bounded_commits(spark: SparkSession, tmp_
             await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", lake, broker_name="broker-a")
         of_store = await asyncio.to_thread(archive.run, spark, tmp_path / "broker-a", tmp_path / "other")
         assert of_store.rows == 12
+
+
+async def test_a_run_opens_one_client_for_all_that_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[PullConsumer] = []
+
+    def consumer_of(options: ReadOptions) -> PullConsumer:
+        opened.append(pull_partitions.consumer_of(options))
+        return opened[-1]
+
+    monkeypatch.setattr(live_source, "consumer_of", consumer_of)
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker("broker-a")
+        await running.create_topic(broker, "T")
+        for _ in range(2):
+            await send(running, "T", 3)
+            session = LazySession("tests", use_spark=False)
+            result = await asyncio.to_thread(archive.run_live, session, running.namesrv, tmp_path / "lake")
+            assert result.rows == 3
+    assert [consumer.is_open for consumer in opened] == [False, False]
 
 
 @pytest.mark.spark
@@ -181,13 +203,13 @@ async def test_a_broker_lost_during_archiving_is_archived_later(
         sent = await send(running, "T", 4) + await send(running, "T", 4, broker="broker-b")
         loop = asyncio.get_running_loop()
 
-        def plan_later(options: ReadOptions) -> Any:
+        def plan_later(source: LiveSource, ranges: OffsetRanges) -> Any:
             monkeypatch.undo()
             asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
-            return batch_reader.plan(options)
+            return source.plan(ranges)
 
-        monkeypatch.setattr(batch_reader, "plan", plan_later)
-        with raises(RemotingError, subject="broker-b"):
+        monkeypatch.setattr(LiveSource, "plan", plan_later)
+        with pytest.raises(RemotingError):
             await archiving(fail_on_missing_broker=False)
         assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()
         await running.start_broker("broker-b")

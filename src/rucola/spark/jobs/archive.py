@@ -14,9 +14,8 @@ again.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +32,12 @@ from rucola.spark.source.lake_source import is_archived_store
 from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
 from rucola.spark.source.schema import COLUMNS
-from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, Origin, is_chosen, refuse_missing, to_json
+from rucola.spark.source.source_offsets import BrokerQueue, OffsetRanges, is_chosen, refuse_missing
 from rucola.store.directory_reader import StoreReader
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import InputPartition
+
     from rucola.spark.source.live_source import LiveSource
 
 _log = logging.getLogger(__name__)
@@ -157,7 +158,8 @@ def run(
             "corruptRecords": corrupt_records,
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
-        added = _append(spark, target, options, end - begin)
+        read = parse_read_options(options)
+        added = _append(spark, target, read, batch_reader.plan(read), end - begin)
         # The range may consist of system topics: move the progress to `end` even if no message was appended.
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in added.queues}
         progress = _with_recreated(known or ArchiveProgress(begin), added.queues)
@@ -196,8 +198,14 @@ def run_live(
         **({"requiredBrokers": ",".join(required_brokers)} if required_brokers else {}),
     }
     parsed = parse_read_options(chosen)
-    source = LiveSource(parsed)
-    refuse_missing(parsed, source.bounds(), _REMEDY)  # before opening the archive, which would create it
+    with LiveSource(parsed) as source:
+        refuse_missing(parsed, source.bounds(), _REMEDY)  # before opening the archive, which would create it
+        return _archive_live(spark, source, parsed, name_server, lake)
+
+
+def _archive_live(
+    spark: AnySession, source: LiveSource, parsed: ReadOptions, name_server: str, lake: str | Path | Archive
+) -> ArchiveResult:
     with Archive(lake).open() as target:
         # Ask again under the lock: another run may have archived since, and the queues that the lake has have to be
         # looked up even if their brokers are no longer registered.
@@ -207,17 +215,18 @@ def run_live(
         result = ArchiveResult(name_server, str(target.path), missing=tuple(found.describe_missing()))
         names = sorted({origin.broker_name for origin in found.ranges})
         known = {name: _archived_progress(target, name, is_live=True) for name in names}
-        ranges = _live_ranges(found.ranges, known, target, fail_on_data_loss)
+        ranges = _live_ranges(found.ranges, known, target, parsed.fail_on_data_loss)
         if not ranges:
             return result
         _refuse_recreated(source, found.ranges, ranges, known, target)
-        messages = sum(end - begin for begin, end in ranges.values())
-        added = _append(spark, target, _read_options(parsed, ranges), messages * _MESSAGE_SIZE)
         # One message of each topic: its last in the queue that has the most new ones.
         chosen_queues = {
             (queue.broker_name, queue.topic): queue for queue in sorted(ranges, key=lambda q: _size(ranges[q]))
         }
         last = source.store_times({queue: ranges[queue][1] - 1 for queue in chosen_queues.values()})
+        # From here on the client is not used: its connections may be closed before a long run ends.
+        partitions = source.plan(dict(ranges.items()))
+        added = _append(spark, target, parsed, partitions, sum(map(_size, ranges.values())) * _MESSAGE_SIZE)
         progress = {}
         for name, archived in known.items():
             upto = {
@@ -245,23 +254,11 @@ def _archived_queues(lake: ArchiveWriter) -> dict[BrokerQueue, int]:
     }
 
 
-def _read_options(parsed: ReadOptions, ranges: Mapping[BrokerQueue, tuple[int, int]]) -> dict[str, str]:
-    begins: dict[Origin, int] = {origin: begin for origin, (begin, _) in ranges.items()}
-    ends: dict[Origin, int] = {origin: end for origin, (_, end) in ranges.items()}
-    assigned = {topic: {name: [*ids] for name, ids in of.items()} for topic, of in to_json(begins).items()}
-    return {
-        "nameServer": str(parsed.name_server),
-        "assign": json.dumps(assigned),
-        "startingOffsets": json.dumps(to_json(begins)),
-        "endingOffsets": json.dumps(to_json(ends)),
-        "failOnDataLoss": str(parsed.fail_on_data_loss).lower(),
-    }
-
-
-def _append(spark: AnySession, lake: ArchiveWriter, options: Mapping[str, str], size: int) -> StagedMessages:
-    """Append the messages that data source options select, with Spark if `size`, in bytes, is large."""
-    read = parse_read_options(options)
-    partitions, names = batch_reader.plan(read), tuple(COLUMNS)
+def _append(
+    spark: AnySession, lake: ArchiveWriter, read: ReadOptions, partitions: Sequence[InputPartition], size: int
+) -> StagedMessages:
+    """Append the messages of partitions, with Spark if `size`, in bytes, is large."""
+    names = tuple(COLUMNS)
     if runs_in_spark(spark, lambda: size):
         tasks = partition_tasks(resolve_session(spark), partitions)
         by_name = partial(batch_reader.read, options=read, names=names)

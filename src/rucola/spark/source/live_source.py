@@ -18,8 +18,9 @@ Brokers in a route that have no master or do not answer are missing as well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 from rucola.client import MessageQueue, PullConsumer
 from rucola.client.route import TopicRoute
@@ -40,43 +41,74 @@ from rucola.spark.source.source_offsets import (
     limit_ranges,
 )
 
+T = TypeVar("T")
+
 _UNREGISTERED: Final = "is not registered at the name servers"
 _UNREADABLE: Final = "does not let these queues be read now (see perm and readQueueNums of the topic)"
 
 
 class LiveSource:
-    """The queues of live brokers that the options choose. Every call opens and closes a client."""
+    """The queues of live brokers that the options choose.
+
+    Every call opens and closes a client, except in a `with` block, where they share one.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._shared: tuple[asyncio.Runner, PullConsumer] | None = None
+
+    def __enter__(self) -> Self:
+        runner, consumer = asyncio.Runner(), consumer_of(self._options)
+        self._shared = runner, consumer
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._shared is not None
+        runner, consumer = self._shared
+        self._shared = None
+        with runner:
+            runner.run(consumer.close())
+
+    def _run(self, ask: Callable[[PullConsumer], Coroutine[Any, Any, T]]) -> T:
+        async def run() -> T:
+            async with consumer_of(self._options) as consumer:
+                return await ask(consumer)
+
+        async def run_shared(consumer: PullConsumer) -> T:
+            await consumer.open()
+            return await ask(consumer)
+
+        if self._shared is None:
+            return asyncio.run(run())
+        runner, consumer = self._shared
+        return runner.run(run_shared(consumer))
 
     def bounds(self, known: Offsets = NO_OFFSETS) -> SourceBounds:
         """Return bounds of chosen queues, and missing brokers of `known` ones. Raises TopicNotFound or ConfigError."""
         queues = {origin: offset for origin, offset in known.items() if isinstance(origin, BrokerQueue)}
-        return asyncio.run(self._bounds(queues))
+        return self._run(partial(self._bounds, queues))
 
-    async def _bounds(self, known: Mapping[BrokerQueue, int]) -> SourceBounds:
+    async def _bounds(self, known: Mapping[BrokerQueue, int], consumer: PullConsumer) -> SourceBounds:
         options = self._options
         assigned = {
             BrokerQueue(topic, name, queue_id) for topic, name, queue_id in options.assigned or () if name is not None
         }
-        async with consumer_of(options) as consumer:
-            # 1. Ask the name servers: registered masters first, then routes.
-            registered = await consumer.registered_masters()
-            routes = await self._routes(consumer, known)
-            listed = {_queue_key(queue) for route in routes.values() for queue in route.read_queues}
-            # The configuration of an ordered topic names its brokers, including those that are not registered.
-            writable = {_queue_key(queue) for route in routes.values() for queue in route.write_queues}
-            ordered = {queue for queue in writable if queue.broker_name not in routes[queue.topic].brokers}
-            # 2. Ask the masters of the chosen queues for bounds.
-            chosen = sorted(queue for queue in listed if is_chosen(options, queue))
-            ranges, missing = await _queue_bounds(consumer, chosen)
-            # 3. Find expected queues that are in no route. Masters count as registered if they were before and after.
-            absent = {queue for queue in (known.keys() | assigned | ordered) - listed if is_chosen(options, queue)}
-            if absent:
-                registered &= await consumer.registered_masters()
-            unreadable = {queue for queue in absent & known.keys() if _has_broker(routes, queue)}
-            ends, _ = await _queue_bounds(consumer, sorted(unreadable - writable))
+        # 1. Ask the name servers: registered masters first, then routes.
+        registered = await consumer.registered_masters()
+        routes = await self._routes(consumer, known)
+        listed = {_queue_key(queue) for route in routes.values() for queue in route.read_queues}
+        # The configuration of an ordered topic names its brokers, including those that are not registered.
+        writable = {_queue_key(queue) for route in routes.values() for queue in route.write_queues}
+        ordered = {queue for queue in writable if queue.broker_name not in routes[queue.topic].brokers}
+        # 2. Ask the masters of the chosen queues for bounds.
+        chosen = sorted(queue for queue in listed if is_chosen(options, queue))
+        ranges, missing = await _queue_bounds(consumer, chosen)
+        # 3. Find expected queues that are in no route. Masters count as registered if they were before and after.
+        absent = {queue for queue in (known.keys() | assigned | ordered) - listed if is_chosen(options, queue)}
+        if absent:
+            registered &= await consumer.registered_masters()
+        unreadable = {queue for queue in absent & known.keys() if _has_broker(routes, queue)}
+        ends, _ = await _queue_bounds(consumer, sorted(unreadable - writable))
         # 4. Distinguish missing brokers from deleted queues.
         unavailable: set[Origin] = {queue for queue in chosen if queue not in ranges}
         for name in options.required_brokers - registered - {origin.broker_name for origin in ranges}:
@@ -104,10 +136,9 @@ class LiveSource:
 
         async def route(topic: str) -> TopicRoute | None:
             try:
-                await consumer.queues(topic)
+                return await consumer.instance.routes.refresh(topic)
             except TopicNotFound:
                 return None
-            return consumer.instance.routes.known(topic)
 
         found = await asyncio.gather(*map(route, sorted(topics)))
         return {each.topic: each for each in found if each is not None}
@@ -130,51 +161,50 @@ class LiveSource:
 
     def plan(self, ranges: OffsetRanges) -> list[PullPartition]:
         """Return partitions of nearly equal size, each of one broker."""
-        return asyncio.run(self._plan(ranges)) if ranges else []
+        return self._run(partial(self._plan, ranges)) if ranges else []
 
-    async def _plan(self, ranges: OffsetRanges) -> list[PullPartition]:
+    async def _plan(self, ranges: OffsetRanges, consumer: PullConsumer) -> list[PullPartition]:
         options = self._options
-        async with consumer_of(options) as consumer:
-            await asyncio.gather(
-                *map(consumer.queues, {origin.topic for origin in ranges if isinstance(origin, BrokerQueue)})
-            )
-            if options.starting_timestamp is not None:
-                ranges = await _from_time(consumer, ranges, options.starting_timestamp - CLOCK_SLACK_MS)
-            return pack(ranges, await record_sizes(consumer, ranges), options.min_partitions)
+        await asyncio.gather(
+            *map(consumer.queues, {origin.topic for origin in ranges if isinstance(origin, BrokerQueue)})
+        )
+        if options.starting_timestamp is not None:
+            ranges = await _from_time(consumer, ranges, options.starting_timestamp - CLOCK_SLACK_MS)
+        return pack(ranges, await record_sizes(consumer, ranges), options.min_partitions)
 
     def at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
         """Return by queue the offset of the first message stored at a time or later."""
-        return asyncio.run(self._at_times(times, bounds))
+        return self._run(partial(self._at_times, times, bounds))
 
-    async def _at_times(self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges) -> Mapping[BrokerQueue, int]:
+    async def _at_times(
+        self, times: Mapping[BrokerQueue, int], bounds: OffsetRanges, consumer: PullConsumer
+    ) -> Mapping[BrokerQueue, int]:
         """Find offsets by a binary search: a broker's own search can return the message before the time."""
-        async with consumer_of(self._options) as consumer:
-            for topic in sorted({queue.topic for queue in times}):
-                await consumer.queues(topic)
+        for topic in sorted({queue.topic for queue in times}):
+            await consumer.queues(topic)
 
-            async def first_stored(queue: BrokerQueue) -> int:
-                begin, end = bounds[queue]
-                while begin < end:
-                    middle = (begin + end) // 2
-                    if await _store_time(consumer, queue, middle) < times[queue]:
-                        begin = middle + 1
-                    else:
-                        end = middle
-                return begin
+        async def first_stored(queue: BrokerQueue) -> int:
+            begin, end = bounds[queue]
+            while begin < end:
+                middle = (begin + end) // 2
+                if await _store_time(consumer, queue, middle) < times[queue]:
+                    begin = middle + 1
+                else:
+                    end = middle
+            return begin
 
-            found = await asyncio.gather(*map(first_stored, times))
+        found = await asyncio.gather(*map(first_stored, times))
         return dict(zip(times, found, strict=True))
 
     def store_times(self, offsets: Mapping[BrokerQueue, int]) -> Mapping[BrokerQueue, int | None]:
         """Return by queue the store time of the message at an offset, None if there is none."""
 
-        async def run() -> Mapping[BrokerQueue, int | None]:
-            async with consumer_of(self._options) as consumer:
-                await asyncio.gather(*map(consumer.queues, {queue.topic for queue in offsets}))
-                times = [_store_time_at(consumer, queue, offset) for queue, offset in offsets.items()]
-                return dict(zip(offsets, await asyncio.gather(*times), strict=True))
+        async def ask(consumer: PullConsumer) -> Mapping[BrokerQueue, int | None]:
+            await asyncio.gather(*map(consumer.queues, {queue.topic for queue in offsets}))
+            times = [_store_time_at(consumer, queue, offset) for queue, offset in offsets.items()]
+            return dict(zip(offsets, await asyncio.gather(*times), strict=True))
 
-        return asyncio.run(run()) if offsets else {}
+        return self._run(ask) if offsets else {}
 
     def limit(self, ranges: OffsetRanges, count: int) -> OffsetRanges:
         """Return the first `count` messages of the ranges."""
