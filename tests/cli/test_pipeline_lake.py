@@ -229,6 +229,9 @@ def test_a_lake_goes_on_without_files_that_are_damaged(
         assert invoke("forget", *of_lake, name, "--yes").exit_code == 1
     assert invoke("forget", *of_lake, gone, "--json").exit_code == 1  # nobody has confirmed
     assert len(files_of(held)) == 10
+    # Without a directory for them, nothing would tell brokers.
+    asked = invoke("forget", *of_lake, gone)
+    assert ("--progress" in asked.stderr) == (catalog is not None)
     # One after the other; the command names what is still damaged.
     refused = invoke("forget", *of_lake, *progress, gone, "--yes")
     assert refused.exit_code == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +36,13 @@ from support.databases import DatabaseServer, create_database
 from support.errors import raises
 from support.killing import Deadly, Killed
 from support.lake_messages import added, messages
-from support.object_store import TableBucket
+from support.object_store import TableBucket, vending_catalog
 from support.small_store import SmallStore
 
 pytestmark = pytest.mark.slow
+
+
+VENDED = "REST that gives credentials with tables"
 
 
 class Place(NamedTuple):
@@ -59,15 +62,20 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(params=["PostgreSQL and a directory", "REST and an object store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     if request.param.startswith("PostgreSQL"):
         server: DatabaseServer = request.getfixturevalue("postgresql")
-        return Place(str(tmp_path / "lake"), create_database(server), SqlCatalog, Directory)
-    bucket: TableBucket = request.getfixturevalue("table_bucket")
-    for name, value in bucket.environment("tests").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process reads it
-    return Place(f"{bucket.url}/a/lake", "tests", RestCatalog, ObjectStore)
+        yield Place(str(tmp_path / "lake"), create_database(server), SqlCatalog, Directory)
+        return
+    with ExitStack() as stack:
+        bucket: TableBucket = request.getfixturevalue("table_bucket")
+        if request.param == VENDED:
+            bucket = stack.enter_context(vending_catalog(bucket))
+            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # there are no others
+        for name, value in bucket.environment("tests").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process reads it
+        yield Place(f"{bucket.url}/a/lake", "tests", RestCatalog, ObjectStore)
 
 
 def stage(lake: writer.LakeWriter, offsets: Iterable[int]) -> StagedFiles:
@@ -210,6 +218,7 @@ def run_command(*arguments: object) -> Any:
     return msgspec.json.decode(done.stdout)
 
 
+@pytest.mark.parametrize("place", ["PostgreSQL and a directory", "REST and an object store", VENDED], indirect=True)
 def test_commands_find_a_lake_by_its_catalog(place: Place, small_store: SmallStore) -> None:
     at = ("--catalog", place.catalog)
     for number in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from support.aging_broker import aging_broker
 from support.cluster import Tally
 from support.errors import raises
 from support.metrics import BROKER_LABELS, sample_value, scrape
-from support.object_store import TableBucket
+from support.object_store import TableBucket, vending_catalog
 from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
@@ -336,10 +337,23 @@ async def test_a_lake_that_is_away_moves_no_consumer(tmp_path: Path) -> None:
         assert await offset_of(peer, RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic="T", queue_id=0)) == 0
 
 
+@pytest.fixture(params=["properties", "with tables"])
+def bucket(
+    request: pytest.FixtureRequest, table_bucket: TableBucket, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TableBucket]:
+    """The catalog has the credentials as properties, or gives them with its tables."""
+    if request.param == "properties":
+        yield table_bucket
+        return
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with vending_catalog(table_bucket) as vending:
+        yield vending
+
+
 async def test_a_lake_in_an_object_store_is_read_by_its_catalog(
-    tmp_path: Path, table_bucket: TableBucket, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bucket: TableBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in table_bucket.environment("tests").items():
+    for name, value in bucket.environment("tests").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as a new process reads it
     count = 9
@@ -347,7 +361,7 @@ async def test_a_lake_in_an_object_store_is_read_by_its_catalog(
         for number in range(count):
             store.put(inner(body=(b"%d" % number).ljust(30_000), keys="k"), TIME_MS + number)
         store.checkpoint()
-    lake = Archive(f"{table_bucket.url}/a/lake", "tests", progress_directory=tmp_path / "lake")
+    lake = Archive(f"{bucket.url}/a/lake", "tests", progress_directory=tmp_path / "lake")
     archive.run(SESSION, tmp_path / "store", lake, broker_name="broker-a")
 
     async with tiered_broker(tmp_path, tiered_read_timeout=50) as (peer, world):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, RESTError
@@ -88,6 +93,49 @@ def object_store(directory: Path) -> Iterator[Iterator[TableBucket]]:
             yield iter(buckets)
         finally:
             process.terminate()
+
+
+@contextmanager
+def vending_catalog(bucket: TableBucket) -> Iterator[TableBucket]:
+    """Put a server before the catalog that gives the keys of the object store with each table, as other catalogs do.
+
+    The properties of the catalog itself are then without them.
+    """
+    given = {name: bucket.catalog[name] for name in ("s3.access-key-id", "s3.secret-access-key")}
+    upstream = urlsplit(bucket.catalog["uri"]).netloc
+
+    class Vending(BaseHTTPRequestHandler):
+        def _forward(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "accept-encoding"}
+            with closing(HTTPConnection(upstream)) as connection:
+                connection.request(self.command, self.path, body, headers)
+                answer = connection.getresponse()
+                content = answer.read()
+            if b'"metadata-location"' in content:
+                table = json.loads(content)
+                content = json.dumps({**table, "config": {**(table.get("config") or {}), **given}}).encode()
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        do_GET = do_HEAD = do_POST = do_DELETE = _forward  # noqa: N815 - named by the server
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, 0), Vending) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            own = {name: value for name, value in bucket.catalog.items() if name not in given}
+            yield TableBucket(bucket.url, {**own, "uri": f"http://{HOST}:{server.server_port}"})
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def _is_ready(bucket: TableBucket) -> bool:

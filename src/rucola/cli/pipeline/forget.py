@@ -61,6 +61,11 @@ def forget(
                 for each in lost
             ],
         )
+    if archive.catalog is not None and archive.progress_directory is None:
+        click.echo(
+            "without --progress, brokers with deleteOnlyArchived are told nothing before the next `archive --progress`",
+            err=True,
+        )
     if not yes:
         click.confirm(f"lose {rows} messages of {archive}?", abort=True, err=True)
     archive.forget(lost)

@@ -210,9 +210,13 @@ class Tables:
         self.is_embedded = is_embedded
         self.catalog = catalog
         self._read: dict[str, list[tuple[int, DataFile]]] = {}
+        is_checked = True
         # Not created if it exists, since that writes metadata that nothing needs.
         if creates and not catalog.table_exists(_MESSAGES_TABLE):
-            _check_unused(storage)
+            try:
+                _check_unused(storage)
+            except OSError:
+                is_checked = False  # the catalog may give credentials with a table only
             catalog.create_namespace_if_not_exists("rucola")
             if not catalog.table_exists(_KEYS_TABLE):
                 self._create(_KEYS_TABLE, ENTRY, storage.place(KEYS_DIRECTORY))
@@ -225,6 +229,12 @@ class Tables:
             raise ConfigError(f"the lake of this catalog is {found}, and not {storage.location}", subject=found)
         if isinstance(storage, ObjectStore):  # a catalog may give credentials for the table alone
             self.storage = ObjectStore.of(storage.url, self.messages.io.properties)
+        if not is_checked:
+            try:
+                _check_unused(self.storage)
+            except StoreCorrupt:
+                catalog.drop_table(_MESSAGES_TABLE)
+                raise
         if len(self.messages.specs()) > 1:
             raise StoreError(f"another engine has changed the partitions of {found}, which is not supported")
 
