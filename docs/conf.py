@@ -12,7 +12,8 @@ project = "Rucola"
 version = version("rucola-mq")
 release = version
 extensions = [
-    "myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "reference", "diagrams", "links",
+    "myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "reference", "apache", "diagrams",
+    "links",
 ]  # fmt: skip
 exclude_patterns = ["extensions"]
 
@@ -23,7 +24,7 @@ html_show_sourcelink = False
 html_show_copyright = False
 html_copy_source = False
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True

@@ -99,7 +99,7 @@ def test_classifiers_name_the_versions_that_are_tested() -> None:
 
 @pytest.mark.slow
 def test_the_package_page_is_the_readme_without_dead_links(built: tuple[Path, Path]) -> None:
-    page = email.message_from_bytes(metadata_of(*built)[0])
+    page = email.message_from_string(metadata_of(*built)[0].decode())
     assert page["Description-Content-Type"] == "text/markdown"
     text = page.get_payload()
     assert isinstance(text, str)

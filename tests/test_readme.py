@@ -1,4 +1,4 @@
-"""README.md does what it says: a reader who follows it literally gets what it shows, and its commands exist."""
+"""The README, in English and Chinese: a reader who follows it literally gets what it shows, and its commands exist."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from support.documents import Document, check_command
 from support.installation import REPOSITORY, build
 from support.reader import Reader
 
-README = Document.read("README.md")
-SECTIONS = README.sections()
-PAGES = [README, *(Document.read(path) for path in sorted((REPOSITORY / "docs").rglob("*.md")))]
+README, CHINESE = Document.read("README.md"), Document.read("README.zh.md")
+BOTH = pytest.mark.parametrize("readme", [README, CHINESE], ids=["English", "Chinese"])
+PAGES = [README, CHINESE, *(Document.read(path) for path in sorted((REPOSITORY / "docs").rglob("*.md")))]
 COMMANDS = sorted({line for page in PAGES for line in page.rucola_commands()})
 
 
+@BOTH
 @pytest.mark.slow
-def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> None:
+def test_a_reader_without_java_installs_sends_and_inspects(readme: Document, tmp_path: Path) -> None:
     """From an empty directory with Python alone, in the order of the page."""
+    install, first_message, *_ = readme.sections().values()
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     build(wheels)
     directory = tmp_path / "reader"
     directory.mkdir()
-    program = README.blocks[0]
-    assert "first.py" in SECTIONS["The first message"].text
+    program = readme.blocks[0]
+    assert "first.py" in first_message.text
     (directory / "first.py").write_text(program.text, encoding="utf-8")
     with Reader(directory, {"install .": "install rucola-mq"}, wheels=wheels, JAVA_HOME="/nowhere") as reader:
-        reader.follow(SECTIONS["Install"])
-        reader.follow(SECTIONS["The first message"])
+        reader.follow(install)
+        reader.follow(first_message)
         assert (directory / "store" / "abort").exists()
         reader.interrupt()
         reader.type("rucola store check store")
@@ -40,10 +42,18 @@ def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> No
 
 
 @pytest.mark.rocketmq
-def test_the_test_of_the_page_passes(rocketmq: RocketMQ) -> None:
+@BOTH
+def test_the_test_of_the_page_passes(readme: Document, rocketmq: RocketMQ) -> None:
     program: dict[str, Any] = {}
-    exec(README.texts("python")[1], program)
+    exec(readme.texts("python")[1], program)
     program["test_a_reminder_comes_after_two_hours"](rocketmq)
+
+
+def test_the_chinese_page_has_the_same_programs_and_commands() -> None:
+    """Comments may be translated."""
+    pages = [[(one.language, re.sub(r"  #.*", "", one.text)) for one in page.blocks] for page in (README, CHINESE)]
+    english, chinese = ([one for one in page if one[0] in ("python", "console")] for page in pages)
+    assert chinese == english
 
 
 def test_make_targets_exist() -> None:

@@ -21,6 +21,7 @@ from support.reader import Reader
 
 EXECUTED = {
     "README.md": "tests/test_readme.py",
+    "README.zh.md": "tests/test_readme.py",
     "docs/access-control.md": "tests/docs/test_tutorials.py",
     "docs/client.md": "tests/client/test_examples.py",
     "docs/cluster.md": "tests/cli/test_cluster.py",
@@ -43,6 +44,7 @@ EXECUTED = {
     "docs/store.md": "tests/store/test_page.py",
     "docs/testing.md": "tests/testing/test_plugin.py",
     "docs/tutorials/first-message.md": "tests/docs/test_tutorials.py",
+    "docs/tutorials/hung-consumer.md": "tests/docs/test_tutorials.py",
     "docs/tutorials/pair.md": "tests/docs/test_tutorials.py",
     "docs/tutorials/rocketmq-5.md": "tests/e2e/test_rocketmq_v5_tutorial.py",
     "docs/tutorials/search.md": "tests/docs/test_tutorials.py",
@@ -67,7 +69,7 @@ NOT_EXECUTED = {
 }
 """Pages with console blocks that are not executed, and why. Their commands of `rucola` exist with all their options."""
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-PAGES = ["README.md", "examples/order_service/README.md"]
+PAGES = ["README.md", "README.zh.md", "examples/order_service/README.md"]
 PAGES += [str(path.relative_to(REPOSITORY)) for path in sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 

@@ -57,10 +57,24 @@ def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
 
 def test_every_tutorial_is_tested() -> None:
     tutorials = {path.name for path in (REPOSITORY / "docs" / "tutorials").glob("*.md")}
-    assert tutorials == {"first-message.md", "search.md", "pair.md", "rocketmq-5.md"}
+    assert tutorials == {"first-message.md", "hung-consumer.md", "search.md", "pair.md", "rocketmq-5.md"}
 
 
 @pytest.mark.slow
 def test_the_first_steps_of_access_control_work_as_written(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
         reader.follow(Document.read("docs/access-control.md").sections()["First steps"])
+
+
+@pytest.mark.slow
+def test_the_consumer_that_hangs_works_as_written(tmp_path: Path) -> None:
+    """The reader kills the program between the blocks, and looks into the file until the offset is there."""
+    sections = Document.read("docs/tutorials/hung-consumer.md").sections()
+    with Reader(tmp_path) as reader:
+        reader.type(SERVER, READY)
+        for title in ("Five messages, one hangs", "The offset stays"):
+            reader.follow(sections[title])
+        reader.kill("python kitchen.py")
+        reader.follow(sections["After a crash"])
+        reader.interrupt("rucola standalone")
+        reader.type("rucola store check store")

@@ -9,8 +9,8 @@ separator. Everything else stays unchanged, byte for byte: the string is edited,
 The properties in a batch's header are appended to each message's properties, before CLUSTER, so that they win over
 equal names.
 
-Corresponds to the steps of SendMessageProcessor of Apache RocketMQ 4.9.8 between string2messageProperties and
-messageProperties2String, and for batches to CommitLog.MessageExtEncoder. Deliberate differences: WAIT is not stored
+Corresponds to the steps of `SendMessageProcessor` of Apache RocketMQ 4.9.8 between string2messageProperties and
+messageProperties2String, and for batches to `CommitLog.MessageExtEncoder`. Deliberate differences: WAIT is not stored
 with the messages of a batch either, where Apache stores it twice; a batch is refused if one of its messages has DELAY,
 TRAN_MSG or a timer, or if its header has one of the last two, where Apache ignores them.
 """

@@ -51,6 +51,9 @@ def tags_code(tags: str | None) -> int:
 
 
 def index_hash(text: str) -> int:
-    """Return the non-negative hash by which an IndexFile stores `text`, which is `topic#key`."""
+    """Return the non-negative hash by which an IndexFile stores `text`, which is `topic#key`.
+
+    Corresponds to `IndexFile.indexKeyHashMethod`.
+    """
     value = abs(string_hash(text))
     return 0 if value == 0x8000_0000 else value

@@ -11,7 +11,7 @@ It may be late, never ahead: a time is entered after the flush that it covers. A
 file that holds the earlier of the first two times, minus three seconds. The times are the last messages': if the clock
 is set back, so is the checkpoint. Otherwise it would cover new messages until the clock catches up.
 
-Corresponds to org.apache.rocketmq.store.StoreCheckpoint. Deliberate differences: Apache advances logicsMsgTimestamp
+Corresponds to `StoreCheckpoint` of Apache RocketMQ 4.9.8. Deliberate differences: Apache advances logicsMsgTimestamp
 before the flush, and never sets a time back.
 """
 

@@ -17,7 +17,7 @@ and the record starts the next file. For example, with files of 1,000 bytes and 
 The layout of a record is described in `rucola.message.record`. Every read checks that a record is at the physical
 offset that it states.
 
-Corresponds to org.apache.rocketmq.store.CommitLog.
+Corresponds to `CommitLog` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

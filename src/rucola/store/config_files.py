@@ -7,7 +7,7 @@ The JSON is fastjson's: integer map keys without quotes, one tab per level. `<na
 content before the last change. A file is replaced atomically (see `rucola.files`); reading falls back to the .bak if
 the file is missing or no JSON, as Apache's broker may leave it.
 
-Corresponds to org.apache.rocketmq.common.ConfigManager.
+Corresponds to `ConfigManager` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

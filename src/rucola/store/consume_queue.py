@@ -19,7 +19,7 @@ file that is not is read and written by system calls, which takes some microseco
 
 consumequeue_ext (enableConsumeQueueExt) is neither read nor written: such units get the tags code from the record.
 
-Corresponds to org.apache.rocketmq.store.ConsumeQueue.
+Corresponds to `ConsumeQueue` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Records are dispatched in batches, in the order of the log, with one write per q
 The tags code of a unit is the hash of the tag, except in SCHEDULE_TOPIC_XXXX and rmq_sys_wheel_timer. There it is the
 time of delivery in milliseconds: computed from the delay level in the first, the property TIMER_OUT_MS in the second.
 
-Corresponds to DefaultMessageStore.{CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuildIndex} and
-CommitLog.checkMessageAndReturnSize of org.apache.rocketmq.store.
+Corresponds to `DefaultMessageStore.CommitLogDispatcherBuildConsumeQueue`,
+`DefaultMessageStore.CommitLogDispatcherBuildIndex` and `CommitLog.checkMessageAndReturnSize` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

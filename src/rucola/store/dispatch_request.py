@@ -3,7 +3,7 @@
 A put creates the request from the message; recovery, replication and the offline tools read it back from the record.
 A record has one request for its own queue, and one without keys for each further queue (see `multi_dispatch`).
 
-Corresponds to org.apache.rocketmq.store.DispatchRequest.
+Corresponds to `DispatchRequest` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ fsync reports an error once, to one caller, and the kernel may drop the pages th
 flushes are serialised, so that every waiter gets the error, each later call raises it again, and the store refuses
 puts until a recovery. Only a call that wrote nothing fails alone: without a descriptor, or space for the checkpoint.
 
-Corresponds to CommitLog.FlushRealTimeService and DefaultMessageStore.FlushConsumeQueueService of
-org.apache.rocketmq.store. Deliberate difference: an fsync error is never swallowed (apache/rocketmq#2706).
+Corresponds to `CommitLog.FlushRealTimeService` and `DefaultMessageStore.FlushConsumeQueueService` of
+Apache RocketMQ 4.9.8. Deliberate difference: an fsync error is never swallowed (apache/rocketmq#2706).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ inherits endTimestamp and endPhyOffset of the previous one as its begin values u
 
 An index can be rebuilt from the log. After a crash only full files that the checkpoint covers are kept.
 
-Corresponds to org.apache.rocketmq.store.index.{IndexFile, IndexHeader, IndexService}. Deliberate difference: a chain
+Corresponds to `IndexFile`, `IndexHeader` and `IndexService` of Apache RocketMQ 4.9.8. Deliberate difference: a chain
 may only lead to smaller numbers, so that a damaged file cannot trap a query in a cycle.
 """
 

@@ -19,7 +19,7 @@ An opened file is mapped at the first access, since descriptors and mappings are
 A mapping keeps a descriptor, and cannot be closed while a memoryview of it exists; the garbage collector closes it
 later. A detached file can no longer be held (`hold`, `release`); after its deletion the last holder closes it.
 
-Corresponds to org.apache.rocketmq.store.MappedFile and MappedFileQueue.
+Corresponds to `MappedFile` and `MappedFileQueue` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

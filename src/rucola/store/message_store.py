@@ -19,7 +19,7 @@ Only `flush` and `checkpoint` wait for the disk.
 After an fsync error the store refuses puts until it is opened again (`write_state`), and leaves `abort`, so that it
 recovers. Without disk space or descriptors it refuses puts in the meantime (`pending`). It serves reads in both cases.
 
-Corresponds to org.apache.rocketmq.store.DefaultMessageStore. Deliberate difference: an fsync error is never swallowed
+Corresponds to `DefaultMessageStore` of Apache RocketMQ 4.9.8. Deliberate difference: an fsync error is never swallowed
 (apache/rocketmq#2706).
 """
 
@@ -389,6 +389,8 @@ class MessageStore:
 
         Leaves those beyond `max_count` (or a quarter, if that is more) and from the first that exceeds
         `max_new_queues`. 0 if STALLED; the next call continues. Another OSError makes the store FAILED.
+
+        Corresponds to `ReputMessageService.doReput`.
         """
         if max_new_queues is not None and len(self._next_offsets) <= len(self._queues) + max_new_queues:
             max_new_queues = None

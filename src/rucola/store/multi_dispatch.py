@@ -6,9 +6,10 @@
 A put assigns the queue offsets and writes the second property. The queue id is the record's, and 0 for a light
 message queue, whose name starts with `%LMQ%` (enableLmq). A record has one unit in each queue, and is indexed once.
 
-Corresponds to org.apache.rocketmq.store.MultiDispatch and ConsumeQueue.multiDispatchLmqQueue. Deliberate differences:
-a put accepts only names of light message queues, since permissions are checked for the topic of a message alone; and
-a message that waits, delayed or half of a transaction, gets no units in further queues until it is in its own.
+Corresponds to `MultiDispatch` and `ConsumeQueue.multiDispatchLmqQueue` of Apache RocketMQ 4.9.8. Deliberate
+differences: a put accepts only names of light message queues, since permissions are checked for the topic of a message
+alone; and a message that waits, delayed or half of a transaction, gets no units in further queues until it is in its
+own.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A unit is skipped if a filter rejects its tags code or its record's properties, 
 if it is damaged: its record states another size, queue offset or physical offset, and does not name the queue as a
 further one with this queue offset. Other bytes would be worse for a consumer than a missing message.
 
-Corresponds to the loop in DefaultMessageStore.getMessage of org.apache.rocketmq.store, which does not check the record.
+Corresponds to the loop in `DefaultMessageStore.getMessage` of Apache RocketMQ 4.9.8, which does not check the record.
 """
 
 from __future__ import annotations

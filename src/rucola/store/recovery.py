@@ -32,9 +32,9 @@ record that was certainly on disk: after a clean stop the last one with a unit, 
 the checkpoint covers. Before that a changed body is skipped, and if the way to the next record is lost, opening raises
 StoreCorrupt: nothing durable is cut off. An interrupted recovery starts again, since `abort` still exists.
 
-Corresponds to CommitLog.{recoverNormally, recoverAbnormally} and ConsumeQueue.recover of org.apache.rocketmq.store.
-Deliberate differences: Apache rebuilds only from the checkpoint's file on, loses the last index file for good, and
-leaves what it cuts off on disk.
+Corresponds to `CommitLog.recoverNormally`, `CommitLog.recoverAbnormally` and `ConsumeQueue.recover` of Apache RocketMQ
+4.9.8. Deliberate differences: Apache rebuilds only from the checkpoint's file on, loses the last index file for good,
+and leaves what it cuts off on disk.
 """
 
 from __future__ import annotations

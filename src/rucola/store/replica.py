@@ -11,7 +11,7 @@ them and queues complete records for dispatch. It checks everything:
 
 The first violation is an error; `truncate` must end the log with its last complete record before anything is appended.
 
-Corresponds to DefaultMessageStore.appendToCommitLog and a part of ReputMessageService of org.apache.rocketmq.store.
+Corresponds to `DefaultMessageStore.appendToCommitLog` and a part of `ReputMessageService` of Apache RocketMQ 4.9.8.
 Deliberate difference: Apache checks only that the offset is the end of the log, and logs invalid records.
 """
 

@@ -16,7 +16,7 @@ With deleteOnlyArchived, a file that is not completely archived is never deleted
 in a thread, removes them, first the log's, durably: a crash never leaves a log whose queues are missing. A held file,
 and all that follow it, wait up to destroyMapedFileIntervalForcibly. A round deletes at most ten log files.
 
-Corresponds to DefaultMessageStore.{CleanCommitLogService, CleanConsumeQueueService} of org.apache.rocketmq.store.
+Corresponds to `CleanCommitLogService` and `CleanConsumeQueueService` of `DefaultMessageStore` of Apache RocketMQ 4.9.8.
 Deliberate differences: the age of a file is the store time of the record after it, not its modification time, which a
 copy or a restored backup changes; queues and index follow the log at once, not one round later.
 """

@@ -9,8 +9,8 @@ queueOffsets of each queue are consecutive (`recovery`, `tools.check`).
 
 Only the walk from size to size is a Python loop; numpy checks the fixed fields of a megabyte of records at once.
 
-Corresponds to org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize. Deliberate difference: Apache allocates as
-many bytes as a record claims before it checks them; here the size is first compared with the file.
+Corresponds to `CommitLog.checkMessageAndReturnSize` of Apache RocketMQ 4.9.8. Deliberate difference: Apache allocates
+as many bytes as a record claims before it checks them; here the size is first compared with the file.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
     FAILED      refused   `fail`: bytes may not have reached the disk       opening the store again
 
 FAILED stays after `close`: only the recovery of the next opening finds out what is on disk. Reads are served in every
-state but CLOSED. Corresponds to org.apache.rocketmq.store.RunningFlags.
+state but CLOSED. Corresponds to `RunningFlags` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations

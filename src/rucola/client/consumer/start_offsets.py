@@ -9,6 +9,8 @@ The committed offset, if there is one; else, by `ConsumeFromWhere`:
 
 For a young queue, whose first message is still in memory, a broker reports 0 as the committed offset instead of none. A
 new group then starts at 0, regardless of `ConsumeFromWhere`.
+
+Corresponds to `RebalancePushImpl.computePullFromWhere` of Apache RocketMQ 4.9.8.
 """
 
 from __future__ import annotations
