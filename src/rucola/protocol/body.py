@@ -97,7 +97,12 @@ def _is_plain_info(info: msgspec.inspect.Type) -> bool:
         case msgspec.inspect.UnionType():
             return all(map(_is_plain_info, info.types))
     return isinstance(
-        info, msgspec.inspect.StrType | msgspec.inspect.IntType | msgspec.inspect.BoolType | msgspec.inspect.FloatType
+        info,
+        msgspec.inspect.StrType
+        | msgspec.inspect.IntType
+        | msgspec.inspect.BoolType
+        | msgspec.inspect.FloatType
+        | msgspec.inspect.BytesType,
     )
 
 

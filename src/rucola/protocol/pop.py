@@ -157,7 +157,7 @@ class BatchAck(Struct, kw_only=True):
 
 
 class BatchAckMessageRequestBody(Body, kw_only=True):
-    broker_name: str | None = None
+    broker_name: str = ""
     acks: list[BatchAck] = []
 
 
@@ -202,36 +202,40 @@ def order_counts(mark: str, queue_id: int, queue_offsets: Iterable[int], attempt
     return [f"{mark} qo{queue_id}%{offset} {attempt - 1}" for offset, attempt in pairs if attempt > 1]
 
 
-def add_handles(messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str) -> list[ExtraInfo]:
-    """Add the handles of a response to its messages, and in order how often each was delivered before.
+def first_handles(
+    messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str
+) -> list[ExtraInfo]:
+    """Return for each message the handle of the first one of the same queue and receive.
 
-    Return the handle of the first message of the same queue and receive, for each. Raises RemoteProtocolError.
+    Adds to the messages of a receive in order how often each was delivered before. Raises RemoteProtocolError.
     """
-    firsts: dict[tuple[str, int], tuple[ExtraInfo, bytes]] = {}
+    firsts: tuple[dict[int, ExtraInfo], dict[int, ExtraInfo]] = {}, {}
     counts = dict(part.rsplit(" ", 1) for part in (header.order_count_info or "").split(";") if part)
     try:
         for part in (header.start_offset_info or "").split(";") if messages else ():
             mark, queue_id, offset = part.split(" ")
-            first = ExtraInfo(
+            firsts[mark == _RETRY][int(queue_id)] = ExtraInfo(
                 int(offset), header.pop_time, header.invisible_time, header.revive_qid, mark, broker_name,
                 int(queue_id), int(offset),
             )  # fmt: skip
-            begin = f"{properties.POP_CK}\x01{first}".removesuffix(offset).encode()
-            firsts[mark, first.queue_id] = first, begin
-        has_retries = any(mark == _RETRY for mark, _ in firsts)
-        found = []
-        for message in messages:
-            # Records of a retry topic have their handles.
-            mark = _RETRY if has_retries and properties.POP_CK in message.properties else _NORMAL
-            first, begin = firsts[mark, message.queue_id]
-            found.append(first)
-            if mark == _NORMAL:
-                add_properties(message, b"%b%d" % (begin, message.queue_offset))
-            if counts and (count := counts.get(f"{mark} qo{message.queue_id}%{message.queue_offset}")) is not None:
-                message.reconsume_times += int(count)
+        if firsts[True]:  # records of a retry topic have their handles
+            found = [firsts[properties.POP_CK in one.properties][one.queue_id] for one in messages]
+        else:
+            normal = firsts[False]
+            found = [normal[one.queue_id] for one in messages]
+        for message, first in zip(messages, found, strict=True) if counts else ():
+            key = f"{first.retry} qo{message.queue_id}%{message.queue_offset}"
+            message.reconsume_times += int(counts.get(key, 0))
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError(f"broker {broker_name} sent messages without handles ({error!r})") from None
     return found
+
+
+def add_handle(message: MessageExt, first: ExtraInfo) -> None:
+    """Give a message its handle as property POP_CK; `first` is one of `first_handles`."""
+    if first.retry == _NORMAL:
+        handle = first._replace(queue_offset=message.queue_offset)
+        add_properties(message, f"{properties.POP_CK}\x01{handle}".encode())
 
 
 def _real_topic(topic: str, group: str, retry: str) -> str:

@@ -44,7 +44,8 @@ class Acknowledgements:
         """Messages that were not delivered, to be given back."""
 
     async def open(self) -> None:
-        self._pending.clear()
+        for broker in list(self._pending):
+            self._drop(broker, list(self._pending[broker]))
 
     async def read(self, queue: MessageQueue) -> int | None:
         return 0  # the broker's POP state has the offset of the group
@@ -52,6 +53,8 @@ class Acknowledgements:
     def add(self, held: Held, queue_offset: int) -> None:
         """Acknowledge a message soon."""
         held.queue_offsets.append(queue_offset)
+        if len(held.queue_offsets) > 1:
+            return  # it is pending
         broker = held.handle.broker_name
         if (pending := self._pending.get(broker)) is None:
             pending = self._pending[broker] = {}
@@ -116,13 +119,20 @@ class Acknowledgements:
     def _drop_visible(self, broker: str) -> None:
         pending, now_ms = self._pending[broker], precise_monotonic_ms()
         visible = [held for held in pending if held.until_ms <= now_ms]
-        for held in visible:
-            del pending[held]
-        if visible:
+        if count := self._drop(broker, visible):
             logger.warning(
                 "group %s: %d messages of broker %s could not be acknowledged in time and are delivered again",
-                self._context.group, sum(len(held.queue_offsets) for held in visible), broker,
+                self._context.group, count, broker,
             )  # fmt: skip
+
+    def _drop(self, broker: str, dropped: Iterable[Held]) -> int:
+        """Acknowledge none of these messages; return how many they are."""
+        count = 0
+        for held in dropped:
+            count += len(held.queue_offsets)
+            held.queue_offsets.clear()
+            del self._pending[broker][held]
+        return count
 
     async def _change_invisible(self, held: Held, queue_offset: int, invisible_ms: int, suspend: bool) -> None:
         while precise_monotonic_ms() < held.until_ms:

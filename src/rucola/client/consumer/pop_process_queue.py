@@ -20,7 +20,7 @@ THRESHOLD = 96
 class PopProcessQueue(ProcessQueue):
     """The messages by identity, since they are of several queues. `acknowledge` gets each that is completed."""
 
-    __slots__ = ("_acknowledge", "_entries", "_started", "_threshold")
+    __slots__ = ("_acknowledge", "_started", "_threshold", "_waiting")
 
     def __init__(
         self,
@@ -32,34 +32,37 @@ class PopProcessQueue(ProcessQueue):
         super().__init__(0, limits, read_ahead)
         self._acknowledge = acknowledge
         self._threshold = threshold
-        self._entries: dict[int, tuple[MessageExt, Held]] = {}
-        """Each message, and those that it was received with."""
-        self._started: set[int] = set()
+        self._waiting: dict[int, tuple[MessageExt, Held]] = {}
+        """Each message that was not delivered yet, with those that it was received with."""
+        self._started: dict[int, tuple[MessageExt, Held]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._started)
 
     def receive(self, received: Received) -> None:
-        keys = list(map(id, received.messages))
-        sizes = [len(message.body) for message in received.messages]
-        self._entries.update(zip(keys, zip(*received, strict=True), strict=True))
-        self._sizes.update(zip(keys, sizes, strict=True))
-        self.size += sum(sizes)
-        self._read_ahead.size += sum(sizes)
+        messages = received.messages
+        self._waiting.update(zip(map(id, messages), zip(*received, strict=True), strict=True))
+        size = sum([len(message.body) for message in messages])
+        self.size += size
+        self._read_ahead.size += size
 
     def start(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
         """Return those that are still held, and are delivered now."""
         now_ms = precise_monotonic_ms()
         started = []
         for message in messages:
-            if (entry := self._entries.get(key := id(message))) is None:
+            entry = self._waiting.pop(key := id(message), None) or self._started.get(key)  # if it was requeued
+            if entry is None:
                 continue
+            self._started[key] = entry
             if entry[1].until_ms <= now_ms:
                 self.give_up(message)
-                continue
-            self._started.add(key)
-            started.append(message)
+            else:
+                started.append(message)
         return started
 
     def holds(self, message: MessageExt) -> bool:
-        return id(message) in self._entries
+        return id(message) in self._started or id(message) in self._waiting
 
     def complete(self, message: MessageExt) -> bool:
         held = self.give_up(message)
@@ -70,16 +73,18 @@ class PopProcessQueue(ProcessQueue):
 
     def give_up(self, message: MessageExt) -> Held | None:
         """Return those that a message was received with, for the last time; None if it is complete already."""
-        entry = self._entries.pop(key := id(message), None)
+        entry = self._started.pop(key := id(message), None) or self._waiting.pop(key, None)
         if entry is None:
             return None
-        self._started.discard(key)
-        self._remove(key)
+        size = len(message.body)
+        self.size -= size
+        if not self.is_dropped:
+            self._release(size)
         return entry[1]
 
     def give_up_waiting(self) -> list[tuple[Held, int]]:
         """Give up what was not delivered."""
-        waiting = [entry for key, entry in self._entries.items() if key not in self._started]
+        waiting = list(self._waiting.values())
         for message, _ in waiting:
             self.give_up(message)
         return [(held, message.queue_offset) for message, held in waiting]
@@ -90,7 +95,7 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_capacity(self) -> bool:
-        if not self._entries:
+        if not len(self):
             return True
         # A receive for one message costs as much as one for a batch.
         least = max(1, min(self.limits.count, self._threshold) // 2)

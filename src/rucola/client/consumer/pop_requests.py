@@ -25,7 +25,7 @@ from rucola.protocol.pop import (
     ExtraInfo,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
-    add_handles,
+    first_handles,
     parse_extra_info,
 )
 from rucola.remoting.deadline import Deadline
@@ -65,7 +65,7 @@ class PopRequests:
         self._instance = instance
 
     async def pop(self, broker: str, header: PopMessageRequestHeader) -> Received:
-        """Return messages with their handles; none after `poll_time`. BrokerError, RemotingError."""
+        """Return messages, with those that each is held with; none after `poll_time`. BrokerError, RemotingError."""
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
         queue = MessageQueue(header.topic, broker, 0)
         timeout_ms = REQUEST_TIMEOUT_MS + header.poll_time
@@ -75,12 +75,13 @@ class PopRequests:
         _check(response, broker)
         source = f"a receive of {header.topic} from broker {broker}"
         messages, count = await decoded(response.body, source, Deadline(REQUEST_TIMEOUT_MS))
-        handles = add_handles(messages, response.decode_header(PopMessageResponseHeader), broker)
         until_ms = precise_monotonic_ms() + header.invisible_time
         held: list[Held] = []
-        for handle in handles:  # the same one for those of a queue
-            is_known = held and held[-1].handle is handle
-            held.append(held[-1] if is_known else Held(header.topic, handle, until_ms))
+        last: ExtraInfo | None = None
+        for handle in first_handles(messages, response.decode_header(PopMessageResponseHeader), broker):
+            if handle is not last:
+                last, of_queue = handle, Held(header.topic, handle, until_ms)
+            held.append(of_queue)
         for message, one in zip(messages[count:], held[count:], strict=True):
             await self.change_invisible(one, message.queue_offset, 0, suspend=True)
         return Received(messages[:count], held[:count])

@@ -27,7 +27,7 @@ from rucola.client.instance import ClientInstance
 from rucola.domain.subscription import SUB_ALL
 from rucola.message import MessageExt, properties
 from rucola.message.topics import check_tags, check_topic
-from rucola.protocol.pop import BEGIN_AT_END, PopMessageRequestHeader
+from rucola.protocol.pop import BEGIN_AT_END, PopMessageRequestHeader, add_handle
 from rucola.remoting.tls import ClientTls
 
 MAX_MESSAGES: Final = 32
@@ -115,8 +115,11 @@ class SimpleConsumer(GroupClient):
                 left_ms = max(0, deadline_ms - monotonic_ms())
                 turn_ms = left_ms if len(brokers) == 1 else min(left_ms, TURN_MS)
                 header.poll_time = int(turn_ms) if is_waiting else 0
-                if found := (await self._requests.pop(broker, header)).messages:
-                    return found
+                received = await self._requests.pop(broker, header)
+                for message, held in zip(*received, strict=True):
+                    add_handle(message, held.handle)
+                if received.messages:
+                    return received.messages
             if monotonic_ms() >= deadline_ms:
                 return []
             is_waiting = True
