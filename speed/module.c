@@ -67,7 +67,9 @@ static PyMethodDef methods[] = {
          "read_sends(data, max frame size, max header size, max requests, max body size, max messages of a batch)"
          " -> (opaques, numbers of messages, ends, topics, queue ids, flags, sysFlags, born timestamps,"
          " reconsume times, properties, bodies) | None"),
-    FAST(read_pull, "read_pull(data, max frame size, max header size) -> (opaque, UsualFetch, end) | None"),
+    FAST(read_fetch,
+         "read_fetch(data, max frame size, max header size) -> (code, opaque, UsualFetch or UsualPop, end, credentials)"
+         " | None"),
     FAST(format_sends,
          "format_sends(form, opaques, numbers of messages, queue ids, queue offsets, physical offsets) -> bytes | None"),
     FAST(edit_properties,

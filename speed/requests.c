@@ -1,4 +1,4 @@
-/* Sends and pulls: from the bytes of a read to columns, and from columns to the bytes of responses.
+/* Sends, pulls and receives by POP: from the bytes of a read to columns, and from columns to the bytes of responses.
 
 JSON of the usual form only: no white space, no member twice, none that these requests do not have, and the code before
 the ext fields. Numbers are decimal and of up to 18 digits. Escapes occur in the property string alone, which needs them
@@ -9,6 +9,7 @@ for its separators. */
 #define SIZE_OF_SIZE 4
 #define PREFIX_SIZE 8
 #define PULL_MESSAGE 11
+#define POP_MESSAGE 200050
 #define SEND_MESSAGE_V2 310
 #define SEND_BATCH_MESSAGE 320
 #define NOT_DISPATCHED 0x4   /* sysFlag of prepared and rolled-back messages */
@@ -23,13 +24,20 @@ typedef struct {
     const uint8_t *at, *end;
 } Cursor;
 
-/* The ext fields of sends are called `a` to `m`, those of a PULL_MESSAGE have these names. */
+/* The ext fields of sends are called `a` to `m`, those of a PULL_MESSAGE and a POP_MESSAGE have these names. */
 enum { GROUP, TOPIC, QUEUE_ID, QUEUE_OFFSET, MAX_MSG_NUMS, SYS_FLAG, COMMIT_OFFSET, SUSPEND_TIMEOUT, SUBSCRIPTION,
        SUB_VERSION, EXPRESSION_TYPE, PULL_FIELDS };
 static const char *const pull_fields[PULL_FIELDS] = {
     "consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset",
     "suspendTimeoutMillis", "subscription", "subVersion", "expressionType",
 };
+enum { POP_GROUP, POP_TOPIC, POP_QUEUE_ID, POP_MAX_MSG_NUMS, INVISIBLE_TIME, POLL_TIME, BORN_TIME, INIT_MODE, EXP_TYPE,
+       EXP, ORDER, ATTEMPT_ID, CLIENT_ID, POP_FIELDS };
+static const char *const pop_fields[POP_FIELDS] = {
+    "consumerGroup", "topic", "queueId", "maxMsgNums", "invisibleTime", "pollTime", "bornTime", "initMode", "expType",
+    "exp", "order", "attemptId", "clientId",
+};
+#define BEGIN_AT_END 1 /* initMode */
 enum { HAS_COMMIT_OFFSET = 1, MAY_SUSPEND = 2, HAS_SUBSCRIPTION = 4 }; /* bits of its sysFlag */
 
 /* The places of ext fields that both have if they are signed, behind those of each kind; and all places. */
@@ -113,10 +121,12 @@ static int is_plain(Span raw) {
 
 /* The place of an ext field; -1 if a request of this code does not have it. */
 static int place_of(int64_t code, Span name) {
-    if (code != PULL_MESSAGE && name.size == 1)
+    const char *const *names = code == PULL_MESSAGE ? pull_fields : code == POP_MESSAGE ? pop_fields : NULL;
+    int count = code == PULL_MESSAGE ? PULL_FIELDS : POP_FIELDS;
+    if (!names && name.size == 1)
         return name.at[0] >= 'a' && name.at[0] <= 'm' ? name.at[0] - 'a' : -1;
-    for (int place = 0; code == PULL_MESSAGE && place < PULL_FIELDS; place++)
-        if (is_text(name, pull_fields[place]))
+    for (int place = 0; names && place < count; place++)
+        if (is_text(name, names[place]))
             return place;
     return is_text(name, "AccessKey") ? ACCESS_KEY : is_text(name, "Signature") ? SIGNATURE : -1;
 }
@@ -449,12 +459,44 @@ static PyObject *fetch_of(const Span *of) {
                          type.at, type.size, (long long)sub_version);
 }
 
-/* Counterpart: FrameDecoder and fetch_request of rucola.broker.remoting.pull, for the first pull of a read.
+static int is_absent_or(Span text, const char *one, const char *other) {
+    return !text.at || is_text(text, one) || is_text(text, other);
+}
 
-(data, max frame size, max header size) -> (opaque, fields of the request, position behind the frame, credentials) | None */
-PyObject *read_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    static const int places[] = {COMMIT_OFFSET, GROUP, EXPRESSION_TYPE, MAX_MSG_NUMS, QUEUE_ID, QUEUE_OFFSET,
-                                 SUB_VERSION, SUBSCRIPTION, SUSPEND_TIMEOUT, SYS_FLAG, TOPIC};
+/* Return the fields of a PopRequest; NULL if one is not of the usual form. */
+static PyObject *pop_of(const Span *of) {
+    int64_t queue_id, max_msg_nums, invisible_time, poll_time, born_time = 0, init_mode = 0;
+    for (int place = POP_GROUP; place <= POLL_TIME; place++)
+        if (!of[place].at)
+            return NULL;
+    if (!is_plain(of[POP_GROUP]) || !of[POP_TOPIC].size || !is_plain(of[POP_TOPIC]) ||
+        !i32_in(of[POP_QUEUE_ID], &queue_id) || !i32_in(of[POP_MAX_MSG_NUMS], &max_msg_nums) ||
+        !i64_in(of[INVISIBLE_TIME], &invisible_time) || !i64_in(of[POLL_TIME], &poll_time) ||
+        !i64_in(of[BORN_TIME], &born_time) || !i32_in(of[INIT_MODE], &init_mode) || !is_plain(of[EXP_TYPE]) ||
+        !is_plain(of[EXP]) || !is_absent_or(of[ORDER], "true", "false") || !is_plain(of[ATTEMPT_ID]) ||
+        !is_plain(of[CLIENT_ID]))
+        return NULL;
+    Span all = {(const uint8_t *)"*", 1}, tag = {(const uint8_t *)"TAG", 3};
+    Span expression = of[EXP].size ? of[EXP] : all, type = of[EXP_TYPE].size ? of[EXP_TYPE] : tag;
+    Span client = of[CLIENT_ID].at ? of[CLIENT_ID] : (Span){(const uint8_t *)"", 0};
+    return Py_BuildValue("(s#s#LLLLNNz#s#s#s#N)", of[POP_GROUP].at, of[POP_GROUP].size, of[POP_TOPIC].at,
+                         of[POP_TOPIC].size, (long long)max_msg_nums, (long long)invisible_time, (long long)queue_id,
+                         (long long)poll_time, PyBool_FromLong(init_mode == BEGIN_AT_END),
+                         PyBool_FromLong(is_text(of[ORDER], "true")), of[ATTEMPT_ID].at, of[ATTEMPT_ID].size,
+                         expression.at, expression.size, type.at, type.size, client.at, client.size,
+                         PyBool_FromLong(of[CLIENT_ID].at != NULL));
+}
+
+/* Counterpart: FrameDecoder, and fetch_request and pop_request of rucola.broker.remoting, for the first request of a read.
+
+(data, max frame size, max header size) -> (code, opaque, fields of the request, position behind the frame, credentials)
+| None */
+PyObject *read_fetch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    /* The places of the ext fields in the order of their names. */
+    static const int of_pull[] = {COMMIT_OFFSET, GROUP, EXPRESSION_TYPE, MAX_MSG_NUMS, QUEUE_ID, QUEUE_OFFSET,
+                                  SUB_VERSION, SUBSCRIPTION, SUSPEND_TIMEOUT, SYS_FLAG, TOPIC};
+    static const int of_pop[] = {ATTEMPT_ID, BORN_TIME, CLIENT_ID, POP_GROUP, EXP, EXP_TYPE, INIT_MODE, INVISIBLE_TIME,
+                                 POP_MAX_MSG_NUMS, ORDER, POLL_TIME, POP_QUEUE_ID, POP_TOPIC};
     Py_buffer data;
     int64_t max_frame_size, max_header_size;
     Header header;
@@ -466,11 +508,13 @@ PyObject *read_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
         PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
         return decline();
     end = take_request(max_frame_size, max_header_size, (Span){data.buf, data.len}, 0, &header, &body);
-    if (end && header.code == PULL_MESSAGE && !header.flag && (fields = fetch_of(header.ext)))
-        credentials = credentials_of(header.ext, places, PULL_FIELDS, end - body.size);
+    if (end && !header.flag && header.code == PULL_MESSAGE && (fields = fetch_of(header.ext)))
+        credentials = credentials_of(header.ext, of_pull, PULL_FIELDS, end - body.size);
+    else if (end && !header.flag && header.code == POP_MESSAGE && (fields = pop_of(header.ext)))
+        credentials = credentials_of(header.ext, of_pop, POP_FIELDS, end - body.size);
     PyBuffer_Release(&data);
     if (credentials)
-        return Py_BuildValue("(LNnN)", (long long)header.opaque, fields, end, credentials);
+        return Py_BuildValue("(LLNnN)", (long long)header.code, (long long)header.opaque, fields, end, credentials);
     Py_XDECREF(fields);
     return decline();
 }

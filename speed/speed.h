@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 10
+#define RUCOLA_SPEED_INTERFACE 11
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
@@ -90,7 +90,7 @@ Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own);
 
 FUNCTION(split_frames); /* frames.c */
 FUNCTION(read_sends); /* requests.c */
-FUNCTION(read_pull);
+FUNCTION(read_fetch);
 FUNCTION(format_sends);
 FUNCTION(edit_properties); /* properties.c */
 FUNCTION(split_batch);

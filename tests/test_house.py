@@ -312,7 +312,7 @@ READ_A_CALLER = {
         "remoting.access_gate",
         "remoting.endpoints",
         "broker.remoting.send",
-        "broker.remoting.pull",
+        "broker.remoting.first_request",
     )
 }
 """Modules that read the caller of a connection, in plain functions."""

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 10
+INTERFACE: Final = 11
 """As in speed/speed.h. An extension with another number is from other sources, and not used."""
 
 
@@ -88,10 +88,13 @@ read_sends = _function("read_sends")
 UsualFetch = tuple[str, str, int, int, int, int | None, int | None, str | None, str, int]
 """The fields of a FetchRequest, in their order."""
 
-read_pull: Callable[[Buffer, int, int], tuple[int, UsualFetch, int, Credentials | None] | None] | None
-read_pull = _function("read_pull")
-"""(data, max frame size, max header size) -> (opaque, UsualFetch, end position, Credentials) of the first request of a
-read.
+UsualPop = tuple[str, str, int, int, int, int, bool, bool, str | None, str, str, str, bool]
+"""The fields of a PopRequest, in their order."""
+
+read_fetch: Callable[[Buffer, int, int], tuple[int, int, UsualFetch | UsualPop, int, Credentials | None] | None] | None
+read_fetch = _function("read_fetch")
+"""(data, max frame size, max header size) -> (code, opaque, UsualFetch or UsualPop, end position, Credentials) of the
+first request of a read, if it is PULL_MESSAGE or POP_MESSAGE.
 """
 
 format_sends: Callable[[Sequence[bytes], list[int | None], _Numbers, _Numbers, _Numbers, _Numbers], bytes | None] | None

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rucola import speed
 from rucola.message import Message
 from rucola.message.batch import encode_batch
-from support.fast_requests import MAX_BODY_SIZE, MAX_COUNT, assert_pull, assert_sends
+from rucola.protocol.codes import RequestCode
+from support.fast_requests import MAX_BODY_SIZE, MAX_COUNT, assert_fetch, assert_sends
 
 
 def _frame(header: bytes, body: bytes = b"body") -> bytes:
@@ -47,6 +48,21 @@ PULL = {
     "subVersion": b'"1700000000001"',
     "expressionType": b'"TAG"',
 }
+POP = {
+    "consumerGroup": b'"g"',
+    "topic": b'"T"',
+    "queueId": b'"-1"',
+    "maxMsgNums": b'"32"',
+    "invisibleTime": b'"60000"',
+    "pollTime": b'"15000"',
+    "bornTime": b'"1700000000000"',
+    "initMode": b'"1"',
+    "expType": b'"SQL92"',
+    "exp": b'"a > 1"',
+    "order": b'"false"',
+    "attemptId": b'"a-1"',
+    "clientId": b'"10.0.0.1@7"',
+}
 CREDENTIALS = {"AccessKey": b'"billing"', "Signature": b'"c2ln+/Q="'}
 MEMBERS = {
     "code": b"310",
@@ -65,11 +81,12 @@ def _header(members: dict[str, bytes], fields: dict[str, bytes]) -> bytes:
     return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in given.items()) + b"}"
 
 
-PULL_CODE, BATCH_CODE = {"code": b"11"}, {"code": b"320"}
+PULL_CODE, POP_CODE, BATCH_CODE = {"code": b"11"}, {"code": b"200050"}, {"code": b"320"}
 BATCH = SEND | {"i": b'""', "m": b'"true"'}
 MESSAGES = encode_batch([Message("T", b"body", tags="A", keys="k l"), Message("T", b"", tags="B")])
 USUAL = _header(MEMBERS, SEND)
 USUAL_PULL = _header(MEMBERS | PULL_CODE, PULL)
+USUAL_POP = _header(MEMBERS | POP_CODE, POP)
 USUAL_BATCH = _header(MEMBERS | BATCH_CODE, BATCH)
 JSON_VALUES = st.sampled_from(
     [
@@ -87,6 +104,7 @@ CHANGED_MEMBERS = st.dictionaries(st.sampled_from([*MEMBERS, "remark", "cod"]), 
 @st.composite
 def _headers(draw: st.DrawFn) -> bytes:
     kinds = [(MEMBERS, SEND), (MEMBERS | BATCH_CODE, BATCH), (MEMBERS | PULL_CODE, PULL), (MEMBERS, PULL)]
+    kinds += [(MEMBERS | POP_CODE, POP), (MEMBERS | POP_CODE, PULL)]
     members, fields = draw(st.sampled_from(kinds))
     if draw(st.booleans()):
         fields = fields | CREDENTIALS
@@ -109,24 +127,48 @@ def _headers(draw: st.DrawFn) -> bytes:
 BODIES = st.sampled_from([b"body", MESSAGES, MESSAGES, MESSAGES * 2, MESSAGES[:-1], b""]) | st.binary(max_size=60)
 
 
-@given(st.lists(st.sampled_from([USUAL, USUAL_PULL, USUAL_BATCH]) | _headers(), max_size=7), st.data())
+@given(st.lists(st.sampled_from([USUAL, USUAL_PULL, USUAL_POP, USUAL_BATCH]) | _headers(), max_size=7), st.data())
 def test_c_reads_no_request_otherwise_than_python(headers: list[bytes], data_of: st.DataObject) -> None:
     if speed.read_sends is not None:
         data = b"".join(_frame(header, data_of.draw(BODIES)) for header in headers)
         cut = data_of.draw(st.integers(0, 400))
         data = data[: len(data) - cut if cut < 200 else len(data)]
         assert_sends(data)
-        assert_pull(data)
+        assert_fetch(data)
 
 
 def test_a_usual_pull_is_read_in_c() -> None:
-    if speed.read_pull is not None:
+    if speed.read_fetch is not None:
         pull = _frame(USUAL_PULL, b"")
-        assert assert_pull(pull + _frame(USUAL))
-        assert not assert_pull(pull[:-1])
-        assert not assert_pull(_frame(USUAL))
-        assert assert_pull(_frame(_header(MEMBERS | PULL_CODE, {name: PULL[name] for name in list(PULL)[:6]})))
-        assert assert_pull(_frame(_header(MEMBERS | PULL_CODE, CREDENTIALS | PULL)))
+        assert assert_fetch(pull + _frame(USUAL))
+        assert not assert_fetch(pull[:-1])
+        assert not assert_fetch(_frame(USUAL))
+        assert assert_fetch(_frame(_header(MEMBERS | PULL_CODE, {name: PULL[name] for name in list(PULL)[:6]})))
+        assert assert_fetch(_frame(_header(MEMBERS | PULL_CODE, CREDENTIALS | PULL)))
+
+
+def test_a_usual_receive_by_pop_is_read_in_c() -> None:
+    if speed.read_fetch is not None:
+        pop = _frame(USUAL_POP, b"")
+        assert assert_fetch(pop + _frame(USUAL)) == RequestCode.POP_MESSAGE
+        assert not assert_fetch(pop[:-1])
+        assert assert_fetch(_frame(_header(MEMBERS | POP_CODE, {name: POP[name] for name in list(POP)[:6]})))
+        assert assert_fetch(_frame(_header(MEMBERS | POP_CODE, CREDENTIALS | POP | {"order": b'"true"'})))
+        assert assert_fetch(_frame(_header(MEMBERS | POP_CODE, POP | {"exp": b'""', "expType": b'""'})))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"consumerGroup": b'"\xc3\xa4"'}, {"topic": b'""'}, {"maxMsgNums": b"32"}, {"queueId": b'"2147483648"'},
+        {"invisibleTime": b'"1e3"'}, {"pollTime": b'""'}, {"exp": b'"a\\u0020b"'}, {"attemptId": b"null"},
+        {"order": b'"TRUE"'}, {"initMode": b'"01"'}, {"bornTime": b'"x"'}, {"bname": b'"broker-a"'},
+        {"queueOffset": b'"1"'}, {"AccessKey": b'"billing"'},
+    ],
+)  # fmt: skip
+def test_an_unusual_receive_is_left_to_python(changed: dict[str, bytes]) -> None:
+    if speed.read_fetch is not None:
+        assert not assert_fetch(_frame(_header(MEMBERS | POP_CODE, POP | changed)))
 
 
 @pytest.mark.parametrize(
@@ -138,8 +180,8 @@ def test_a_usual_pull_is_read_in_c() -> None:
     ],
 )  # fmt: skip
 def test_an_unusual_pull_is_left_to_python(changed: dict[str, bytes]) -> None:
-    if speed.read_pull is not None:
-        assert not assert_pull(_frame(_header(MEMBERS | PULL_CODE, PULL | changed)))
+    if speed.read_fetch is not None:
+        assert not assert_fetch(_frame(_header(MEMBERS | PULL_CODE, PULL | changed)))
 
 
 def test_usual_sends_are_read_in_c() -> None:

@@ -1,4 +1,4 @@
-"""Sends and pulls as the accelerator decodes them, compared with what Python makes of each."""
+"""Sends, pulls and receives by POP as the accelerator decodes them, compared with what Python makes of each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from msgspec.structs import astuple
 from rucola import speed
 from rucola.access import Caller
 from rucola.acl.signed_content import signed_content
+from rucola.broker.remoting.pop import pop_request
 from rucola.broker.remoting.pull import fetch_request
 from rucola.broker.remoting.send import columns_of
 from rucola.broker.services.publish import SentMessages
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE, FrameDecoder, FrameError
+from rucola.protocol.pop import PopMessageRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.remoting.endpoints import Request
@@ -68,15 +70,19 @@ def _credentials(command: RemotingCommand, end: int) -> Credentials | None:
     return content.access_key, content.signature, content.text, end - len(command.body)
 
 
-def assert_pull(data: bytes) -> bool:
-    """Return whether C reads a pull at the start of `data`; it must be what Python reads there."""
-    assert speed.read_pull is not None
-    found = speed.read_pull(memoryview(data), MAX_FRAME_SIZE, MAX_HEADER_SIZE)
-    if found is not None:
-        with use(None):
-            command = _commands(data)[0]
-            header = command.decode_header(PullMessageRequestHeader)
-        assert (command.code, command.flag) == (RequestCode.PULL_MESSAGE, 0)
-        (end,) = _ends(data, 1)
-        assert found == (command.opaque, astuple(fetch_request(header)), end, _credentials(command, end))
-    return found is not None
+def assert_fetch(data: bytes) -> RequestCode | None:
+    """Return the code of the pull or receive by POP that C reads at the start of `data`, as Python reads it there."""
+    assert speed.read_fetch is not None
+    found = speed.read_fetch(memoryview(data), MAX_FRAME_SIZE, MAX_HEADER_SIZE)
+    if found is None:
+        return None
+    with use(None):
+        command = _commands(data)[0]
+        if command.code == RequestCode.PULL_MESSAGE:
+            fields = astuple(fetch_request(command.decode_header(PullMessageRequestHeader)))
+        else:
+            fields = astuple(pop_request(command.decode_header(PopMessageRequestHeader)))
+    (end,) = _ends(data, 1)
+    assert found == (command.code, command.opaque, fields, end, _credentials(command, end))
+    assert command.flag == 0
+    return RequestCode(command.code)

@@ -28,13 +28,14 @@ from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import Header, RemotingCommand, SerializeType, decode_command
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.group import decode_consume_stats_list, decode_offset_table
+from rucola.protocol.pop import PopMessageRequestHeader
 from rucola.protocol.pull import PullMessageRequestHeader
 from rucola.protocol.replication import ReportDecoder, TransferDecoder, encode_header, encode_report
 from rucola.protocol.send import SendMessageRequestHeaderV2
 from rucola.store.consume_queue import UNIT_SIZE, iter_units, pack_unit
 from rucola.store.dispatch_request import read_requests
 from support.accelerator import assert_same
-from support.fast_requests import assert_pull, assert_sends
+from support.fast_requests import assert_fetch, assert_sends
 from support.fuzz.loop import Target
 from support.recorded_frames import decode, exchanges
 
@@ -109,7 +110,7 @@ def _accelerated_frames(data: bytes) -> None:
 
 
 def _requests() -> bytes:
-    """A send, a batch and a pull of the usual form."""
+    """A send, a batch, a pull and a receive by POP of the usual form."""
     header = SendMessageRequestHeaderV2(
         topic="T", queue_id=1, sys_flag=0, born_timestamp=2, flag=3, properties="TAGS\x01a\x02KEYS\x01k"
     )
@@ -119,15 +120,19 @@ def _requests() -> bytes:
     pull = PullMessageRequestHeader(
         consumer_group="g", topic="T", queue_id=1, queue_offset=2, max_msg_nums=3, sys_flag=4, subscription="*"
     )
-    pulled = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull).encode()
-    return send + RemotingCommand.request(RequestCode.SEND_BATCH_MESSAGE, batch, body).encode() + pulled
+    pop = PopMessageRequestHeader(
+        consumer_group="g", topic="T", queue_id=-1, max_msg_nums=3, invisible_time=4, poll_time=5, order=True
+    )
+    fetches = (RequestCode.PULL_MESSAGE, pull), (RequestCode.POP_MESSAGE, pop)
+    fetched = b"".join(RemotingCommand.request(code, header).encode() for code, header in fetches)
+    return send + RemotingCommand.request(RequestCode.SEND_BATCH_MESSAGE, batch, body).encode() + fetched
 
 
 def _accelerated_requests(data: bytes) -> None:
     """Read the requests at the start of a read, in C and in Python."""
     if speed.read_sends is not None:
         assert_sends(data)
-        assert_pull(data)
+        assert_fetch(data)
 
 
 def _accelerated_batch(data: bytes) -> None:

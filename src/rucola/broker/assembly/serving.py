@@ -18,6 +18,7 @@ from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
 from rucola.broker.remoting.endpoints import broker_endpoints
+from rucola.broker.remoting.first_request import Fetching, serve_first
 from rucola.broker.remoting.peer_calls import RemotingPeerCalls
 from rucola.broker.remoting.pop import PopAdapter
 from rucola.broker.remoting.promise import PromiseAdapter, no_promise
@@ -25,8 +26,10 @@ from rucola.broker.remoting.pull import PullAdapter
 from rucola.broker.remoting.send import SendAdapter
 from rucola.broker.replication.side import Replication
 from rucola.broker.services.broker_services import BrokerServices
+from rucola.broker.services.requests import FetchRequest, PopRequest
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
+from rucola.protocol.codes import RequestCode
 from rucola.remoting.batching_event_loop import write_batching_of
 from rucola.remoting.challenges import CHALLENGE_ENDPOINT
 from rucola.remoting.connection import ReadHooks
@@ -106,9 +109,13 @@ class Serving:
         connections.processors |= processor_table(endpoints, chain, config.max_json_body_size, access.gate)
         processors = processor_table(sends.run_endpoints(), chain, gate=access.gate)
         runs = dict.fromkeys(processors, partial(sends.serve, processors))
+        fetching: dict[int, Fetching] = {
+            RequestCode.PULL_MESSAGE: Fetching(FetchRequest, checks_of(chain, Action.FETCH), pulls.fetch),
+            RequestCode.POP_MESSAGE: Fetching(PopRequest, checks_of(chain, Action.RECEIVE), pops.receive),
+        }
         reads = (
             partial(sends.read, access.gate, checks_of(chain, Action.PUBLISH)),
-            partial(pulls.read, access.gate, checks_of(chain, Action.FETCH)),
+            partial(serve_first, fetching, access.gate),
         )
         self.read_hooks = ReadHooks(reads, runs)
         if connections.grpc is not None:

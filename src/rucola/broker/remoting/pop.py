@@ -15,6 +15,8 @@ NOTIFICATION (200054) and POP_ROLLBACK (200056) are not supported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final
 
 from rucola import refusals
 from rucola.access import Action, Check, Refused, Resource
@@ -26,11 +28,12 @@ from rucola.broker.services.requests import PopRequest
 from rucola.broker.services.results import NothingPopped, Popped
 from rucola.domain.pop import PopStatus
 from rucola.domain.subscription import SUB_ALL, TAG
+from rucola.domain.version import VERSION
 from rucola.message.properties import POP_CK, is_true
 from rucola.message.record import split, with_topic
 from rucola.message.topics import pop_retry_topic
 from rucola.protocol.codes import RequestCode, ResponseCode
-from rucola.protocol.command import RemotingCommand
+from rucola.protocol.command import JSON, RemotingCommand
 from rucola.protocol.pop import (
     BEGIN_AT_END,
     MAX_ACKS,
@@ -55,11 +58,31 @@ from rucola.protocol.pop import (
 from rucola.remoting.connection import Answer, Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
 
+_PREFIX: Final = Struct(">II")
+"""Frame length and header length; the serializer byte in the latter is 0 for JSON."""
 _NOT_DURABLE = "acknowledged, but {why}; acknowledge again"
 
 
 def popped_topic(header: PopMessageRequestHeader | PollingInfoRequestHeader) -> Resource:
     return Resource(header.topic, header.consumer_group)
+
+
+def pop_request(header: PopMessageRequestHeader) -> PopRequest:
+    return PopRequest(
+        header.consumer_group,
+        header.topic,
+        header.max_msg_nums,
+        header.invisible_time,
+        header.queue_id,
+        header.poll_time,
+        header.init_mode == BEGIN_AT_END,
+        is_true(header.order),
+        header.attempt_id,
+        header.exp or SUB_ALL,
+        header.exp_type or TAG,
+        header.client_id or "",
+        header.client_id is not None,
+    )
 
 
 def _held_topic(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader) -> Resource:
@@ -108,34 +131,23 @@ class PopAdapter:
     # Receive.
 
     def pop(self, request: Request[PopMessageRequestHeader]) -> Reply:
-        header = request.content
-        pop = PopRequest(
-            header.consumer_group,
-            header.topic,
-            header.max_msg_nums,
-            header.invisible_time,
-            header.queue_id,
-            header.poll_time,
-            header.init_mode == BEGIN_AT_END,
-            is_true(header.order),
-            header.attempt_id,
-            header.exp or SUB_ALL,
-            header.exp_type or TAG,
-            header.client_id or request.caller.address,
-            header.client_id is not None,
-        )
+        content = pop_request(request.content)
+        return self.receive(Request(request.connection, request.caller, request.command, content))
+
+    def receive(self, request: Request[PopRequest]) -> Reply:
+        pop = request.content
+        pop.client = pop.client or request.caller.address
         result = self._service.receive(request.caller, pop)
         if isinstance(result, Popped):
             return self._found(request.command, pop, result)
         if (wait_ms := self._service.wait_ms(pop, result)) <= 0:
             return _nothing(request.command, pop, result)
-        self._hold_receive(request, pop, result, wait_ms)
+        self._hold_receive(request, result, wait_ms)
         return None
 
-    def _hold_receive(
-        self, request: Request[PopMessageRequestHeader], pop: PopRequest, nothing: NothingPopped, wait_ms: int
-    ) -> None:
+    def _hold_receive(self, request: Request[PopRequest], nothing: NothingPopped, wait_ms: int) -> None:
         connection, caller, command = request.connection, request.caller, request.command.without_content()
+        pop = request.content
 
         def retry(is_last: bool) -> NothingPopped | None:
             try:
@@ -154,7 +166,7 @@ class PopAdapter:
 
         self._hold.hold(HeldPop(connection, pop.group, pop.topic, pop.queue_id, retry), wait_ms, nothing)
 
-    def _found(self, command: RemotingCommand, pop: PopRequest, popped: Popped) -> RemotingCommand:
+    def _found(self, command: RemotingCommand, pop: PopRequest, popped: Popped) -> RemotingCommand | bytes:
         revive_qid = ORDER_QUEUE if pop.is_ordered else 0
         body: list[bytes] = []
         starts: list[str] = []
@@ -177,19 +189,16 @@ class PopAdapter:
             if pop.is_ordered:
                 counts += order_counts(mark, queue.queue_id, queue.queue_offsets, queue.attempts)
         records = body[0] if len(body) == 1 else b"".join(body)
-        answer = command.response(ResponseCode.SUCCESS, body=records, remark="FOUND")
-        # The ext fields of a PopMessageResponseHeader, as those of a pull.
-        answer.ext = {
-            "popTime": str(popped.pop_time_ms),
-            "invisibleTime": str(popped.invisible_ms),
-            "reviveQid": str(revive_qid),
-            "restNum": str(popped.rest),
-            "startOffsetInfo": ";".join(starts),
-            "msgOffsetInfo": ";".join(offsets),
-        }
-        if counts:
-            answer.ext["orderCountInfo"] = ";".join(counts)
-        return answer
+        header = PopMessageResponseHeader(
+            pop_time=popped.pop_time_ms,
+            invisible_time=popped.invisible_ms,
+            revive_qid=revive_qid,
+            rest_num=popped.rest,
+            start_offset_info=";".join(starts),
+            msg_offset_info=";".join(offsets),
+            order_count_info=";".join(counts) if counts else None,
+        )
+        return (formatted if command.serialize_type is JSON else encoded)(command, header, records)
 
     # What follows.
 
@@ -278,6 +287,24 @@ class PopAdapter:
 
         self._service.when_durable(end, done)
         return None
+
+
+def formatted(command: RemotingCommand, header: PopMessageResponseHeader, records: bytes) -> bytes:
+    """The frame of a JSON response: the same bytes as `encoded(...).encode()`."""
+    counts = "" if header.order_count_info is None else f',"orderCountInfo":"{header.order_count_info}"'
+    text = (
+        f'{{"code":0,"extFields":{{"popTime":"{header.pop_time}","invisibleTime":"{header.invisible_time}",'
+        f'"reviveQid":"{header.revive_qid}","restNum":"{header.rest_num}","startOffsetInfo":'
+        f'"{header.start_offset_info}","msgOffsetInfo":"{header.msg_offset_info}"{counts}}},"flag":1,'
+        f'"language":"PYTHON","opaque":{command.opaque},"remark":"FOUND","serializeTypeCurrentRPC":"JSON",'
+        f'"version":{VERSION}}}'
+    ).encode("ascii")
+    size = len(text)
+    return b"".join((_PREFIX.pack(4 + size + len(records), size), text, records))
+
+
+def encoded(command: RemotingCommand, header: PopMessageResponseHeader, records: bytes) -> RemotingCommand:
+    return command.response(ResponseCode.SUCCESS, header, records, "FOUND")
 
 
 def _handle(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader) -> Handle:

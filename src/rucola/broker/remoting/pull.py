@@ -14,12 +14,10 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from rucola import speed
-from rucola.access import Action, Check, Refused, Resource
+from rucola.access import Action, Check, Resource
 from rucola.broker.pull_request_hold import HeldPull, PullRequestHold
 from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.requests import FetchRequest
@@ -28,12 +26,9 @@ from rucola.domain.subscription import TAG
 from rucola.domain.version import VERSION
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import JSON, RemotingCommand
-from rucola.protocol.frame import MAX_FRAME_SIZE, MAX_HEADER_SIZE
 from rucola.protocol.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullMessageRequestHeader
-from rucola.remoting.access_gate import AccessGate
-from rucola.remoting.connection import Connection, Reply
+from rucola.remoting.connection import Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
-from rucola.remoting.refusals import error_response
 
 _CODES = (
     ResponseCode.SUCCESS,
@@ -84,40 +79,14 @@ class PullAdapter:
         return (Endpoint(RequestCode.PULL_MESSAGE, Action.FETCH, self.pull, request, pulled_queue),)
 
     def pull(self, request: Request[PullMessageRequestHeader]) -> Reply:
-        return self._fetch(Request(request.connection, request.caller, request.command, fetch_request(request.content)))
+        return self.fetch(Request(request.connection, request.caller, request.command, fetch_request(request.content)))
 
-    def _fetch(self, request: Request[FetchRequest]) -> RemotingCommand | bytes | None:
+    def fetch(self, request: Request[FetchRequest]) -> RemotingCommand | bytes | None:
         result = self._service.fetch(request.caller, request.content)
         if isinstance(result, Fetched):
             return _reply(request, result)
         self._hold_pull(request, result)
         return None
-
-    def read(
-        self, gate: AccessGate | None, checks: Sequence[Check], connection: Connection, data: memoryview
-    ) -> tuple[bytes, int]:
-        """Serve the pull at the start of a read from its bytes, see `ReadHooks`."""
-        if speed.read_pull is None or (found := speed.read_pull(data, MAX_FRAME_SIZE, MAX_HEADER_SIZE)) is None:
-            return b"", 0
-        opaque, fields, end, credentials = found
-        fetch, caller, admitted = FetchRequest(*fields), connection.caller, 1
-        if gate is not None:
-            caller, admitted = gate.admit(connection, data, [credentials], [end])
-        resource = Resource(fetch.topic, fetch.group)
-        try:
-            for check in checks if admitted else ():
-                check(caller, resource)
-        except Refused:
-            admitted = 0
-        if not admitted:  # its processor meets it again, and answers it
-            return b"", 0
-        command = RemotingCommand(RequestCode.PULL_MESSAGE, {}, opaque=opaque)
-        reply: Reply
-        try:
-            reply = self._fetch(Request(connection, caller, command, fetch))
-        except Exception as error:
-            reply = error_response(connection.peer, command, error)
-        return connection.encode_reply(command, reply) or b"", end
 
     def _hold_pull(self, request: Request[FetchRequest], waiting: Waiting) -> None:
         connection, caller, fetch = request.connection, request.caller, request.content
