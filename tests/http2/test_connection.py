@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import h2.config
 import h2.connection
@@ -470,3 +470,19 @@ def test_windows_are_returned(peer: Peer) -> None:
     assert not peer.server.is_closed
     assert sum(size for stream_id, size in returned if stream_id == 0) == 64 << 20
     assert sum(size for stream_id, size in returned if stream_id == 1) == 64 << 20
+
+
+def test_a_call_that_has_ended_is_not_reset() -> None:
+    """RFC 9113, section 5.1: no frame but PRIORITY is sent on a closed stream."""
+    connection = Http2Connection(None)
+    server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    server.initiate_connection()
+    recorder = Recorder(cast("Stream", None), [])
+    recorder.stream = stream = connection.open_request(header_block(REQUEST), recorder)
+    stream.finish()
+    server.receive_data(connection.take_output())
+    server.send_headers(stream.id, [(":status", "200")], end_stream=True)
+    connection.receive(server.data_to_send())
+    connection.take_output()
+    stream.reset(ErrorCode.CANCEL)
+    assert (recorder.events, stream.is_open, connection.take_output()) == ([("end", 1)], False, b"")

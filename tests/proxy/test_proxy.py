@@ -382,6 +382,21 @@ async def test_messages_of_a_response_that_crosses_its_cancellation_are_visible_
         assert (code, [one.system_properties.delivery_attempt for one in messages]) == (Code.OK, [2])
 
 
+async def test_messages_that_a_client_does_not_take_are_visible_at_once(tmp_path: Path) -> None:
+    """The broker's response is complete, so the proxy returns them by ChangeInvisibleDuration."""
+    async with proxied(tmp_path) as found:
+        for _ in BOTH:
+            await found.client.send(message(body=bytes(300_000)))
+        window = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(found.proxy.address, options=window) as channel:
+            call = Client(channel).receiving("broker-b")
+            assert (await call.read()).status.code == Code.OK
+            assert await found.client.receive("broker-b") == (Code.MESSAGE_NOT_FOUND, [])
+            call.cancel()
+            code, messages = await found.client.receive("broker-b", wait_ms=20_000)
+        assert (code, [one.system_properties.delivery_attempt for one in messages]) == (Code.OK, [2])
+
+
 async def test_a_delayed_message_is_recalled_through_any_proxy(tmp_path: Path) -> None:
     async with proxied(tmp_path) as found, found.other_client("another@1") as other:
 

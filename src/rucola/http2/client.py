@@ -64,10 +64,15 @@ class ClientCall:
         if self._stream is not None:
             self._stream.reset(ErrorCode.CANCEL)
 
-    def reject(self) -> None:
-        """Tell the server that the response is not taken, even if it has ended."""
-        if self._stream is not None:
-            self._stream.reject()
+    @property
+    def is_open(self) -> bool:
+        """Whether the end of the response has not come."""
+        return self._stream is not None and self._stream.is_open
+
+    @property
+    def unread(self) -> Sequence[bytes]:
+        """The messages that have come and were not read."""
+        return tuple(self._messages)
 
     async def read(self) -> bytes | None:
         """Return the next message, None after the last one. Raises Failed."""

@@ -171,13 +171,6 @@ class Stream:
         if self.is_open:
             self._connection.close_stream(self, code)
 
-    def reject(self) -> None:
-        """Tell the peer that its response is not taken, even if it has ended."""
-        if self.is_open:
-            self.reset(ErrorCode.CANCEL)
-        else:
-            self._connection.write_reset(self.id, ErrorCode.CANCEL)
-
     def flush(self, limit: int = MAX_WINDOW) -> bool:
         """Send up to `limit` bytes of what waits; return whether it waits for the connection's window."""
         connection = self._connection

@@ -26,6 +26,7 @@ from rucola.broker.grpc.codes import common_status
 from rucola.broker.grpc.methods import CLIENT_ID, SERVICE, Encoded, decode, name_of
 from rucola.broker.grpc.receive import no_message
 from rucola.broker.grpc.service import NOT_IMPLEMENTED
+from rucola.client.background_tasks import BackgroundTasks
 from rucola.errors import RemoteProtocolError
 from rucola.http2.client import ClientCall, NotProcessed
 from rucola.http2.grpc import Call, Failed, Method, Status, spawned
@@ -48,6 +49,7 @@ from rucola.protocol.grpc.service_pb2 import (
     QueryRouteResponse,
     RecallMessageRequest,
     ReceiveMessageRequest,
+    ReceiveMessageResponse,
     SendMessageRequest,
     SendMessageResponse,
 )
@@ -55,6 +57,7 @@ from rucola.protocol.pop import parse_extra_info
 from rucola.proxy.brokers import Brokers, Fields, ProxiedBroker
 from rucola.proxy.transaction_ids import with_broker, without_broker
 
+_RECEIVE: Final = f"/{SERVICE}/ReceiveMessage"
 _OF_CONNECTION: Final = (b"content-type", b"te")
 PAUSES_S: Final = (0.05, 0.5)
 """Before a call is made again that a broker has refused, since responses wait on the connection."""
@@ -91,6 +94,7 @@ class Forwarder:
         self._turn = 0
         self._receiving: set[asyncio.Task[None] | None] = set()
         """Those receives that wait for the broker."""
+        self._giving_back = BackgroundTasks()
 
     @property
     def held_receives(self) -> int:
@@ -145,10 +149,12 @@ class Forwarder:
             raise
         finally:
             self._receiving.discard(task)
-        call.on_cancelled = own.reject  # so that the broker lets others receive the messages
+        handles: list[str] = []
+        call.on_cancelled = lambda: self._abandon(call, name, own, data, handles)
         first = message or b""
         try:
             while message is not None:
+                handles += _handles_in([message])
                 call.send(message)
                 await call.drain()
                 message = await own.read()
@@ -162,6 +168,10 @@ class Forwarder:
         for task in self._receiving:
             if task is not None:
                 task.cancel()
+
+    async def close(self) -> None:
+        """Wait until the messages of cancelled receives are given back."""
+        await self._giving_back.close(1000 * ALL_TIMEOUT_S)
 
     async def change(self, call: Call, data: bytes) -> bytes:
         handle = decode(ChangeInvisibleDurationRequest, data).receipt_handle
@@ -334,11 +344,38 @@ class Forwarder:
             return own, await own.read()
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):  # by the client, perhaps since its deadline has passed
-                own.reject()  # also a response that is complete, whose messages others may receive
+                self._abandon(call, broker.name, own, data, [])
                 self._brokers.suspect()
             else:
                 own.cancel()
             raise
+
+    def _abandon(self, call: Call, name: str, own: ClientCall, data: bytes, handles: Sequence[str]) -> None:
+        """End a broker's call whose response the client does not take; others may receive its messages."""
+        if own.is_open:
+            own.cancel()  # the broker takes care of the messages
+        elif call.path == _RECEIVE and (handles := [*handles, *_handles_in(own.unread)]):
+            self._giving_back.start(self._give_back(call, name, data, handles), f"return of messages to broker {name}")
+
+    async def _give_back(self, call: Call, name: str, data: bytes, handles: Sequence[str]) -> None:
+        request = decode(ReceiveMessageRequest, data)
+        broker = await self._brokers.find(name)
+
+        async def change(handle: str) -> None:
+            change = ChangeInvisibleDurationRequest(
+                group=request.group, topic=request.message_queue.topic, receipt_handle=handle
+            )
+            try:
+                # Not within the deadline of the call, which may have passed.
+                own = await broker.call(f"/{SERVICE}/ChangeInvisibleDuration", fields_of(call), ALL_TIMEOUT_S)
+                own.send(change.SerializeToString())
+                own.finish()
+                while await own.read() is not None:
+                    pass
+            except Failed as error:  # they are received again after their invisible time
+                broker.failures[error.status.name] += 1
+
+        await asyncio.gather(*map(change, handles))
 
     async def _reader(self, topic: str) -> str:
         names = (await self._brokers.of_topic(topic)).all or self._brokers.connected
@@ -362,6 +399,12 @@ def _answering(handler: Handler) -> Handler:
         return answer
 
     return handle
+
+
+def _handles_in(responses: Iterable[bytes]) -> list[str]:
+    """Return the handles of the messages in parts of the response to a receive."""
+    parts = map(ReceiveMessageResponse.FromString, responses)
+    return [part.message.system_properties.receipt_handle for part in parts if part.HasField("message")]
 
 
 def _code_of(response: bytes) -> str:

@@ -84,6 +84,7 @@ class Proxy:
                 metrics = await serve_metrics(self.config, collector.collect, self._tls)
                 running.push_async_callback(metrics.stop)
                 self.metrics_port = metrics.port
+            running.push_async_callback(forwarder.close)
             await self.server.start()
             running.push_async_callback(self.server.stop)  # while the brokers are still connected
             running.callback(self._telemetry.end_all)
