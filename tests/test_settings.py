@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, get_type_hints
 
 import pytest
@@ -94,6 +95,37 @@ def test_values_are_replaced_in_place() -> None:
     assert changed == "# ours\nbrokerName = broker-a\n\nmaxMessageSize=200\n! note\nlast=\\\\x\ndeleteWhen=04;16\n"
     assert settings.replaced("a=1\nb=2\na=3\n", {"a": "4"}) == "\nb=2\na=4\n"
     assert settings.replaced("", {"a": "1"}) == "a=1\n"
+
+
+@pytest.mark.parametrize("text", ["a=b # c", "a = b\t#c", "a b \\\n   # c"])
+def test_a_comment_after_a_value_is_refused_in_a_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"# first\n{text}\n")
+    with raises(ConfigError, subject="a") as caught:
+        settings.read(path)
+    assert f"{path}, line 2" in str(caught.value)
+
+
+def test_a_sign_of_a_comment_that_belongs_to_a_value_is_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(settings.replaced("a=b\nc=1\n", {"a": "number #1"}) + "color=#fff\nurl=http://host/#top\n")
+    assert settings.read(path) == {"a": "number #1", "c": "1", "color": "#fff", "url": "http://host/#top"}
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("# one\nlistenPort=1\n\nlistenPort=x\n", ", line 4"),
+        ("brokerName=a\\\n  b\nlistenPort=x", ", line 3"),
+        ("brokerName=a", ""),
+    ],
+)
+def test_an_error_names_file_and_line(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(text)
+    with raises(ConfigError, subject="listenPort") as caught, settings.located(path):
+        settings.fill(Config, {"listenPort": "x"})
+    assert str(caught.value).startswith(f"{path}{where}: listenPort=x")
 
 
 @given(PLAIN, PLAIN)

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +29,7 @@ LINE_INTERVAL_S: Final = 60.0
 FIRST_SUMMARY_S: Final = 60.0
 """Each later summary takes twice as long."""
 LONGEST_PAUSE_S: Final = 3600.0
+MAX_ERROR_LENGTH: Final = 300
 MAX_SUBJECTS: Final = 1000
 """Beyond it, the subject that failed first is forgotten."""
 
@@ -119,6 +122,17 @@ class Outages:
     def _make_room(self) -> None:
         if len(self._outages) >= MAX_SUBJECTS:
             self._forget(next(iter(self._outages)))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return type, text and place of an exception: `ValueError: no such order (orders.py:12)`."""
+    text = " ".join(str(error).split())[:MAX_ERROR_LENGTH]
+    shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames:
+        return shown
+    frame, line = frames[-1]
+    return f"{shown} ({os.path.basename(frame.f_code.co_filename)}:{line})"
 
 
 _lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, int]]] = WeakKeyDictionary()

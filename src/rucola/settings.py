@@ -8,7 +8,8 @@ A configuration file is a Java properties file:
         127.0.0.1:9877
 
 A key and its value are separated by `=`, `:` or white space; a backslash at the end of a line continues it; `\\t`,
-`\\n`, `\\r`, `\\f` and `\\uXXXX` are escapes.
+`\\n`, `\\r`, `\\f` and `\\uXXXX` are escapes. A comment has a line to itself, since after a value it would be a part
+of the value: a `#` after white space is an error in a file, unless it is written `\\#`.
 
 A dataclass declares the settings of a server: the field `broker_cluster_name` has the key `brokerClusterName`, unless
 it declares another (`metadata={"key": "brokerIP1"}`) or former ones (`metadata={"former": (...)}`), which are read as
@@ -16,8 +17,8 @@ well. Values are integers, true or false, names of enum members, paths (`~` and 
 of a field that is a dataclass belong to the outer one, with its defaults.
 
 Counterpart of `MixAll.properties2Object`, `object2Properties` and `java.util.Properties`. Deliberate difference: an
-invalid value, such as a number outside the range in its type, is an error that names the key, while Apache silently
-keeps the default.
+invalid value, such as a number outside the range in its type, is an error that names the key, and its file and line
+(`located`), while Apache silently keeps the default.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
@@ -113,19 +115,14 @@ class Secret:
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_COMMENT = re.compile(r"(\s)#")
 # Possessive: backtracking would need 200 bytes of memory for each byte of the text.
 _KEY = re.compile(r"((?:[^\\=:\s]++|\\.)*+)[ \t\f]*+[=:]?[ \t\f]*+", re.DOTALL)
 
 
 def parse(text: str) -> dict[str, str]:
     """Parse properties; the last of two equal keys wins."""
-    properties: dict[str, str] = {}
-    for line in _logical_lines(text):
-        if _is_setting(line):
-            key = _KEY.match(line)
-            assert key is not None
-            properties[_unescape(key[1])] = _unescape(line[key.end() :])
-    return properties
+    return {_unescape(key): _unescape(value) for _, key, value in _entries(text)}
 
 
 def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, str]:
@@ -139,11 +136,35 @@ def parse_request(body: bytes, max_size: int = MAX_REQUEST_SIZE) -> dict[str, st
 
 
 def read(path: Path) -> dict[str, str]:
-    """Parse a properties file; ConfigError if it is unreadable or not UTF-8."""
+    """Parse a properties file; ConfigError if it is unreadable, not UTF-8, or has a comment after a value."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
+    for number, key, value in _entries(text):
+        if _COMMENT.search(value):
+            key = _unescape(key)
+            raise ConfigError(
+                f"{path}, line {number}: {key}: a comment after a value would belong to the value; give it a line "
+                "to itself, or write \\# for the sign",
+                subject=key,
+            )
+    return parse(text)
+
+
+@contextmanager
+def located(path: Path | None) -> Iterator[None]:
+    """Add the file, and the line of the key that is its subject, to a ConfigError. Without a file, leave it."""
+    try:
+        yield
+    except ConfigError as error:
+        if path is None:
+            raise
+        with suppress(OSError, UnicodeDecodeError):
+            lines = {_unescape(key): number for number, key, _ in _entries(path.read_text(encoding="utf-8"))}
+            if (line := lines.get(error.subject)) is not None:
+                raise ConfigError(f"{path}, line {line}: {error}", subject=error.subject) from None
+        raise ConfigError(f"{path}: {error}", subject=error.subject) from None
 
 
 def render(properties: Mapping[str, str]) -> str:
@@ -154,7 +175,7 @@ def replaced(text: str, changes: Mapping[str, str]) -> str:
     """Return the text with changed or appended values; comments, other keys and the order are preserved."""
     lines: list[str] = []
     at: dict[str, int] = {}
-    for line in _logical_lines(text):
+    for _, line in _logical_lines(text):
         if _is_setting(line):
             (key,) = parse(line)
             if key in changes:
@@ -296,19 +317,28 @@ def _spellings(field: dataclasses.Field[Any]) -> tuple[str, ...]:
     return key_of(field), *field.metadata.get("former", ())
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines; settings with continuations and without leading white space."""
-    lines = iter(text.splitlines())
-    for line in lines:
+def _entries(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield number of the line, key and value of each setting, with their escapes."""
+    for number, line in _logical_lines(text):
+        if _is_setting(line):
+            key = _KEY.match(line)
+            assert key is not None
+            yield number, key[1], line[key.end() :]
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers from 1 on; settings with continuations and without leading white space."""
+    lines = enumerate(text.splitlines(), 1)
+    for number, line in lines:
         stripped = line.lstrip()
         if not _is_setting(stripped):
-            yield line
+            yield number, line
             continue
         parts = [stripped]
         while _is_continued(parts[-1]):
             parts[-1] = parts[-1][:-1]
-            parts.append(next(lines, "").lstrip())
-        yield "".join(parts)
+            parts.append(next(lines, (0, ""))[1].lstrip())
+        yield number, "".join(parts)
 
 
 def _is_setting(line: str) -> bool:
@@ -326,7 +356,7 @@ def _unescape(text: str) -> str:
 
 
 def _escape(value: str) -> str:
-    return value.strip().replace("\\", "\\\\")
+    return _COMMENT.sub(r"\1\\#", value.strip().replace("\\", "\\\\"))
 
 
 def to_text(value: Any) -> str:

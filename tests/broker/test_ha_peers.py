@@ -16,6 +16,7 @@ from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.broker import Broker
 from rucola.broker.replication import ha_client
 from rucola.broker.replication.ha_handshake import LogDiverged, greet, welcome
+from rucola.broker.replication.ha_service import HAService
 from rucola.client import SendStatus
 from rucola.errors import RemotingConnectError
 from rucola.protocol.replication import encode_report
@@ -85,6 +86,29 @@ async def test_of_two_slaves_with_one_id_the_second_is_refused(
         second = await join(master, 1, 0, address="other:1")
         await until(lambda: master.role.in_sync() == {1: 0})
         second.close()
+
+
+async def test_the_lag_of_an_idle_slave_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with lone_master(tmp_path, SYNC) as (running, master):
+        assert master.parts is not None
+        service = master.parts.replication
+        assert isinstance(service, HAService)
+
+        def lines() -> int:
+            service.log_replication_lag()
+            return sum("replication lag" in record.getMessage() for record in caplog.records)
+
+        slave = await join(master, 1, master.role.position().end)
+        await until(lambda: master.role.in_sync() == {1: master.role.position().end})
+        with caplog.at_level("INFO", logger="rucola.broker.replication"):
+            assert [lines(), lines()] == [1, 1]
+            sending = asyncio.create_task(send(running, 1))
+            await until(lambda: master.role.in_sync() != {1: master.role.position().end})
+            assert [lines(), lines()] == [2, 3]
+            await slave.write(encode_report(master.role.position().end))
+            assert await sending == [SendStatus.SEND_OK]
+            assert [lines(), lines()] == [4, 4]
+        slave.close()
 
 
 async def test_a_slave_whose_log_has_diverged_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -254,6 +254,11 @@ def test_settings_of_a_role_are_derived_and_checked() -> None:
     assert (master.broker_id, master.ha_listen_port) == (0, 77)
     with raises(ConfigError, subject="brokerId"):
         from_properties({"brokerRole": "SLAVE"})
+    with raises(ConfigError, subject="brokerId"):  # the role was forgotten
+        from_properties({"brokerId": "1"})
+    with raises(ConfigError, subject="mappedFileSizeCommitLog"):
+        from_properties({"mappedFileSizeCommitLog": "1024"})
+    assert from_properties({"brokerId": "0"})[0].broker_id == 0
     with raises(ConfigError, subject="haMasterAddress"):
         from_properties({"haMasterAddress": "nowhere"})
     with raises(ConfigError, subject="haTransferBatchSize"):

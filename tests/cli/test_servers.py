@@ -223,12 +223,13 @@ def test_an_unknown_key_is_refused_with_a_near_one(tmp_path: Path) -> None:
         (("broker", "-p"), "listenport=1", "listenPort"),
         (("standalone", "--store", tmp_path / "store"), "sendMessageThreadPoolNum=1", "sendMessageThreadPoolNums"),
         (("namesrv", "-p"), "orderMesageEnable=true", "orderMessageEnable"),
+        (("proxy", "-n", "127.0.0.1:1"), "bindAdress=127.0.0.1", "bindAddress"),
     ):
-        conf.write_text(line)
+        conf.write_text(f"# the settings\n{line}")
         result = run(*command, "-c", conf)
         key = line.partition("=")[0]
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr == f"Error: {conf}: {key}: there is no such setting; did you mean {near}?\n"
+        assert result.stderr == f"Error: {conf}, line 2: {key}: there is no such setting; did you mean {near}?\n"
     assert not (tmp_path / "store").exists()
     # The offline commands read the file, too.
     (tmp_path / "commitlog").mkdir()

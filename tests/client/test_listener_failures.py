@@ -91,7 +91,9 @@ async def test_concurrently_each_failure_is_counted_logged_and_retried(
         assert (stats.failed, stats.consumed, stats.in_hand) == (6, 0, 0)
         assert broker.committed == 6
     assert caplog.text.count("the listener failed on message") == 6
-    assert type(error).__name__ in caplog.text
+    failures = [record for record in caplog.records if "the listener failed on message" in record.getMessage()]
+    assert all(type(error).__name__ in record.getMessage() for record in failures)
+    assert [record.exc_info is not None for record in failures] == [True] + 5 * [False]
 
 
 SUCCESS, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER

@@ -44,6 +44,7 @@ _REFUSED: Final = {
 
 
 LISTEN_PORT: Final = 10911
+MIN_LOG_FILE_SIZE: Final = 64 * 1024
 GRPC_SERVER_PORT: Final = 8081
 
 
@@ -69,7 +70,7 @@ class BrokerConfig:
     offsets and offsetMsgIds of consumers refer to it, so it must not change with the machine.
     """
     broker_id: Annotated[Count, Range(0, INT_MAX)] = 0
-    """0 on a master, a unique number above 0 on each slave. A master always has 0, even if the file says otherwise."""
+    """0 on a master, a unique number above 0 on each slave. A broker with a brokerRole of a master always has 0."""
 
     # Addresses
 
@@ -405,8 +406,20 @@ def from_properties(properties: Mapping[str, str], **defaults: Any) -> tuple[Bro
                 "etcdEndpoints and haListenPort=0: slaves must know the port before the election",
                 subject="haListenPort",
             )
+    if store.mapped_file_size_commit_log < MIN_LOG_FILE_SIZE:
+        raise ConfigError(
+            f"mappedFileSizeCommitLog={store.mapped_file_size_commit_log}: expected {MIN_LOG_FILE_SIZE} bytes or more, "
+            "since the properties alone of a message may have half of them; the default is 1 GiB",
+            subject="mappedFileSizeCommitLog",
+        )
     # A master always has id 0, even if brokerId differs: clients find the master by it.
     if not store.is_slave:
+        if broker.broker_id > MASTER_ID and "brokerRole" not in properties:
+            raise ConfigError(
+                f"brokerId={broker.broker_id} without a brokerRole: set brokerRole=SLAVE if the broker follows a "
+                "master, else remove the brokerId",
+                subject="brokerId",
+            )
         broker.broker_id = MASTER_ID
     elif broker.broker_id <= MASTER_ID:
         raise ConfigError(

@@ -45,6 +45,11 @@ def log_broker(broker: Broker) -> None:
         store.store_path_root_dir, store.commit_log_directory, store.mapped_file_size_commit_log,
         store.file_reserved_time, _changed((config, BrokerConfig()), (store, StoreConfig())),
     )  # fmt: skip
+    if store.mapped_file_size_commit_log < store.max_message_size:
+        logger.warning(
+            "messages larger than a file of the CommitLog are refused: mappedFileSizeCommitLog=%d, maxMessageSize=%d",
+            store.mapped_file_size_commit_log, store.max_message_size,
+        )  # fmt: skip
 
 
 def log_namesrv(server: Namesrv, config: NamesrvConfig) -> None:

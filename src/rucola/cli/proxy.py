@@ -17,9 +17,10 @@ from typing import Final
 
 import click
 
+from rucola import settings
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import ADDRESS, namesrv_option
-from rucola.cli.servers import config_option, named_file, read_properties, run_server, serve_until_cancelled
+from rucola.cli.servers import config_option, read_properties, run_server, serve_until_cancelled
 from rucola.cli.systemd import NOTIFY_SOCKET
 from rucola.client.connection_options import ConnectionOptions
 from rucola.cluster.supervisor import next_backoff_s
@@ -72,7 +73,7 @@ def proxy(
       rucola proxy -n localhost:9876
       rucola proxy -n 10.0.0.1:9876;10.0.0.2:9876 --listen 10.0.0.5:8081 --workers 4 -c proxy.conf
     """
-    with named_file(config_file):
+    with settings.located(config_file):
         config = from_properties(read_properties(config_file))
     if listen is not None:
         host, port = host_and_port(listen)

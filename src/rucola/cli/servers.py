@@ -12,8 +12,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.client.connection_options import ConnectionOptions
-from rucola.errors import ConfigError, MQError
+from rucola.errors import MQError
 from rucola.namesrv import config as namesrv_config
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
@@ -239,28 +239,19 @@ def read_properties(config_file: Path | None) -> dict[str, str]:
 
 
 def broker_settings(properties: dict[str, str], config_file: Path | None) -> tuple[BrokerConfig, StoreConfig]:
-    """Parse properties into broker and store settings; ConfigError names file and key."""
-    with named_file(config_file):
+    """Parse properties into broker and store settings; ConfigError names file, line and key."""
+    with settings.located(config_file):
         config, store_config, unused = broker_config.from_properties(properties)
     _log_unused(unused, config_file)
     return config, store_config
 
 
 def namesrv_settings(properties: dict[str, str], config_file: Path | None) -> NamesrvConfig:
-    """Parse properties into settings of a name server; ConfigError names file and key."""
-    with named_file(config_file):
+    """Parse properties into settings of a name server; ConfigError names file, line and key."""
+    with settings.located(config_file):
         config, unused = namesrv_config.from_properties(properties)
     _log_unused(unused, config_file)
     return config
-
-
-@contextmanager
-def named_file(config_file: Path | None) -> Iterator[None]:
-    """Add the name of the configuration file to a ConfigError."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{config_file}: {error}" if config_file else str(error)) from None
 
 
 def _log_unused(keys: list[str], config_file: Path | None) -> None:

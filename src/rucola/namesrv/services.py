@@ -128,7 +128,8 @@ class ConfigurationService:
         if self._file is None:
             raise ConfigError("the name server was started without a configuration file (-c)")
         given = settings.read(self._file)
-        wanted, _ = from_properties(given)
+        with settings.located(self._file):
+            wanted, _ = from_properties(given)
         fixed = self.config.fixed_keys
         shown, present = settings.to_properties(wanted), self.properties()
         changed = {key: shown[key] for key in shown.keys() - fixed if shown[key] != present.get(key)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Struct
 
 from rucola import settings
+from rucola.errors import ConfigError
 from rucola.files import local_path
 from rucola.message.delay import DEFAULT_DELAY_LEVELS
 from rucola.settings import Bytes, Count, Hours, Interval, Milliseconds, Percent, Range
@@ -123,7 +125,10 @@ class StoreConfig:
     file_reserved_time: Hours = 72
     """Time for which messages are kept. A CommitLog file is deleted if its last message is older."""
     delete_when: str = "04"
-    """Hours of the day at which old files are deleted, joined by `;`. They are also deleted if the disk is full."""
+    """Hours of the day, 00 to 23, at which old files are deleted, joined by `;`; 99 for none.
+
+    They are also deleted if the disk is full.
+    """
     clean_resource_interval: Interval = 10_000
     """Time between two checks of retention and disk space."""
     delete_commit_log_files_interval: Milliseconds = 100
@@ -147,6 +152,7 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         settings.check(self)
+        deletion_hours(self.delete_when)
         self.store_path_root_dir = local_path(self.store_path_root_dir).expanduser()
         if self.store_path_commit_log is not None:
             self.store_path_commit_log = local_path(self.store_path_commit_log).expanduser()
@@ -180,6 +186,17 @@ class StoreConfig:
     def is_on_disk(self, distance: int) -> bool:
         """Return whether a record so far from the end of the log, in bytes, counts as not in the page cache."""
         return distance > _memory_size() * self.access_message_in_memory_max_ratio // 100
+
+
+def deletion_hours(delete_when: str) -> frozenset[int]:
+    """Return the hours of deleteWhen, such as "04" or "04;16". ConfigError for any other text."""
+    hours = frozenset(hour.strip() for hour in delete_when.split(";") if hour.strip())
+    if not hours or not all(re.fullmatch("[01]?[0-9]|2[0-3]|99", hour, re.ASCII) for hour in hours):
+        raise ConfigError(
+            f'deleteWhen={delete_when}: expected hours from 00 to 23, such as "04" or "04;16", or 99 for none',
+            subject="deleteWhen",
+        )
+    return frozenset(map(int, hours))
 
 
 @cache

@@ -35,7 +35,7 @@ from rucola.files import sync_directory
 from rucola.message.record import peek
 from rucola.store.archive_progress import archived_physical_offset, missing_messages
 from rucola.store.commit_log import CommitLog
-from rucola.store.config import StoreConfig
+from rucola.store.config import StoreConfig, deletion_hours
 from rucola.store.dispatch import ConsumeQueues
 from rucola.store.index import Index
 from rucola.store.mapped_file import MappedFile
@@ -72,7 +72,7 @@ class Retention:
         self._log = commit_log
         self._queues = queues
         self._index = index
-        self._hours = _hours(config.delete_when)
+        self._hours = deletion_hours(config.delete_when)
         if config.delete_only_archived and config.archive_progress_path is None:
             raise ConfigError(
                 "deleteOnlyArchived=true needs archiveProgressPath, the file with the archive's progress: "
@@ -196,16 +196,3 @@ class Retention:
             if self._missing:
                 reason += f". {self._kept} is kept: {self._missing}"
         return reason
-
-
-def _hours(when: str) -> frozenset[int]:
-    """Return the hours of deleteWhen, such as "04" or "04;16"; an impossible one such as 99 means never."""
-    try:
-        hours = frozenset(int(hour) for hour in when.split(";") if hour.strip())
-    except ValueError:
-        hours = frozenset({-1})
-    if not hours or min(hours) < 0:
-        raise ConfigError(
-            f'deleteWhen={when}: expected hours from 00 to 23, such as "04" or "04;16"', subject="deleteWhen"
-        )
-    return hours

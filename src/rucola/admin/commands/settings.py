@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +11,7 @@ import msgspec
 
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import Flag, InvalidArguments, Masters, Option, Result, Row, command
+from rucola.admin.requests import gather_to_completion
 from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError
@@ -100,10 +101,10 @@ def _read(path: Path, kind: type[T], table: str) -> list[T]:
         raise ConfigError(f"{path} is not a list of such settings: {error}") from None
 
 
-async def _put(addresses: list[str], configs: list[tuple[str, T]], put: Callable[[str, T], Awaitable[None]]) -> Result:
-    for one in addresses:
-        for _, config in configs:
-            await put(one, config)
+async def _put(
+    addresses: list[str], configs: list[tuple[str, T]], put: Callable[[str, T], Coroutine[Any, Any, None]]
+) -> Result:
+    await gather_to_completion(put(one, config) for one in addresses for _, config in configs)
     names = [name for name, _ in configs]
     text = [f"submit batch of {len(names)} to {one} success: {', '.join(names)}" for one in addresses]
     return Result({"brokerAddrs": addresses, "names": names}, text)

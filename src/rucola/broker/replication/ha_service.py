@@ -102,6 +102,8 @@ class _HAConnection:
         self.heartbeat: asyncio.TimerHandle | None = None
         self.dropped = asyncio.Event()
         """Set to close it."""
+        self.logged_lag = -1
+        """The replication lag in the last line about it; -1 before the first."""
         self.progress: TransferProgress | None = None
         """None until the transfer starts."""
         self.member_id: int | None = None
@@ -248,9 +250,12 @@ class HAService(Replication):
     def log_replication_lag(self) -> None:
         end, now_s = self._store.max_physical_offset, asyncio.get_running_loop().time()
         for connection in self._connections:
-            if connection.reported >= 0:
+            lag = end - connection.reported
+            # An idle pair has nothing to say after the line that it is equal.
+            if connection.reported >= 0 and (lag or connection.logged_lag != 0):
+                connection.logged_lag = lag
                 far = "" if connection.progress is None else connection.progress.text(connection.reported, end, now_s)
-                logger.info("replication lag of slave %s: %d bytes%s", connection.peer, end - connection.reported, far)
+                logger.info("replication lag of slave %s: %d bytes%s", connection.peer, lag, far)
 
     def on_put(self) -> None:
         """Send new records at the end of this iteration of the event loop."""

@@ -116,7 +116,8 @@ class ConfigurationService:
         if self._file is None:
             raise ConfigError("the broker was started without a configuration file (-c)")
         given = await asyncio.to_thread(settings.read, self._file)
-        config, store_config, _ = from_properties(given)
+        with settings.located(self._file):
+            config, store_config, _ = from_properties(given)
         wanted = settings.to_properties(config) | settings.to_properties(store_config)
         present = self._own()
         changed = {key: wanted[key] for key in sorted(CHANGEABLE) if wanted[key] != present[key]}

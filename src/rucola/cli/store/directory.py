@@ -11,7 +11,7 @@ from rucola import settings
 from rucola.broker.apache_settings import WITHOUT_EFFECT
 from rucola.broker.config import BrokerConfig
 from rucola.cli.option_types import PathType
-from rucola.errors import ConfigError, StoreCorrupt
+from rucola.errors import StoreCorrupt
 from rucola.store.config import StoreConfig
 from rucola.store.directory_entries import DIVERGED, IDENTIFYING_ENTRIES
 from rucola.store.tools.rebuild import detect_config
@@ -67,8 +67,6 @@ def _read(config_file: Path | None) -> dict[str, str]:
     if config_file is None:
         return {}
     given = settings.read(config_file)
-    try:
+    with settings.located(config_file):
         settings.without_effect((BrokerConfig, StoreConfig), WITHOUT_EFFECT, given)
-    except ConfigError as error:
-        raise ConfigError(f"{config_file}: {error}") from None
     return given

@@ -42,6 +42,7 @@ from rucola.client.daemon_threads import DaemonThreads
 from rucola.client.trace_hooks import HookContext
 from rucola.client.values import Values
 from rucola.message import MessageExt
+from rucola.outages import LINE_INTERVAL_S, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Dispatcher:
         self._values = values
         self._threads = DaemonThreads(self._concurrency, f"listener of {self._group}")
         self._has_warned = False
+        self._next_traceback_s = 0.0
+        """A failure before has one line; a later one has its traceback as well."""
         self._has_reported_status = False
         self._tasks = BackgroundTasks()
         self._closing = asyncio.Event()
@@ -211,11 +214,15 @@ class Dispatcher:
                     logger.warning("group %s: messages are retried: %s", self._group, failure)
                 await self._retries.retry(delivery)
             case _:
-                first = delivery.messages[0]
+                first, now_s = delivery.messages[0], time.monotonic()
+                has_traceback = now_s >= self._next_traceback_s
+                if has_traceback:
+                    self._next_traceback_s = now_s + LINE_INTERVAL_S
                 logger.warning(
-                    "group %s: the listener failed on message %s of topic %s (retry %d), and on %d more of its batch",
+                    "group %s: the listener failed on message %s of topic %s (retry %d), and on %d more of its "
+                    "batch: %s",
                     self._group, first.msg_id, first.topic, first.reconsume_times, len(delivery.messages) - 1,
-                    exc_info=failure,
+                    in_one_line(failure), exc_info=failure if has_traceback else None,
                 )  # fmt: skip
                 await self._retries.retry(delivery)
 
