@@ -19,7 +19,9 @@ async def invoke(function: Callable[[Any], Any], argument: Any, threads: DaemonT
     """Call a coroutine function on the event loop, or a plain function in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(argument)
-    return await outcome_of((await start_in_thread(function, deque([argument]), threads))[0])
+    outcomes: list[Outcome] = []
+    await start_in_thread(function, deque([argument]), outcomes, threads)
+    return await outcome_of(outcomes[0])
 
 
 def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
@@ -41,20 +43,20 @@ def is_addressed_to(task: asyncio.Task[Any] | None, error: BaseException) -> boo
 
 
 def start_in_thread(
-    function: Callable[[Any], Any], arguments: deque[Any], threads: DaemonThreads
-) -> asyncio.Future[list[Outcome]]:
+    function: Callable[[Any], Any], arguments: deque[Any], outcomes: list[Outcome], threads: DaemonThreads
+) -> asyncio.Future[None]:
     """Call a function in a thread with each of the `arguments`, which the thread removes, as may the caller.
 
-    RuntimeError if no thread accepts the calls, which are then never made.
+    The thread appends each outcome when the call returns. RuntimeError if no thread accepts the calls, which are then
+    never made.
     """
 
-    def call_all() -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def call_all() -> None:
         while True:
             try:
                 argument = arguments.popleft()
             except IndexError:
-                return outcomes
+                return
             # Exceptions are values: futures alter StopIteration and CancelledError.
             try:
                 outcomes.append((function(argument), None))

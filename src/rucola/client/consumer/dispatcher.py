@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from rucola.client.background_tasks import BackgroundTasks
-from rucola.client.callbacks import is_addressed_to
+from rucola.client.callbacks import Outcome, is_addressed_to
 from rucola.client.consumer.assigned_queue import Delivery
 from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.in_flight_deliveries import InFlightDeliveries
@@ -143,23 +143,30 @@ class Dispatcher:
         """Deliver those that a thread begins within RUN_S, requeue the others, and return the size of the next run."""
         size, begin_s = len(run), time.monotonic()
         messages = deque([delivery.messages[0] for delivery in run])
+        outcomes: list[Outcome] = []
+
+        async def end(calls: slice) -> None:
+            # What succeeded is complete even if this worker ends while failures are retried.
+            called = sorted(zip(run[calls], outcomes[calls], strict=True), key=lambda each: each[1][1] is not None)
+            for delivery, outcome in called:
+                await self._deliver(delivery, listener.end(outcome), task)
+
         for delivery in run:
             self._in_flight.begin(delivery)
         try:
-            calls = listener.start_in_thread(messages, self._threads)
-            if size > 1:
-                await asyncio.wait([calls], timeout=RUN_S)
-                with suppress(IndexError):  # the thread takes them as well
-                    while True:
-                        messages.pop()
-                        uncalled = run.pop()
-                        self._in_flight.end(uncalled, None)
-                        self._ready_queue.requeue(uncalled)
-            called = zip(run, await calls, strict=True)
+            running = listener.start_in_thread(messages, outcomes, self._threads)
+            await asyncio.wait([running], timeout=RUN_S if size > 1 else None)
             is_fast = time.monotonic() - begin_s < RUN_S
-            # What succeeded is complete even if this worker ends while failures are retried.
-            for delivery, outcome in sorted(called, key=lambda each: each[1][1] is not None):
-                await self._deliver(delivery, listener.end(outcome), task)
+            with suppress(IndexError):  # the thread takes them as well
+                while True:
+                    messages.pop()
+                    uncalled = run.pop()
+                    self._in_flight.end(uncalled, None)
+                    self._ready_queue.requeue(uncalled)
+            ended = len(outcomes)
+            await end(slice(ended))  # they do not wait for a call that hangs
+            await running
+            await end(slice(ended, None))
         finally:
             messages.clear()  # a cancelled worker has no use for further calls
             for delivery in run:

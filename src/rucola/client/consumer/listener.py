@@ -149,16 +149,20 @@ class ListenerAdapter:
         if not self.needs_thread:
             check_status(await self._function(argument))
         else:
-            await self.end((await self.start_in_thread(deque([argument]), threads))[0])
+            outcomes: list[Outcome] = []
+            await self.start_in_thread(deque([argument]), outcomes, threads)
+            await self.end(outcomes[0])
 
     async def end(self, outcome: Outcome) -> None:
         """End a call in a thread: await what it returned, if it is awaitable, and raise its failure."""
         check_status(await outcome_of(outcome))
 
-    def start_in_thread(self, arguments: deque[Any], threads: DaemonThreads) -> asyncio.Future[list[Outcome]]:
+    def start_in_thread(
+        self, arguments: deque[Any], outcomes: list[Outcome], threads: DaemonThreads
+    ) -> asyncio.Future[None]:
         """Call a plain function in a thread, see `callbacks.start_in_thread`. ListenerNotCalled."""
         try:
-            return start_in_thread(self._function, arguments, threads)
+            return start_in_thread(self._function, arguments, outcomes, threads)
         except RuntimeError as error:
             raise ListenerNotCalled(f"no thread accepts a call of the listener: {error}") from error
 
