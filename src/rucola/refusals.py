@@ -64,6 +64,9 @@ SLAVE_KNOWS_NO_POP: Final = Refusal(
 SLAVE_ENDS_NO_TRANSACTIONS: Final = Refusal(
     Reason.NOT_MASTER, "this broker is a slave and ends no transactions; its master is {master}"
 )
+HALF_NOT_FOUND: Final = Refusal(Reason.FAILED, "Find prepared transaction message failed: {why}")
+HALF_OF_OTHER_GROUP: Final = Refusal(Reason.FAILED, "The producer group wrong: {group} did not send this message")
+HALF_OFFSET_WRONG: Final = Refusal(Reason.FAILED, "The transaction state table offset wrong: it is {offset}")
 SLAVE_CHANGES_NOTHING: Final = Refusal(
     Reason.FAILED,
     "Can't modify topic or subscription group from slave broker, please execute it from master broker.; its master "

@@ -28,6 +28,7 @@ from rucola.protocol.grpc import health_pb2, reflection_pb2, service_pb2
 from rucola.protocol.grpc.definition_pb2 import (
     AddressScheme,
     Code,
+    Digest,
     DigestType,
     Encoding,
     Language,
@@ -288,8 +289,15 @@ BIG = {f"p{number}": "x" for number in range(messages.MAX_USER_PROPERTIES + 1)}
         (message(set_of(body_encoding=Encoding.GZIP)), Code.MESSAGE_CORRUPTED),
         (message(set_of(body_encoding=Encoding.GZIP), body=gzip.compress(b"x" * 99)[:-9]), Code.MESSAGE_CORRUPTED),
         (message(set_of(body_encoding=Encoding.GZIP), body=gzip.compress(bytes(5 << 20))), Code.MESSAGE_BODY_TOO_LARGE),
+        (message(set_of(body_encoding=3)), Code.BAD_REQUEST),
+        (message(set_of(body_digest=Digest(type=DigestType.MD5, checksum="00"))), Code.MESSAGE_CORRUPTED),
+        (message(set_of(body_digest=Digest(type=DigestType.CRC32))), Code.MESSAGE_CORRUPTED),
+        (message(set_of(body_digest=Digest(type=4, checksum="00"))), Code.BAD_REQUEST),
+        (message(set_of(body_digest=Digest(checksum="00"))), Code.BAD_REQUEST),
+        (message(set_of(trace_context="a\x01b")), Code.BAD_REQUEST),
+        (message(kind(99)), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
     ],
-    ids=range(30),
+    ids=range(37),
 )  # fmt: skip
 async def test_a_wrong_message_is_refused_by_its_fault(
     shared: tuple[Peer, GrpcPeer], wrong: Message, code: int
@@ -309,6 +317,22 @@ async def test_a_wrong_message_is_refused_by_its_fault(
 async def shared(tmp_path: Path) -> AsyncIterator[tuple[Peer, GrpcPeer]]:
     async with both(tmp_path) as peers:
         yield peers
+
+
+async def test_a_digest_of_the_body_as_it_is_sent_may_be_given(shared: tuple[Peer, GrpcPeer]) -> None:
+    peer, client = shared
+    packed = gzip.compress(b"plain")
+    sums = {
+        DigestType.CRC32: f"{zlib.crc32(packed):08X}",
+        DigestType.MD5: hashlib.md5(packed).hexdigest(),
+        DigestType.SHA1: hashlib.sha1(packed).hexdigest().upper(),
+        DigestType.DIGEST_TYPE_UNSPECIFIED: "",
+    }
+    for kind_of, checksum in sums.items():
+        digest = Digest(type=kind_of, checksum=checksum)
+        answer = await client.send(message(set_of(body_encoding=Encoding.GZIP, body_digest=digest), body=packed))
+        assert answer.status.code == Code.OK, kind_of
+    assert [found.body for found in await stored(peer)] == [b"plain"] * len(sums)
 
 
 async def test_compressed_bodies_are_stored_plain(shared: tuple[Peer, GrpcPeer]) -> None:
@@ -405,10 +429,15 @@ async def test_transactions(shared: tuple[Peer, GrpcPeer]) -> None:
     for end in (*ends, *ends):  # a repeated end counts once
         assert (await client.ask("EndTransaction", end)).status.code == Code.OK
     assert [found.body for found in await stored(peer)] == [b"committed"]
-    for wrong in ("", "x", "0" * 31, f"{0:016X}{1 << 40:016X}"):
+    right, ends[0].topic.name = ends[0].transaction_id, "Other"
+    assert (await client.ask("EndTransaction", ends[0])).status.code == Code.INVALID_TRANSACTION_ID
+    ends[0].topic.name, ends[0].resolution = "T", 3
+    assert (await client.ask("EndTransaction", ends[0])).status.code == Code.BAD_REQUEST
+    ends[0].resolution = TransactionResolution.COMMIT
+    other_offset = f"{7:016X}{right[16:]}"
+    for wrong in ("", "x", "0" * 31, f"{0:016X}{1 << 40:016X}", f"{0:016X}{1:016X}", other_offset):
         ends[0].transaction_id = wrong
-        code = (await client.ask("EndTransaction", ends[0])).status.code
-        assert code == (Code.INTERNAL_SERVER_ERROR if len(wrong) == 32 else Code.INVALID_TRANSACTION_ID)
+        assert (await client.ask("EndTransaction", ends[0])).status.code == Code.INVALID_TRANSACTION_ID
 
 
 async def test_a_producer_of_the_topic_is_asked_about_orphans(tmp_path: Path) -> None:

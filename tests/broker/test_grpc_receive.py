@@ -201,8 +201,8 @@ async def test_filters(consumer: Consumer) -> None:
         )
     sql = FilterExpression(type=FilterType.SQL, expression="c = 'green'")
     assert bodies((await consumer.receive(expression=sql))[1]) == [b"b"]
-    wrong = FilterExpression(type=FilterType.SQL, expression="c = =")
-    assert (await consumer.receive(expression=wrong))[0] == Code.ILLEGAL_FILTER_EXPRESSION
+    for wrong in (FilterExpression(type=FilterType.SQL, expression="c = ="), FilterExpression(type=9)):
+        assert (await consumer.receive(expression=wrong))[0] == Code.ILLEGAL_FILTER_EXPRESSION
 
 
 async def test_tags(consumer: Consumer) -> None:

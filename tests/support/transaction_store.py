@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rucola.access import Refusal, Refused
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.transactions import TransactionalMessageService, TransactionCheckRequest, TransactionEnd
@@ -59,12 +60,16 @@ class TransactionStore:
 
     def end(
         self, half: PutResult | TransactionCheckRequest, outcome: int, now_ms: int = T0, **fields: Any
-    ) -> str | None:
+    ) -> str | Refusal | None:
+        """Return None, or why not."""
         if isinstance(half, TransactionCheckRequest):
             place = (half.half_queue_offset, half.physical_offset)
         else:
             place = (half.queue_offset, half.physical_offset)
-        return self.transactions.end(TransactionEnd("p", *place, outcome)._replace(**fields), now_ms)
+        try:
+            return self.transactions.end(TransactionEnd("p", *place, outcome)._replace(**fields), now_ms)
+        except Refused as error:
+            return error.refusal
 
     def questions(self, now_ms: int, *, is_connected: bool = True) -> Iterator[TransactionCheckRequest]:
         """Check, while a producer of each group is connected or none is."""

@@ -48,7 +48,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rucola import slices
+from rucola import refusals, slices
+from rucola.access import Refused
 from rucola.broker.background.scheduler import in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, indexed
@@ -252,21 +253,21 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
     ) -> str | None:
         """Commit or roll back a half message, named by the physical offset of the first or of any copy.
 
-        Returns None, or the remark of a refusal. `check_topic` may raise Refused.
+        Returns None, or why it could not be stored. Raises Refused, as `check_topic` may.
         """
         # 1. Validate the request against the half message it refers to.
         try:
             half = self._half_of(request)
         except InvalidMessage as error:
-            return f"Find prepared transaction message failed: {error}"
+            raise Refused(refusals.HALF_NOT_FOUND, why=error) from None
         if half.topic != TRANS_HALF_TOPIC:
-            return f"Find prepared transaction message failed: there is none at {request.physical_offset}"
+            raise Refused(refusals.HALF_NOT_FOUND, why=f"there is none at {request.physical_offset}")
         if half.properties.get(properties.PGROUP) != request.producer_group:
-            return f"The producer group wrong: {request.producer_group} did not send this message"
+            raise Refused(refusals.HALF_OF_OTHER_GROUP, group=request.producer_group)
         # 2. Follow the copies of earlier checks: the op message must name the newest one.
         newest = self._newest(half.queue_offset)
         if newest != self._newest(request.half_queue_offset):
-            return f"The transaction state table offset wrong: it is {half.queue_offset}"
+            raise Refused(refusals.HALF_OFFSET_WRONG, offset=half.queue_offset)
         check_topic(half.properties.get(properties.REAL_TOPIC, ""))
         # 3. Ignore a repeated end. Before `_half_begin`, everything is ended, except what was discarded.
         if newest in self._ended or newest in self._committed_without_op:

@@ -16,8 +16,9 @@ from rucola.broker.client_registry import ClientChannel, Member
 from rucola.broker.delivery.transactions import TransactionCheckRequest
 from rucola.broker.grpc.codes import OK, IllegalCall, status_of
 from rucola.broker.grpc.encoding import encoded_message
+from rucola.broker.grpc.messages import expression_type
 from rucola.broker.grpc.methods import Chain, GrpcMethod, GrpcRequest, checked, decode, name_of
-from rucola.broker.grpc.receive import LONG_POLLING_MS, SQL92
+from rucola.broker.grpc.receive import LONG_POLLING_MS
 from rucola.broker.grpc.send import transaction_id
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL
 from rucola.broker.services.clients import ClientService
@@ -25,7 +26,7 @@ from rucola.broker.services.pop import MAX_MESSAGES, PopService
 from rucola.broker.state import BrokerState
 from rucola.domain.client import ConsumerData, HeartbeatData, ProducerData
 from rucola.domain.group import SubscriptionGroupConfig
-from rucola.domain.subscription import SUB_ALL, TAG, SubscriptionData
+from rucola.domain.subscription import SUB_ALL, SubscriptionData
 from rucola.domain.version import VERSION
 from rucola.http2.grpc import Call, Failed, MessageReceiver
 from rucola.http2.grpc import Status as GrpcStatus
@@ -33,7 +34,7 @@ from rucola.message.delay import parse_delay_levels
 from rucola.message.record import decode as decode_record
 from rucola.message.topics import check_group
 from rucola.protocol.codes import LanguageCode
-from rucola.protocol.grpc.definition_pb2 import Code, FilterType, Language, Message, RetryPolicy, Settings
+from rucola.protocol.grpc.definition_pb2 import Code, Language, Message, RetryPolicy, Settings
 from rucola.protocol.grpc.service_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -239,7 +240,7 @@ def _consumer_of(group: str, settings: Settings) -> ConsumerData:
         SubscriptionData(
             topic=name_of(entry.topic),
             sub_string=entry.expression.expression or SUB_ALL,
-            expression_type=SQL92 if entry.expression.type == FilterType.SQL else TAG,
+            expression_type=expression_type(entry.expression),
         )
         for entry in settings.subscription.subscriptions
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -14,22 +16,43 @@ from rucola.broker.grpc.codes import IllegalCall
 from rucola.broker.grpc.encoding import OWN, TRACE_CONTEXT, valid_ms
 from rucola.broker.grpc.methods import checked, name_of
 from rucola.broker.services.requests import PublishRequest
+from rucola.domain.subscription import TAG
 from rucola.errors import InvalidMessage
 from rucola.message import properties, sysflag
 from rucola.message.topics import check_topic
 from rucola.protocol.grpc.definition_pb2 import (
     Code,
+    DigestType,
     Encoding,
+    FilterExpression,
+    FilterType,
     Message,
     MessageType,
     SystemProperties,
 )
 
+SQL92: Final = "SQL92"
 MAX_USER_PROPERTIES: Final = 128
 MAX_USER_PROPERTIES_SIZE: Final = 16 * 1024
 MAX_MESSAGE_GROUP_SIZE: Final = 64
 
+_ENCODINGS: Final = (Encoding.ENCODING_UNSPECIFIED, Encoding.IDENTITY, Encoding.GZIP)
+_DIGESTS: Final[dict[DigestType, Callable[[bytes], str]]] = {
+    DigestType.CRC32: lambda body: f"{zlib.crc32(body):08X}",
+    DigestType.MD5: lambda body: hashlib.md5(body, usedforsecurity=False).hexdigest().upper(),
+    DigestType.SHA1: lambda body: hashlib.sha1(body, usedforsecurity=False).hexdigest().upper(),
+}
+"""Of the body as it is sent."""
 _has_control = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
+
+
+def expression_type(expression: FilterExpression) -> str:
+    """Return the type of a filter, as 4.x clients name it. Raises IllegalCall."""
+    if expression.type == FilterType.SQL:
+        return SQL92
+    if expression.type not in (FilterType.TAG, FilterType.FILTER_TYPE_UNSPECIFIED):
+        raise IllegalCall(Code.ILLEGAL_FILTER_EXPRESSION, f"the filter has type {expression.type}, not tag or SQL")
+    return TAG
 
 
 def milliseconds(value: Timestamp | Duration) -> int:
@@ -57,6 +80,8 @@ def publish_request(message: Message, max_body_size: int, max_keys: int, now_ms:
             raise IllegalCall(Code.ILLEGAL_MESSAGE_KEY, "a key is blank, or has control characters")
         pairs[properties.KEYS] = properties.KEY_SEPARATOR.join(system.keys)
     if system.trace_context:
+        if _has_control(system.trace_context):
+            raise IllegalCall(Code.BAD_REQUEST, "the trace context has control characters")
         pairs[TRACE_CONTEXT] = system.trace_context
     _add_type(system, pairs, topic, now_ms)
     try:
@@ -129,10 +154,19 @@ def _born_ms(system: SystemProperties, now_ms: int) -> int:
 
 
 def _body(message: Message, max_size: int) -> bytes:
-    body = message.body
+    body, system = message.body, message.system_properties
     if not body:
         raise IllegalCall(Code.MESSAGE_BODY_EMPTY, "the message has no body")
-    if message.system_properties.body_encoding == Encoding.GZIP:
+    if system.HasField("body_digest") and (system.body_digest.type or system.body_digest.checksum):
+        digest = _DIGESTS.get(system.body_digest.type)
+        if digest is None:
+            raise IllegalCall(Code.BAD_REQUEST, f"the body has a digest of type {system.body_digest.type}, not known")
+        if (found := digest(body)) != system.body_digest.checksum.upper():
+            text = f"the digest of the body is {found}, and not {system.body_digest.checksum[:64]!r}"
+            raise IllegalCall(Code.MESSAGE_CORRUPTED, text)
+    if system.body_encoding not in _ENCODINGS:
+        raise IllegalCall(Code.BAD_REQUEST, f"the body has the encoding {system.body_encoding}, not identity or gzip")
+    if system.body_encoding == Encoding.GZIP:
         body = _inflated(body, max_size)  # 4.x consumers know no gzip
     if len(body) > max_size:
         text = f"the body has {len(body)} bytes; {max_size} are allowed (maxMessageSize)"

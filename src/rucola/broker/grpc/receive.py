@@ -19,7 +19,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.broker.delivery.pop_state import Handle
 from rucola.broker.grpc.codes import OK, IllegalCall, common_status, status_of, when_durable
 from rucola.broker.grpc.encoding import Delivery
-from rucola.broker.grpc.messages import milliseconds
+from rucola.broker.grpc.messages import expression_type, milliseconds
 from rucola.broker.grpc.methods import GrpcMethod, GrpcRequest, Response, checked, name_of
 from rucola.broker.grpc.routes import RouteAdapter
 from rucola.broker.pop_hold import HeldPop, PopHold
@@ -28,14 +28,14 @@ from rucola.broker.services.requests import PopRequest, RetryRequest
 from rucola.broker.services.results import NothingPopped, Popped
 from rucola.broker.services.retry import RetryService
 from rucola.broker.state import BrokerState
-from rucola.domain.subscription import SUB_ALL, TAG
+from rucola.domain.subscription import SUB_ALL
 from rucola.errors import RemoteProtocolError
 from rucola.http2.grpc import Call
 from rucola.message import sysflag
 from rucola.message.compression import read_body
 from rucola.message.record import decode_many, peek
 from rucola.message.topics import check_group, check_topic
-from rucola.protocol.grpc.definition_pb2 import Assignment, Code, FilterType, Status
+from rucola.protocol.grpc.definition_pb2 import Assignment, Code, Status
 from rucola.protocol.grpc.service_pb2 import (
     AckMessageRequest,
     AckMessageResponse,
@@ -51,7 +51,6 @@ from rucola.protocol.grpc.service_pb2 import (
 )
 from rucola.protocol.pop import ORDER_QUEUE, ExtraInfo, parse_extra_info, retry_mark
 
-SQL92: Final = "SQL92"
 RENEWED_MS: Final = 15 * 60_000
 """The time that 4.x clients give a listener."""
 MIN_INVISIBLE_MS: Final = 10_000
@@ -190,7 +189,7 @@ class ReceiveAdapter:
             is_ordered=self._is_ordered(topic),
             attempt_id=content.attempt_id if content.HasField("attempt_id") else None,
             expression=expression.expression or SUB_ALL,
-            expression_type=SQL92 if expression.type == FilterType.SQL else TAG,
+            expression_type=expression_type(expression),
             client=request.client_id,
             is_renewed=content.auto_renew,
         )

@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 _OUTCOMES: Final = {
     TransactionResolution.COMMIT: sysflag.TRANSACTION_COMMIT,
     TransactionResolution.ROLLBACK: sysflag.TRANSACTION_ROLLBACK,
+    TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED: sysflag.TRANSACTION_NOT,
 }
 _MESSAGES_PER_ITERATION: Final = 64
 _id_parts = re.compile("([0-9A-F]{16})([0-9A-F]{16})").fullmatch
@@ -179,7 +180,8 @@ class SendAdapter:
         if parts is None:
             raise IllegalCall(Code.INVALID_TRANSACTION_ID, f"no transaction has the id {content.transaction_id[:64]!r}")
         half_queue_offset, physical_offset = (int(part, 16) for part in parts.groups())
-        outcome = _OUTCOMES.get(content.resolution, sysflag.TRANSACTION_NOT)
+        if (outcome := _OUTCOMES.get(content.resolution)) is None:
+            raise IllegalCall(Code.BAD_REQUEST, f"the resolution is {content.resolution}, which is none")
         end = TransactionEnd(topic, half_queue_offset, physical_offset, outcome, content.message_id or None)
         self._transactions.end(request.caller, end)
         return EndTransactionResponse(status=OK)
