@@ -610,10 +610,10 @@ class MessageStore:
 
     def visible_ends(self, names: Iterable[tuple[str, int]]) -> list[int]:
         """Return the queue offset after the last visible message of each queue; 0 without any."""
-        ends, visible_end = [], self.visible_end
+        ends, visible_end, queues = [], self.visible_end, self._queues
         for name in names:
-            queue = self._queues.get(name)
-            if queue is None or (self._pending and self._next_offsets.get(name, 0) > queue.max_offset):
+            queue = queues.get(name)
+            if self._pending and self._next_offsets.get(name, 0) > (0 if queue is None else queue.max_offset):
                 queue = self._queue(*name)
             if queue is None:
                 ends.append(0)

@@ -173,16 +173,15 @@ class PopService:
         new: list[PopQueue] = []
         repeated: list[PopQueue] = []
         for number in order:
-            queue, end = names.queues[number], ends[number]
-            if number == count and end == 0:
+            if not (end := ends[number]) and (number == count or not request.begins_at_end):
                 continue
+            queue = names.queues[number]
             of_topic = committed if number < count else self._state.offsets.committed(group, queue.topic)
             state = states.get(queue)
             if state is None or state.committed != of_topic.get(queue.queue_id, -1):
                 rest += end
-                if end or request.begins_at_end:
-                    queues.append(queue)
-                    new.append(queue)
+                queues.append(queue)
+                new.append(queue)
                 continue
             if end > state.next_offset:
                 rest += end - state.next_offset
@@ -543,9 +542,10 @@ class _Names(NamedTuple):
 
 @lru_cache(128)
 def _names(group: str, topic: str, queue_ids: Sequence[int]) -> _Names:
-    queues = [PopQueue(topic, group, queue_id) for queue_id in queue_ids]
-    queues.append(PopQueue(pop_retry_topic(group, topic), group, 0))
-    return _Names(queues, [(queue.topic, queue.queue_id) for queue in queues])
+    # In loops of C: a topic may have thousands of queues.
+    retry = PopQueue(pop_retry_topic(group, topic), group, 0)
+    queues = [*map(PopQueue, itertools.repeat(topic), itertools.repeat(group), queue_ids), retry]
+    return _Names(queues, [*zip(itertools.repeat(topic), queue_ids), (retry.topic, 0)])
 
 
 def _check_duration(duration_ms: int, least_ms: int) -> None:
