@@ -113,7 +113,7 @@ class Acknowledgements:
             for held, offsets in batch.items():
                 del held.queue_offsets[: len(offsets)]
                 if not held.queue_offsets:
-                    del pending[held]
+                    pending.pop(held, None)  # unless it was dropped
         return True
 
     def _drop_visible(self, broker: str) -> None:
