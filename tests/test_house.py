@@ -453,7 +453,7 @@ def test_lock_file_pins_by_hash_alone(lock: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", sorted((REPOSITORY / "tests").glob("e2e/*/package-lock.json")), ids=lambda lock: lock.parent.name
+    "lock", sorted((REPOSITORY / "tests").glob("*/*/package-lock.json")), ids=lambda lock: lock.parent.name
 )
 def test_javascript_lock_file_pins_by_hash_alone(lock: Path) -> None:
     packages = json.loads(lock.read_text(encoding="utf-8"))["packages"]

@@ -8,29 +8,18 @@ import pytest
 
 from rucola.admin import AdminClient
 from support.browser import browser
-from support.console import add_dead_letters, live_cluster, visitor
+from support.console import live_cluster, visitor
+from support.console_pages import pages
+from support.databases import OutboxDatabase
 
 pytestmark = [pytest.mark.external, pytest.mark.slow]
 
-PAGES = (
-    "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/why?group=billing",
-    "/commands", "/run/updateTopic",
-    "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/tail?topic=Orders",
-    "/dead_letters", "/dead_letters?group=billing", "/audit", "/login",
-)  # fmt: skip
 
-
-async def test_every_page_fits_and_nothing_fails(tmp_path: Path) -> None:
-    async with (
-        live_cluster(tmp_path) as running,
-        visitor(running.namesrv) as console,
-        browser(tmp_path / "profile") as chromium,
-    ):
-        (letter,) = await add_dead_letters(running, {"no card": 1})
-        page = await chromium.page()
+async def test_every_page_fits_and_nothing_fails(tmp_path: Path, sqlite_db: OutboxDatabase) -> None:
+    async with pages(tmp_path, sqlite_db) as (console, page, paths):
         for width, scheme in ((1280, "light"), (390, "dark")):
             await page.show_as(width, 800, scheme)
-            for path in (f"/message?id={letter.offset_msg_id}", *PAGES):
+            for path in paths:
                 await page.goto(console.url(path))
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
                 assert await page.evaluate("typeof htmx") == "object", path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,30 +14,18 @@ import pytest
 
 from rucola.store.tools.check import check
 from support.client_programs import PROGRAMS, Client
+from support.npm import installed_by_npm
 from support.servers import server
-
-
-def installed_by_npm(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the programs and, beside them, the client that the lock names."""
-    directory = tmp_path_factory.mktemp(name) / "programs"
-    shutil.copytree(PROGRAMS / name, directory, ignore=shutil.ignore_patterns("node_modules"))
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.fail("node and npm are not on PATH: run .ci/setup node, or install nodejs and npm by hand")
-    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.fail(f"npm could not install {name}, which needs a registry that answers:\n{done.stderr[-2000:]}")
-    return directory
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed_by_npm("ali_ons", tmp_path_factory)
+    return installed_by_npm(PROGRAMS / "ali_ons", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def rocketmq_nodejs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed_by_npm("rocketmq_nodejs", tmp_path_factory)
+    return installed_by_npm(PROGRAMS / "rocketmq_nodejs", tmp_path_factory)
 
 
 VERSIONS = ("5.1.2", "5.1.1")

@@ -112,10 +112,17 @@ class BrowserPage:
         await self.evaluate(f"void document.querySelector({json.dumps(selector)}).click()")
         await asyncio.wait_for(self._loaded.wait(), DEADLINE_S)
 
+    async def enter(self) -> None:
+        """Press Enter on what loads another page, and wait for this."""
+        self._loaded.clear()
+        await self.press("Enter", "Enter")
+        await asyncio.wait_for(self._loaded.wait(), DEADLINE_S)
+
     async def press(self, key: str, code: str, *, ctrl: bool = False) -> None:
         for kind in ("keyDown", "keyUp"):
             await self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=code, modifiers=2 if ctrl else 0,
+                text="\r" if key == "Enter" and kind == "keyDown" else "",
                 windowsVirtualKeyCode=ord(key.upper()) if len(key) == 1 else {"Tab": 9, "Enter": 13}[key],
             )  # fmt: skip
 
