@@ -170,7 +170,7 @@ def text_files() -> Iterator[Path]:
             if (
                 path.is_file()
                 and not {"__pycache__", "node_modules"} & {*path.parts}
-                and path.suffix not in (".xz", ".so")
+                and path.suffix not in (".xz", ".so", ".png")
             ):
                 yield path
 

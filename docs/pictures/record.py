@@ -10,6 +10,7 @@ by `broker-a`. Unique keys and times are those of the recording.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -181,6 +182,45 @@ def demo() -> None:
         save("audit", chart((terminal.directory / "audit" / "report.html").read_text(encoding="utf-8")))
 
 
+def console() -> None:
+    """Every page of the console, light, dark and as wide as a phone, in `build/console`; some of them in the docs."""
+    asyncio.run(_console())
+
+
+async def _console() -> None:
+    sys.path.insert(0, str(DOCS.parent / "tests"))  # the console of the tests in Chromium
+    from rucola.reliable.schema import Tables
+    from support.console_pages import busy, pages
+    from support.database_fixtures import initialized
+    from support.databases import OutboxDatabase
+
+    directory = DOCS.parent / "build" / "console"
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rucola-pictures-") as path:
+        database = initialized(OutboxDatabase(f"sqlite:///{path}/business.db", Tables()))
+        async with pages(Path(path), database) as (visited, page, paths), busy(visited):
+            for look, (width, scheme) in LOOKS.items():
+                await page.show_as(width, 800, scheme)
+                for number, address in enumerate(paths):
+                    for _ in range(2):  # the first look has what is shown measured
+                        await page.goto(visited.url(address))
+                    subject = address.split("?")[0].strip("/").replace("/", "-") or "cluster"
+                    name = f"{number:02}-{subject}-{look}.png"
+                    (directory / name).write_bytes(await page.screenshot())
+                    print(directory / name)
+                    if (address, look) in KEPT:
+                        _compress(directory / name, PICTURES / f"console-{KEPT[address, look]}.png")
+
+
+def _compress(picture: Path, to: Path) -> None:
+    """Write a picture with 64 colours, which is a third of its size."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(to, optimize=True)
+    print(to)
+
+
 def chart(page: str) -> str:
     """Return the first chart of an audit's page as a picture of its own, on white."""
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
@@ -202,7 +242,22 @@ def save(name: str, picture: str) -> None:
     print(path)
 
 
-SCENES: Final[dict[str, Callable[[], None]]] = {"first-message": first_message, "search": search, "demo": demo}
+LOOKS: Final = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
+"""Width and colours of the pictures of the console."""
+KEPT: Final = {
+    ("/", "light"): "cluster",
+    ("/group?name=billing", "dark"): "group",
+    ("/dead_letters?group=billing", "light"): "dead-letters",
+    ("/topics?kind=all", "phone"): "topics",
+}
+"""Those in the docs."""
+
+SCENES: Final[dict[str, Callable[[], None]]] = {
+    "first-message": first_message,
+    "search": search,
+    "demo": demo,
+    "console": console,
+}
 
 
 def main(names: list[str]) -> None:

@@ -61,6 +61,7 @@ def test_the_demo_runs_from_flights_to_report(tmp_path: Path) -> None:
     assert JARGON.findall("\n".join(own_lines)) == []
     assert (out / "flights.svg").read_text().rstrip().endswith("</svg>")
     assert [*(out / "lake").rglob(f"topic={flights.TOPIC}/date=*/*.parquet")] != []
+    assert output.endswith(f"rucola standalone --store {out / 'store'}\n  rucola console --lake {out / 'lake'}\n")
     check = run("store", "check", out / "store")
     assert (check.returncode, check.stdout) == (0, f"{out / 'store'} is clean\n")
 

@@ -12,6 +12,8 @@ import pytest
 from support.installation import REPOSITORY, module
 
 PICTURES = sorted((REPOSITORY / "docs" / "pictures").glob("*.svg"))
+PHOTOS = sorted((REPOSITORY / "docs" / "pictures").glob("*.png"))
+"""Of the console, in Chromium."""
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
 
 
@@ -19,10 +21,11 @@ def test_every_picture_is_shown_and_every_shown_picture_exists() -> None:
     shown = {
         (page.parent / target).resolve()
         for page in PAGES
-        for target in re.findall(r"!\[[^\]]+\]\(([^)]+\.svg)\)", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"!\[[^\]]+\]\(([^)]+\.(?:svg|png))\)", page.read_text(encoding="utf-8"))
     }
-    assert shown == set(PICTURES)
-    assert len(PICTURES) == 4
+    assert shown == {*PICTURES, *PHOTOS}
+    assert (len(PICTURES), len(PHOTOS)) == (4, 4)
+    assert sum(path.stat().st_size for path in PHOTOS) < 1_500_000
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from rucola.client import Message
+from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
+from rucola.client import Message, Producer, PushConsumer
 from rucola.console.reliable_outbox import ReliableOutbox
+from rucola.message import MessageExt
 from rucola.reliable.outbox import Outbox
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, sql
@@ -25,7 +27,9 @@ PATHS = (
     "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/why?group=billing",
     "/commands", "/run/updateTopic",
     "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/tail?topic=Orders", "/dead_letters",
-    "/dead_letters?group=billing", "/audit", "/tables?sql=SELECT+1", "/outbox", "/views?path=/topics", "/login",
+    "/dead_letters?group=billing", "/audit",
+    "/tables?sql=SELECT+topic,+count(*)+AS+messages+FROM+messages+GROUP+BY+topic",
+    "/outbox", "/views?path=/topics", "/login",
 )  # fmt: skip
 """With a topic Orders and a group billing that has dead letters."""
 
@@ -51,3 +55,34 @@ async def pages(path: Path, db: OutboxDatabase, **config: Any) -> AsyncIterator[
         ids = f"/message?id={letter.offset_msg_id}", f"/dead_letter?group=billing&id={letter.offset_msg_id}"
         await console.console.views.save("Slow topics", "/topics?sort=queues", "local")
         yield console, await chromium.page(), [*ids, *PATHS]
+
+
+@asynccontextmanager
+async def busy(console: Visitor) -> AsyncIterator[None]:
+    """Topics of a shop and their groups, with messages, members and traces, for pictures."""
+    namesrv = console.console.client.namesrv
+    async with AsyncExitStack() as running:
+        admin = await running.enter_async_context(AdminClient(namesrv))
+        for address in (await admin.cluster.masters("DefaultCluster")).values():
+            for topic in ("Payments", "Shipments", "Invoices", "StockLevels"):
+                await admin.topics.create_or_update(
+                    address, TopicConfig(topic_name=topic, read_queue_nums=4, write_queue_nums=4)
+                )
+            for group in ("shipping", "invoicing", "stock", "audit"):
+                await admin.groups.create_or_update(address, SubscriptionGroupConfig(group_name=group))
+        producer = await running.enter_async_context(Producer("shop", namesrv))
+        for group, topic in (("shipping", "Shipments"), ("stock", "StockLevels")):
+            consumer = PushConsumer(group, namesrv)
+            consumer.subscribe(topic)
+
+            async def listen(message: MessageExt) -> None:
+                pass
+
+            consumer.listen(listen)
+            await running.enter_async_context(consumer)
+        for number in range(400):
+            topic = ("Payments", "Shipments", "Invoices", "StockLevels")[number % 4]
+            body = f'{{"order": {4711 + number}, "amount": {number * 7 % 90}.50, "currency": "EUR"}}'.encode()
+            await producer.send(Message(topic, body, keys=f"order-{4711 + number}", tags="paid"))
+        await console.console.collector.refresh()
+        yield

@@ -62,4 +62,8 @@ class Report:
 
     def result(self, text: str, details: str) -> None:
         self._console.print(Text(text, "bold green"), soft_wrap=True)
-        self._console.print(Text(details), soft_wrap=True)
+        self.details(details)
+
+    def details(self, text: str) -> None:
+        """Print lines as they are."""
+        self._console.print(Text(text), soft_wrap=True)

@@ -93,6 +93,11 @@ def run(count: int, out: Path, console: Console) -> bool:
     if not totals.problems:
         report.say("The store was read from its first byte to its last, and is undamaged.")
         report.result(f"All numbers agree, after {time.monotonic() - begin:.0f} s.", f"The files are in {out}/")
+        report.details(
+            "To look at them in a browser, at http://127.0.0.1:8080/, start these two:\n"
+            f"  rucola standalone --store {out / 'store'}\n"
+            f"  rucola console --lake {out / 'lake'}"
+        )
     return not totals.problems
 
 
