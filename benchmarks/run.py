@@ -28,7 +28,7 @@ from servers import Process
 BENCHMARKS = (
     *("start", "send", "signed", "tls", "cores", "replication", "pull", "query", "delivery", "groups", "store"),
     *("disk", "hostile", "columns", "decode", "read", "live", "archive", "lake", "search", "replay", "small", "scale"),
-    *("tiered", "reconcile", "reliable", "clients", "grpc_calls", "pop"),
+    *("tiered", "reconcile", "reliable", "clients", "grpc_calls", "pop", "console"),
 )
 OUTPUT = Path(__file__).resolve().parent.parent / "bench-output" / "bench.json"
 

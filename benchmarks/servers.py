@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-_ADDRESS = re.compile(r":(\d+)(?:\s*$| grpc=|\] boot success)")
+_ADDRESS = re.compile(r":(\d+)(?:/?\s*$| grpc=|\] boot success)")
 
 
 @dataclass(frozen=True)
