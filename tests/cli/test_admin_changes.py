@@ -135,6 +135,9 @@ def test_update_topic_sets_unit_flags(cluster: GoldenCluster, flags: str, bits: 
 def test_configurations_are_changed(cluster: GoldenCluster) -> None:
     cluster.done(f"updateBrokerConfig -b {cluster.broker} -k maxMessageSize -v 100")
     assert cluster.json("getBrokerConfig -c DefaultCluster")[cluster.broker]["maxMessageSize"] == "100"
+    assert cluster.admin("updateBrokerConfig -c DefaultCluster -k maxMessageSize -v 7 -e 99").exit_code == 1
+    assert cluster.json("getBrokerConfig -c DefaultCluster")[cluster.broker]["maxMessageSize"] == "100"
+    cluster.done(f"updateBrokerConfig -b {cluster.broker} -k maxMessageSize -v 100 -e 100")
     too_large = cluster.admin(f"sendMessage -t GA -p {'x' * 101}")
     assert too_large.exit_code == 1
     assert "100" in too_large.stderr

@@ -21,8 +21,8 @@ from support.console import field, live_cluster, text_of, visitor
 
 CONSOLE = visit.DIRECTORY
 OF_ONE = (
-    "/topic", "/group", "/message", "/scan", "/tail", "/tail/events", "/why", "/dead_letter", "/dead_letters/export",
-    "/logout",
+    "/broker", "/topic", "/group", "/message", "/scan", "/tail", "/tail/events", "/why", "/dead_letter",
+    "/dead_letters/export", "/logout",
 )  # fmt: skip
 PATHS = [page.path for page in PAGES if "{" not in page.path and page.path not in OF_ONE]
 

@@ -25,9 +25,10 @@ from support.small_store import SmallStore
 
 PATHS = (
     "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/why?group=billing",
-    "/commands", "/run/updateTopic",
-    "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/tail?topic=Orders", "/dead_letters",
-    "/dead_letters?group=billing", "/audit",
+    "/clients", "/clients?kind=producers", "/delayed", "/configuration?all=1", "/access", "/commands",
+    "/run/updateTopic",
+    "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/tail?topic=Orders",
+    "/dead_letters", "/dead_letters?group=billing", "/audit",
     "/tables?sql=SELECT+topic,+count(*)+AS+messages+FROM+messages+GROUP+BY+topic",
     "/outbox", "/views?path=/topics", "/login",
 )  # fmt: skip
@@ -53,8 +54,10 @@ async def pages(path: Path, db: OutboxDatabase, **config: Any) -> AsyncIterator[
     ):
         (letter,) = await add_dead_letters(running, {"no card": 1})
         ids = f"/message?id={letter.offset_msg_id}", f"/dead_letter?group=billing&id={letter.offset_msg_id}"
+        await console.console.collector.wait_first()
+        broker = f"/broker?address={console.console.collector.snapshot.brokers[0].address}"
         await console.console.views.save("Slow topics", "/topics?sort=queues", "local")
-        yield console, await chromium.page(), [*ids, *PATHS]
+        yield console, await chromium.page(), [*ids, broker, *PATHS]
 
 
 @asynccontextmanager

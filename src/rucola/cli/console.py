@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rucola.broker.services.configuration import default_properties
 from rucola.cli.extras import require_extra, require_spark
 from rucola.cli.lake_options import ArchiveType, catalog_option
 from rucola.cli.log_format import log_options
@@ -91,7 +92,7 @@ def console(
         outbox = ReliableOutbox(database, table_prefix)
     config = ConsoleConfig(
         bind_address=bind, port=port, directory=directory or default_directory(), lake=lake,
-        query_lake=query_lake, outbox=outbox, accounts=accounts,
+        query_lake=query_lake, outbox=outbox, accounts=accounts, default_settings=default_properties(),
         body_roles=body_roles, prefix=prefix, trusted_proxies=proxies, user_header=user_header,
     )  # fmt: skip
 

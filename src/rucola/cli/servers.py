@@ -24,6 +24,7 @@ from rucola import settings
 from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.broker.services.configuration import default_properties
 from rucola.cli import banner, systemd
 from rucola.cli.extras import require_extra
 from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
@@ -149,7 +150,9 @@ async def _standalone(broker: Broker, namesrv_port: int, console_port: int | Non
             cluster = ConnectionOptions(broker.config.namesrv_addr, ClientTls.of(broker.config.tls))
             store = broker.store_config.store_path_root_dir.absolute()
             directory = store.with_name(f"{store.name}-console")  # not in the store, whose check knows every file
-            console = ConsoleServer(cluster, ConsoleConfig(port=console_port, directory=directory))
+            defaults = default_properties()
+            console_config = ConsoleConfig(port=console_port, directory=directory, default_settings=defaults)
+            console = ConsoleServer(cluster, console_config)
             ready += f" console={(await running.enter_async_context(console)).url}"
 
         async def reload() -> None:

@@ -4,9 +4,11 @@
     console       the parts of a console
     server        its HTTP server
     collector     one snapshot of the cluster for all pages, within a budget of requests
+    broker_state  settings, users, policies, and delayed and half messages of a broker, for the collector
     measurements  values of single topics and groups, measured when a page shows them
     database      SQLite files in threads of their own
     history       samples of series, in three resolutions
+    charts        the history as rows of tables, which a script draws
     audit         actions, recorded before they run, with their results
     views         pages with names, for all accounts
     accounts      who visits: passwords, sessions, proxies

@@ -76,6 +76,7 @@ class Actions:
         if is_read or self._collector is None:
             return results
         await self._collector.refresh()
+        self._collector.forget_brokers()
         for name in ("group", "group_name"):
             self._collector.forget_group(str(arguments.get(name)))
         return results

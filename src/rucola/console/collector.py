@@ -14,14 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rucola.admin import AdminClient, ResponseCode, SubscriptionGroupConfig, TopicConfig
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.commands.archive_query import MessageArchive
 from rucola.admin.requests import gather_to_completion, queue_of_item
+from rucola.console.broker_state import ACCESS_REQUESTS, PENDING_REQUESTS, access, pending
 from rucola.console.history import History
-from rucola.console.measurements import Measurements, RequestBudget
+from rucola.console.measurements import WAIT_S, Measurements, RequestBudget
 from rucola.domain.client import ClientConnection
 from rucola.domain.queue import MessageQueue, TopicOffset
 from rucola.domain.role import MASTER_ID, HaStatus
@@ -182,6 +184,10 @@ class Snapshot:
         found = [one for one in self.brokers if one.name == broker_name]
         return next((one for one in found if not one.error), found[0] if found else None)
 
+    @property
+    def masters(self) -> list[BrokerState]:
+        return [one for one in self.brokers if one.is_master]
+
     def replication_lag(self, slave: BrokerState) -> int | None:
         """Return the bytes of its master's log that a slave does not have, an estimate; None if it is unknown."""
         master = next((one for one in self.brokers if one.name == slave.name and one.is_master), None)
@@ -328,7 +334,10 @@ class Collector:
             self._delays, lambda name: self._brokers_of_group(name) * len(self._topics_of(name)), budget, interval_s
         )
         self.producers = Measurements(client.groups.producers, lambda _: 1, budget, interval_s)
-        """By the address of a broker."""
+        """Like the next three by the address of a broker."""
+        self.settings = Measurements(client.brokers.config, lambda _: 1, budget, interval_s)
+        self.access = Measurements(partial(access, client), lambda _: ACCESS_REQUESTS, budget, interval_s)
+        self.pending = Measurements(partial(pending, client), lambda _: PENDING_REQUESTS, budget, interval_s)
         self.topic_senders = Measurements(self._senders, lambda _: 2 * MAX_SENDER_QUEUES, budget, interval_s)
         self.dead_letters = Measurements(
             client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name)), budget, interval_s
@@ -362,13 +371,20 @@ class Collector:
 
     def _measurements(self) -> tuple[Measurements[Any], ...]:
         return (
-            self.topic_traffic, self.topic_details, self.topic_senders, self.producers, self.group_progress,
+            self.topic_traffic, self.topic_details, self.topic_senders, self.producers, self.settings,
+            self.access, self.pending, self.group_progress,
             self.group_connections, self.group_delays, self.dead_letters, self.diagnoses,
         )  # fmt: skip
 
     async def spend(self, count: int) -> None:
         """Wait until the budget has `count` requests for somebody else."""
         await asyncio.sleep(self._budget.reserve(count))
+
+    def forget_brokers(self) -> None:
+        """Measure settings, users and policies again when they are shown next: after a change."""
+        for one in self.snapshot.brokers:
+            self.settings.forget(one.address)
+            self.access.forget(one.address)
 
     def forget_group(self, name: str) -> None:
         """Measure a group again when it is shown next: after a change."""
@@ -462,7 +478,7 @@ class Collector:
         topics: dict[str, dict[str, TopicConfig]] = {}
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
         unread: dict[str, str] = {}
-        masters = {one.name: one for one in after.brokers if one.is_master}
+        masters = {one.name: one for one in after.masters}
         for broker in dict.fromkeys(one.name for one in after.brokers):
             master = masters.get(broker)
             try:
@@ -503,7 +519,7 @@ class Collector:
 
     async def _archive_lag(self, broker: str, archived: Any) -> ArchiveLag:
         """What a lake does not have of a broker, or of a store by its path; `archived` is its ArchiveProgress."""
-        masters = [one for one in self.snapshot.brokers if one.is_master]
+        masters = self.snapshot.masters
         if not archived.is_live:
             ratio = f"commitLogDiskRatio_{broker}/commitlog"
             end = next((one.end for one in masters if ratio in one.stats), None)
@@ -522,7 +538,21 @@ class Collector:
                     count += at.max_offset - max(at.min_offset, queues.get(str(queue.queue_id), 0))
         return ArchiveLag(max(0, count), is_bytes=False)
 
-    # Single topics and groups.
+    # Single brokers, topics and groups.
+
+    async def of_brokers(
+        self, measurements: Measurements[T], brokers: Sequence[BrokerState]
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """Return what brokers answered by address, and by name why others are missing: "" for not measured yet."""
+        measured = await measurements.get([one.address for one in brokers], WAIT_S)
+        found, missing = dict[str, T](), dict[str, str]()
+        for one in brokers:
+            answer = measured.get(one.address)
+            if answer is not None and answer.value is not None:
+                found[one.address] = answer.value
+            else:
+                missing[one.label] = answer.error if answer else ""
+        return found, missing
 
     def _brokers_of_topic(self, name: str) -> int:
         found = self.snapshot.topics.get(name)

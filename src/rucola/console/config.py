@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ class ConsoleConfig:
     """Runs SQL over `lake`, for the page of its tables."""
     outbox: ReliableOutbox | None = None
     """The database of business reliability, which the console closes."""
+    default_settings: Mapping[str, str] = field(default_factory=dict)
+    """The defaults of a broker's settings, by key; those without one are left out."""
     accounts: Path | None = None
     """File with the accounts, see `accounts`; None lets every visitor do everything."""
     body_roles: Path | None = None

@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from rucola.acl.requirements import ResourceType
-from rucola.admin.commands.authorization import Account, Role
+from rucola.admin.commands import CATALOGUE
+from rucola.admin.commands.authorization import Account, Role, authorize
 from rucola.console.accounts import SESSION_S
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
@@ -202,6 +203,10 @@ class Visit:
         if (is_system_topic(topic) or topic.startswith("%")) and policy.hides_any(self.account):
             return False
         return self.may_view_topic(topic) and not policy.hides_topic(self.account, topic)
+
+    def require(self, command: str, **arguments: object) -> None:
+        """Raise Forbidden unless the account may run a command of the catalogue, of which this page is a view."""
+        authorize(self.account, CATALOGUE[command], arguments)
 
     def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
         """Return a page of `templates/`, which sees the visit as `visit`, and `t`, `url` and `snapshot`."""

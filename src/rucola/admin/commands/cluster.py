@@ -171,12 +171,23 @@ async def get_broker_config(client: AdminClient, target: Masters) -> Result:
     return _settings(await target.ask(client, client.brokers.config))
 
 
-@command("updateBrokerConfig", writes=True)
+async def _changed_settings(
+    client: AdminClient, target: Target, key: str, value: str, expected: str | None = None
+) -> Table:
+    tables = await target.ask(client, client.brokers.config)
+    rows = [(address, table.get(key, ""), value) for address, table in tables.items()]
+    return Table((whole("#Broker"), "#Now", "#Then"), rows)
+
+
+@command("updateBrokerConfig", writes=True, preview=_changed_settings)
 async def update_broker_config(
     client: AdminClient,
     target: Masters,
     key: Annotated[str, Option("-k --key", "Key of the setting in broker.conf.")],
     value: NewValue,
+    expected: Annotated[
+        str | None, Option("-e --expected", "Change nothing unless this is the value now, at every broker.")
+    ] = None,
 ) -> Result:
     """Change a setting of one running broker (-b) or of a whole cluster (-c).
 
@@ -187,6 +198,9 @@ async def update_broker_config(
       rucola admin updateBrokerConfig -b localhost:10911 -k maxMessageSize -v 1048576
     """
     addresses = await target.masters(client)
+    for one in addresses if expected is not None else ():
+        if (now := (await client.brokers.config(one)).get(key)) != expected:
+            raise ConfigError(f"{key} is {now} at {one}, and not {expected}: nothing was changed", subject=key)
     for one in addresses:
         await client.brokers.update_config(one, {key: value})
     return report(addresses, "update broker config success, {}", **{key: value})

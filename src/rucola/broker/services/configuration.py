@@ -61,6 +61,16 @@ CHANGEABLE = {
 _REGISTERED = {"autoCreateTopicEnable", "brokerPermission"}
 
 
+_OWN = {"brokerName", "brokerIP1", "brokerIP2", "storePathRootDir", "storeHost"}
+"""Names, addresses and directories, which each broker has of its own."""
+
+
+def default_properties() -> dict[str, str]:
+    """Return the defaults of what `properties` returns; settings that each broker has of its own have none."""
+    defaults = settings.to_properties(BrokerConfig()) | settings.to_properties(StoreConfig())
+    return {key: value for key, value in (APACHE_SETTINGS | defaults).items() if key not in _OWN}
+
+
 class ConfigurationService:
     """Reads and changes the settings of broker and store. `topics_registered` waits for the name servers."""
 

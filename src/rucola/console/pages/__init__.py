@@ -1,14 +1,14 @@
 """The pages, each a coroutine of a `Visit`; the order of the imports is that of the navigation."""
 
 # isort: off
-from rucola.console.pages import cluster, topics, groups, dead_letters, search, messages
-from rucola.console.pages import tail, tables, outbox
-from rucola.console.pages import commands, audit, login, views
+from rucola.console.pages import cluster, topics, groups, clients, dead_letters, delayed, search, messages, tail
+from rucola.console.pages import tables, outbox
+from rucola.console.pages import configuration, commands, audit, login, views
 
 # isort: on
 from rucola.console.visit import PAGES
 
 __all__ = [
-    "PAGES", "audit", "cluster", "commands", "dead_letters", "groups", "login", "messages", "outbox", "search",
-    "tables", "tail", "topics", "views",
+    "PAGES", "audit", "clients", "cluster", "commands", "configuration", "dead_letters", "delayed", "groups", "login",
+    "messages", "outbox", "search", "tables", "tail", "topics", "views",
 ]  # fmt: skip
