@@ -93,6 +93,28 @@ async def test_the_console_searches_broker_and_archive(
         assert re.search(r"Last commit of the lake: 20\d\d-.* Not archived yet \S+/g1-clean/store unknown ", text)
 
 
+async def test_a_scan_reads_the_log_and_then_what_only_the_archive_has(
+    aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]
+) -> None:
+    spam = [message for message in stored if message["topic"] == "GSpam"]
+    live = {message["offsetMsgId"] for message in spam if message["commitLogOffset"] >= FILE_SIZE}
+    since, until = spam[3]["storeTimestamp"], spam[-1]["storeTimestamp"]
+    gone = [one for one in spam if one["offsetMsgId"] not in live]
+    chosen = [one for one in gone if since <= one["storeTimestamp"] <= until and has_key(one, "GSpam", "grp-0")]
+    assert 0 < len(chosen) < len(gone)
+    async with visitor(aged.namesrv, lake=Archive(lake)) as console:
+        path = f"/scan?topic=GSpam&text=grp-0&begin={since}&end={until}"
+        await console.shows(path, "messages were read.")
+        (scan,) = console.console.scans._scans.values()
+        wanted = [one for one in spam if since <= one["storeTimestamp"] <= until]
+        assert (scan.scanned, scan.failures) == (len(wanted), {}), "each once"
+        archived = {hit.message.offset_msg_id for hit in scan.hits if hit.is_archived}
+        assert archived == {one["offsetMsgId"] for one in chosen}
+        assert " archive " in await console.text(path)
+        filtered = await console.shows("/scan?topic=GSpam&filter=none%20IS%20NOT%20NULL", "messages were read.")
+        assert "No message has been found" in filtered
+
+
 def test_a_unique_key_query_searches_broker_and_archive(
     aged: GoldenCluster, lake: Path, stored: list[dict[str, Any]]
 ) -> None:

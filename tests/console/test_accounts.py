@@ -146,6 +146,36 @@ async def test_a_trusted_proxy_names_the_user_and_serves_below_a_path(tmp_path: 
             assert (await console.get("/topics", **user)).status_code == 303, "another peer may not name a user"
 
 
+async def test_a_trusted_proxy_says_its_path_and_scheme(tmp_path: Path) -> None:
+    """Each request may come by another path; what others say, or what is no path, does not count."""
+    said = {"x-forwarded-prefix": "/tools/rucola/", "x-forwarded-proto": "https"}
+    config = {"accounts": accounts(tmp_path)}
+    async with live_cluster(tmp_path) as running:
+        async with visitor(running.namesrv, trusted_proxies=("127.0.0.1",), **config) as console:
+            for path in ("/topics", "/tools/rucola/topics"):
+                refused = await console.get(path, **said)
+                assert refused.headers["location"] == "/tools/rucola/login?then=%2Ftools%2Frucola%2Ftopics"
+            assert "Path=/tools/rucola; SameSite=strict; Secure" in refused.headers["set-cookie"]
+            page = await console.get("/login", **said)
+            assert 'action="/tools/rucola/login"' in page.text
+            assert 'href="/tools/rucola/static/console.css' in page.text
+            cookie = {"cookie": f"rucola_session={page.cookies['rucola_session']}"}  # Secure, and this is no TLS
+            fields = {"name": "ann", "password": "right", "token": field(page, "token"), "then": "/tools/rucola/topics"}
+            entered = await console.http.post(console.url("/login"), data=fields, headers=said | cookie)
+            assert entered.headers["location"] == "/tools/rucola/topics"
+            assert (await console.get("/tools/rucola/static/console.css", **said)).status_code == 200
+            cookie = {"cookie": f"rucola_session={entered.cookies['rucola_session']}"}
+            described = (await console.get("/api/v1/openapi.json", **said, **cookie)).json()
+            assert described["servers"] == [{"url": "/tools/rucola/api/v1"}]
+            for other in ("//evil.example", "https://evil.example", "/a b", "/\\evil.example", '/"><script>'):
+                refused = await console.get("/topics", **{"x-forwarded-prefix": other})
+                assert refused.headers["location"] == "/login?then=%2Ftopics", other
+        async with visitor(running.namesrv, trusted_proxies=("127.0.0.9",), **config) as console:
+            refused = await console.get("/topics", **said)
+            assert refused.headers["location"] == "/login?then=%2Ftopics"
+            assert "Secure" not in refused.headers["set-cookie"]
+
+
 async def test_the_api_runs_the_catalogue(tmp_path: Path) -> None:
     async with live_cluster(tmp_path) as running, visitor(running.namesrv) as console:
         found = (await console.get("/api/v1/topicStatus?topic=Orders")).json()

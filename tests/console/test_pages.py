@@ -59,6 +59,12 @@ async def test_what_does_not_answer_is_shown_beside_the_rest(tmp_path: Path) -> 
             assert re.search(r"broker-c master 127.0.0.1:1 unreachable", text)
             assert re.search(r"broker-b master 127.0.0.1:\d+ V4_9_8", text)
             assert "billing 30" in await console.text("/groups")
+            # A broker that did not answer from the start may have any topic and group.
+            for path in ("/topics", "/groups", "/clients", "/topic?name=Orders", "/group?name=billing"):
+                text = await console.text(path)
+                assert "broker-c does not answer: its topics and groups are missing" in text, path
+            for path in ("/topic?name=Elsewhere", "/group?name=elsewhere", "/tail?topic=Elsewhere"):
+                assert "broker-c does not answer, and may have it" in text_of(await console.get(path)), path
             await running.first_namesrv.stop()
             await console.console.collector.refresh()
             alarms = console.console.collector.snapshot.alarms()

@@ -24,7 +24,7 @@ from rucola.admin.commands.arguments import is_local, parse, schema
 from rucola.admin.commands.authorization import Account, required_role
 from rucola.console.console import Console
 from rucola.console.json_results import answer_of, safe_json
-from rucola.console.visit import visitor_of
+from rucola.console.visit import prefix_of, visitor_of
 from rucola.presentation import to_json
 
 Call: TypeAlias = Callable[[Console, Request, Account], Awaitable[Response]]
@@ -70,7 +70,7 @@ async def _json_object(request: Request) -> dict[str, object]:
 
 
 async def openapi(console: Console, request: Request, account: Account) -> Response:
-    return response(document(console.config.prefix))
+    return response(document(prefix_of(request, console.config)))
 
 
 def document(prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +26,7 @@ from rucola.console import api
 from rucola.console.accounts import LOCAL, Accounts, TooManyFailures
 from rucola.console.console import Console
 from rucola.console.pages import PAGES
-from rucola.console.visit import COOKIE, DIRECTORY, Page, Visit, peer_of, set_cookie, visitor_of
+from rucola.console.visit import COOKIE, DIRECTORY, PREFIX, Page, Visit, peer_of, set_cookie, visitor_of
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, MQError, RemotingError, TopicNotFound
 from rucola.remoting.exposure import is_loopback
 
@@ -47,6 +48,10 @@ HEADERS: Final = {
 }
 
 
+_is_prefix = re.compile(r"(/[\w.~-]+)+", re.ASCII).fullmatch
+"""Whether a header says a path, and no other site: it becomes a part of every link."""
+
+
 class Guard:
     """Adds the headers of safety, removes the proxy's prefix, and refuses a foreign Host.
 
@@ -57,11 +62,20 @@ class Guard:
         self._app = app
         self._console = console
 
+    def _prefix(self, scope: Scope) -> str:
+        """Return the path before this console's, and remember what a trusted proxy says of it."""
+        request = Request(scope)
+        said = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+        if said and peer_of(request) in self._console.config.trusted_proxies and _is_prefix(said):
+            scope[PREFIX] = said
+            return said
+        return self._console.config.prefix
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        prefix = self._console.config.prefix
+        prefix = self._prefix(scope)
         if prefix and scope["path"].startswith(prefix + "/"):
             scope["path"] = scope["path"].removeprefix(prefix)
         is_static = scope["path"].startswith("/static/")

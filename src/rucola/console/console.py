@@ -42,7 +42,7 @@ class Console:
         )
         self.body_policy = BodyPolicy(config.body_roles)
         self.actions = Actions(self.client, self.audit, self.body_policy, self.collector)
-        self.scans = Scans(self.client)
+        self.scans = Scans(self.client, config.lake)
         self.lake = ConsoleLake(config.lake, config.query_lake) if config.lake and config.query_lake else None
         self.tails = Tails(self.client, self.collector)
         self._running = AsyncExitStack()

@@ -1,7 +1,8 @@
 """Scans: bounded searches through a topic's messages, which run while pages show their progress.
 
-A scan reads every message of a time range, oldest first in each queue, and keeps what it found without the bodies. It
-belongs to an account and its question, so that its page can be reloaded, and opened by others, who get their own.
+A scan reads every message of a time range, oldest first in each queue, then those that only a lake has, and keeps what
+it found without the bodies. It belongs to an account and its question, so that its page can be reloaded, and opened by
+others, who get their own.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rucola.admin import TOOLS_GROUP, AdminClient, MessageExt, MessageQueue, read_queue
+from rucola.admin.commands.archive_query import MessageArchive
+from rucola.admin.queries import MAX_LONG
 from rucola.client import PullConsumer
-from rucola.errors import ConfigError, MQError
+from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.message import sql92
 
 MAX_MESSAGES: Final = 1_000_000
@@ -44,6 +47,8 @@ class Hit(NamedTuple):
     broker_name: str
     size: int
     preview: str
+    is_archived: bool = False
+    """Only the lake has it."""
 
 
 @dataclass(slots=True)
@@ -62,6 +67,10 @@ class Scan:
     task: asyncio.Task[None] | None = None
     hides: Callable[[MessageExt], object] = lambda _: False
     """Whether a body is neither searched nor shown."""
+    is_in_lake: bool = False
+    """It has read the log."""
+    first_read: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The first queue offset that was read from the log, by the store host of the messages and queue."""
 
     @property
     def is_at_limit(self) -> bool:
@@ -74,8 +83,9 @@ class Scan:
 
 
 class Scans:
-    def __init__(self, client: AdminClient) -> None:
+    def __init__(self, client: AdminClient, lake: MessageArchive | None = None) -> None:
         self._client = client
+        self._lake = lake
         self._scans: OrderedDict[tuple[str, Question], Scan] = OrderedDict()
 
     def get(self, account: str, question: Question) -> Scan | None:
@@ -112,17 +122,51 @@ class Scans:
         end = "stopped"
         try:
             async with PullConsumer(TOOLS_GROUP, self._client.connection) as consumer:
-                begins = await self._begins(scan, consumer)
-                for queue, begin in begins.items():
-                    await self._scan_queue(scan, consumer, queue, begin, expression)
-                    if scan.is_at_limit:
-                        break
+                await self._scan_log(scan, consumer, expression)
+            if self._lake is not None and not scan.is_at_limit:
+                scan.is_in_lake = True
+                await self._scan_lake(scan, self._lake, expression)
             end = "limit" if scan.is_at_limit else "incomplete" if scan.failures else "complete"
         except MQError as error:
             scan.failures[scan.question.topic] = str(error)
             end = "incomplete"
         finally:
             scan.state = end
+
+    async def _scan_log(self, scan: Scan, consumer: PullConsumer, expression: sql92.Expression | None) -> None:
+        try:
+            begins = await self._begins(scan, consumer)
+        except TopicNotFound:
+            if self._lake is None:
+                raise
+            return  # it may have been deleted after it was archived
+        except MQError as error:
+            if self._lake is None:
+                raise
+            scan.failures[scan.question.topic] = str(error)
+            return
+        for queue, begin in begins.items():
+            await self._scan_queue(scan, consumer, queue, begin, expression)
+            if scan.is_at_limit:
+                return
+
+    async def _scan_lake(self, scan: Scan, lake: MessageArchive, expression: sql92.Expression | None) -> None:
+        """Read what the lake has and the log has not: messages before the first of their queue in the log."""
+        question = scan.question
+        end_ms = MAX_LONG if question.end_ms is None else question.end_ms
+        try:
+            lists = await asyncio.to_thread(lake.stored_between, question.topic, question.begin_ms or 0, end_ms)
+            while (archived := await asyncio.to_thread(next, lists, None)) is not None:
+                for message, broker_name in archived:
+                    place = message.store_host, message.queue_id
+                    if message.queue_offset >= scan.first_read.get(place, MAX_LONG):
+                        continue
+                    if _look_at(scan, message, expression):
+                        scan.hits.append(hit_of(message, broker_name)._replace(is_archived=True))
+                    if scan.is_at_limit:
+                        return
+        except (MQError, OSError) as error:
+            scan.failures[str(lake)] = str(error)
 
     async def _begins(self, scan: Scan, consumer: PullConsumer) -> dict[MessageQueue, int]:
         """The first offset of each queue that answers."""
@@ -148,18 +192,23 @@ class Scans:
         try:
             async with aclosing(messages):
                 async for message in messages:
-                    scan.scanned += 1
-                    scan.size += message.store_size
-                    if scan.hides(message):
-                        message.body = b""
-                    if _has_text(message, question.text) and (
-                        expression is None or expression.matches(message.properties)
-                    ):
+                    scan.first_read.setdefault((message.store_host, message.queue_id), message.queue_offset)
+                    if _look_at(scan, message, expression):
                         scan.hits.append(hit_of(message, queue.broker_name))
                     if scan.is_at_limit:
                         return
         except MQError as error:
             scan.failures[str(queue)] = str(error)
+
+
+def _look_at(scan: Scan, message: MessageExt, expression: sql92.Expression | None) -> bool:
+    """Count a message, and return whether it is wanted."""
+    scan.scanned += 1
+    scan.size += message.store_size
+    if scan.hides(message):
+        message.body = b""
+    is_wanted = _has_text(message, scan.question.text)
+    return is_wanted and (expression is None or expression.matches(message.properties))
 
 
 def _has_text(message: MessageExt, text: str) -> bool:

@@ -33,6 +33,8 @@ from rucola.message.topics import is_system_topic
 from rucola.presentation import END_OF_TIMES_MS, printable, size_text
 
 COOKIE: Final = "rucola_session"
+PREFIX: Final = "rucola.prefix"
+"""The key of the scope of a request with the prefix that a trusted proxy says."""
 DIRECTORY: Final = Path(__file__).parent
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
 THEMES: Final = "auto", "light", "dark"
@@ -123,6 +125,11 @@ def visitor_of(request: Request, config: ConsoleConfig) -> str:
     return forwarded if peer in config.trusted_proxies and forwarded else peer
 
 
+def prefix_of(request: Request, config: ConsoleConfig) -> str:
+    """Return the path under which a proxy serves the console, which a trusted one may say in each request."""
+    return str(request.scope.get(PREFIX, config.prefix))
+
+
 @dataclass(slots=True)
 class Visit:
     """A request with its account; `form` has the fields of a POST, whose token was right."""
@@ -160,10 +167,20 @@ class Visit:
         found = translations(self.language).get(english, english)
         return found.format(**fields) if fields else found
 
+    def absent(self, english: str, name: str) -> str:
+        """Return a text that says what is absent, as far as the brokers that answer know."""
+        unread = ", ".join(self.console.collector.snapshot.unread)
+        doubt = self.text("{brokers} does not answer, and may have it", brokers=unread) if unread else ""
+        return f"{self.text(english, name=name)}{doubt and '; '}{doubt}"
+
+    @property
+    def prefix(self) -> str:
+        return prefix_of(self.request, self.console.config)
+
     def url(self, path: str, /, **query: object) -> str:
         """Return the address of a page, below the proxy's prefix; arguments that are None or "" are left out."""
         given = {name: value for name, value in query.items() if value not in (None, "")}
-        return self.console.config.prefix + quote(path) + ("?" + urlencode(given) if given else "")
+        return self.prefix + quote(path) + ("?" + urlencode(given) if given else "")
 
     @property
     def page_path(self) -> str:
@@ -223,7 +240,7 @@ class Visit:
 
     def back(self, path: str) -> Response:
         """Redirect to an address that a form of ours carried; to the first page if it is another site's."""
-        prefix = self.console.config.prefix
+        prefix = self.prefix
         is_ours = path.startswith(f"{prefix}/") and not path.startswith("//") and "\\" not in path
         return RedirectResponse(path if is_ours else f"{prefix}/", 303)
 
@@ -235,7 +252,7 @@ def set_cookie(visit: Visit, response: Response, name: str, value: str, max_age:
     """Set a cookie that scripts do not see and other sites do not send."""
     is_proxy = peer_of(visit.request) in visit.console.config.trusted_proxies
     scheme = visit.request.headers.get("x-forwarded-proto", "") if is_proxy else visit.request.url.scheme
-    path = visit.console.config.prefix or "/"
+    path = visit.prefix or "/"
     response.set_cookie(name, value, max_age, path=path, secure=scheme == "https", httponly=True, samesite="strict")
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ from rucola.errors import ConfigError, missing_extra
 from rucola.files import is_remote, local_path
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
+from rucola.presentation import END_OF_TIMES_MS
 from rucola.spark.lake import lookup, parquet_files
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
 from rucola.spark.lake.parquet_files import FilePiece
@@ -72,6 +74,7 @@ __all__ = [
 ALL_DAYS: Final = ("", "9999")
 """A range of ISO dates, inclusive, that contains every date."""
 
+_LIST_SIZE: Final = 500
 _MAX_PUSHED_OFFSETS: Final = 1000
 """Limit of physical offsets in a pushed filter; a longer list would cost more than the pages it skips."""
 
@@ -172,6 +175,13 @@ class Archive:
     def by_offset_msg_id(self, offset_msg_id: str) -> ArchivedMessage | None:
         """Return the message with this offsetMsgId, or None, without Spark. InvalidMessage for a wrong id."""
         return lookup.by_offset_msg_id(self._snapshot(), offset_msg_id)
+
+    def stored_between(self, topic: str, begin_ms: int, end_ms: int) -> Iterator[list[ArchivedMessage]]:
+        """Yield lists of the messages of a topic stored from `begin_ms` to `end_ms`, inclusive, without Spark."""
+        snapshot = self._snapshot()
+        first, last = _day(begin_ms), _day(end_ms)
+        files = [file for file in snapshot.rows if file.topic == topic and first <= file.date <= last]
+        return lookup.stored_between(snapshot.storage, files, begin_ms, end_ms, _LIST_SIZE)
 
     @contextmanager
     def open(self) -> Iterator[ArchiveWriter]:
@@ -319,6 +329,12 @@ class ArchiveWriter:
     def commit(self, progress: Mapping[str, ArchiveProgress]) -> AddedFiles:
         """Publish the appended messages, their keys and the progress at once."""
         return self._lake.publish(self._staged.files, progress)
+
+
+def _day(time_ms: int) -> str:
+    """Return the UTC date of a time."""
+    within = min(max(time_ms, 0), END_OF_TIMES_MS)
+    return datetime.fromtimestamp(within / 1000, UTC).date().isoformat()
 
 
 def _is_topic(topic: str, wanted: Collection[str] | Callable[[str], bool] | None) -> bool:

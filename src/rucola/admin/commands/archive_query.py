@@ -7,7 +7,7 @@ and the exit code is 1.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
@@ -25,6 +25,8 @@ class MessageArchive(Protocol):
     ) -> Any: ...
 
     def by_offset_msg_id(self, offset_msg_id: str) -> Any: ...
+
+    def stored_between(self, topic: str, begin_ms: int, end_ms: int) -> Iterator[list[Any]]: ...
 
     def progress(self) -> Any: ...
 

@@ -79,5 +79,5 @@ async def _group(visit: Visit, name: str) -> GroupState:
     await collector.wait_first()
     found = await collector.group(name) if visit.may_view_group(name) else None
     if found is None:
-        raise ConfigError(visit.text("there is no group {name}", name=name), subject=name)
+        raise ConfigError(visit.absent("there is no group {name}", name), subject=name)
     return found

@@ -30,7 +30,7 @@ async def logout(visit: Visit) -> Response:
     if visit.request.method == "POST":
         await visit.console.accounts.logout(visit.cookie)
     response = visit.redirect("/login")
-    response.delete_cookie(COOKIE, path=visit.console.config.prefix or "/")
+    response.delete_cookie(COOKIE, path=visit.prefix or "/")
     return response
 
 

@@ -27,7 +27,7 @@ async def _topic(visit: Visit) -> str:
         raise Forbidden(visit.text("you may not view topic {name}", name=name), subject=name)
     await collector.wait_first()
     if await collector.topic(name) is None:
-        raise TopicNotFound(visit.text("there is no topic {name}", name=name), subject=name)
+        raise TopicNotFound(visit.absent("there is no topic {name}", name), subject=name)
     return name
 
 

@@ -38,7 +38,7 @@ async def topic(visit: Visit) -> Response:
     await collector.wait_first()
     found = await collector.topic(name) if visit.may_view_topic(name) else None
     if found is None:
-        raise TopicNotFound(visit.text("there is no topic {name}", name=name), subject=name)
+        raise TopicNotFound(visit.absent("there is no topic {name}", name), subject=name)
     details = await collector.topic_details.get_one(name)
     traffic = await collector.topic_traffic.get_one(name)
     senders = await collector.topic_senders.get_one(name)

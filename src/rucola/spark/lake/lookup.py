@@ -26,6 +26,7 @@ from rucola.spark.lake.key_index import key_hash
 from rucola.spark.lake.snapshot import KeyFile, RowFile, Snapshot
 from rucola.spark.lake.storage import Storage
 from rucola.spark.source.array_conversions import Array, arrow, ints, milliseconds, repeated
+from rucola.spark.source.schema import COLUMNS
 
 CandidateOffsets = Mapping[tuple[str, str], Array]
 """Physical offsets at which a message may be, ascending, by (topic, date)."""
@@ -158,6 +159,21 @@ def newest(
                 yield _MatchingRows(storage, file, group, rows, stored[rows], ints(batch["commitLogOffset"])[rows])
 
     return _newest(_newest_date_first(files), rows_in, lambda _: True, most)
+
+
+def stored_between(
+    storage: Storage, files: Iterable[RowFile], begin_ms: int, end_ms: int, count: int
+) -> Iterator[list[ArchivedMessage]]:
+    """Yield the messages of these files stored from `begin_ms` to `end_ms`, inclusive, at most `count` at a time.
+
+    They come in the order of their dates, and file by file within a date.
+    """
+    for file in sorted((file for file in files if file.day is not None), key=lambda file: (file.date, file.least)):
+        for batch in parquet_files.read_file(storage, file, tuple(COLUMNS)):
+            stored = milliseconds(batch["storeTimestamp"])
+            rows = np.flatnonzero((stored >= begin_ms) & (stored <= end_ms))
+            for at in range(0, len(rows), count):
+                yield messages_of(pa.Table.from_batches([batch.take(arrow(rows[at : at + count]))]))
 
 
 def _newest(
