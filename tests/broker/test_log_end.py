@@ -133,3 +133,16 @@ def test_progress_of_apaches_broker_is_ahead_if_it_exceeds_its_queue(tmp_path: P
         here.delayed.load()
         here.delayed.deliver(T0 + 1000)
         assert here.bodies() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_progress_of_apaches_broker_is_ahead_if_nothing_was_due(tmp_path: Path, is_copy: bool) -> None:
+    """It names no end of the log, but the log of a copy ends before the messages were due."""
+    with delayed_store(tmp_path) as here:
+        here.send(T0, 1, b"delayed")
+        if not is_copy:
+            here.delayed.deliver(T0 + 1000)
+        delay_offset_file(here.offsets_file.parent).write({1: 1}, 0)
+        here.delayed.load()
+        here.delayed.deliver(T0 + 1000)
+        assert here.bodies() == [b"delayed"]

@@ -23,6 +23,7 @@ EXECUTED = {
     "README.md": "tests/test_readme.py",
     "README.zh.md": "tests/test_readme.py",
     "docs/access-control.md": "tests/docs/test_tutorials.py",
+    "docs/backup.md": "tests/cli/test_store_backup.py",
     "docs/client.md": "tests/client/test_examples.py",
     "docs/cluster.md": "tests/cli/test_cluster.py",
     "docs/lake.md": "tests/spark/test_archive_pages.py",

@@ -11,7 +11,8 @@ Files are written after a flush, so progress is ahead of its log only in a copy 
 backup. It is then reset, and messages delivered before are found in the index by their unique key
 (`broker.delivery.due_delivery`). It is replaced on disk at once, since the log grows beyond the named end later.
 
-Apache's brokers ignore the field and do not write it. Without it, progress is ahead only if it exceeds its queue.
+Apache's brokers ignore the field and do not write it. Without it, progress is ahead if it exceeds its queue, or if a
+delayed message counts as delivered that was due after the last record of the log.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def is_ahead(path: Path, needed: int, log_end: int, *, exceeds_queue: bool) -> b
     """Return whether progress is ahead of the log and must be reset, which is logged."""
     if needed <= log_end and not exceeds_queue:
         return False
-    why = f"needs the log up to {needed}" if needed > log_end else "exceeds its queues"
+    why = f"needs the log up to {needed}" if needed > log_end else "counts messages that were not delivered"
     logger.warning(
         "%s %s, and the log ends at %d: a newer file than the log, from a copy or a backup? What waits is delivered "
         "again, except what the index has as delivered",

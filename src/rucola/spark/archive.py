@@ -15,6 +15,7 @@ change for another table format. Importing it starts no Java runtime.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from rucola.spark.lake.reader import read_lake
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, Snapshot, check_files, is_lake
 from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
 from rucola.spark.lake.status import ArchivedTopic, TableStatus, table_status
-from rucola.spark.lake.storage import Storage
+from rucola.spark.lake.storage import ObjectStore, Storage
 from rucola.spark.lake.tables import LakeInUse, TopicTableError, read_snapshot
 from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
 from rucola.spark.source.array_conversions import Array
@@ -69,6 +70,7 @@ __all__ = [
     "TopicTableError",
     "has_key",
     "messages_of",
+    "object_store",
 ]
 
 ALL_DAYS: Final = ("", "9999")
@@ -341,3 +343,9 @@ def _is_topic(topic: str, wanted: Collection[str] | Callable[[str], bool] | None
     if callable(wanted):
         return wanted(topic)
     return wanted is None or topic in wanted
+
+
+def object_store(url: str) -> Storage:
+    """Return a place in an object store, with the access that the environment, a profile or the machine gives."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL"))  # which Arrow does not read
+    return ObjectStore.of(url.rstrip("/"), {"s3.endpoint": endpoint} if endpoint else {})

@@ -103,7 +103,12 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
         def exceeds_queue(offsets: Mapping[int, int]) -> bool:
             return any(end > self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level, end in offsets.items())
 
-        stored = self.file.load(self._store.max_physical_offset, exceeds_queue)
+        def is_early(offsets: Mapping[int, int]) -> bool:
+            """Whether messages count as delivered that were not due yet when the last record of the log was put."""
+            last = [self._store.units(SCHEDULE_TOPIC, level - 1, end - 1, 1) for level, end in offsets.items()]
+            return any(due_ms > self._store.last_store_timestamp for units in last for _, _, due_ms in units)
+
+        stored = self.file.load(self._store.max_physical_offset, exceeds_queue, is_early)
         waiting = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SCHEDULE_TOPIC}
         for level in sorted({*range(1, self.level_count + 1), *waiting, *stored}):
             queue = (SCHEDULE_TOPIC, level - 1)

@@ -36,11 +36,21 @@ class ProgressFile(Generic[P]):
         self._start = self._written = start
         self._encode = encode
 
-    def load(self, log_end: int, exceeds_queue: Callable[[P], bool]) -> P:
-        """Return the progress, which is reset if it is ahead of the log. Raises StoreCorrupt and OSError."""
+    def load(
+        self,
+        log_end: int,
+        exceeds_queue: Callable[[P], bool],
+        is_early: Callable[[P], bool] = lambda progress: False,
+    ) -> P:
+        """Return the progress, which is reset if it is ahead of the log. Raises StoreCorrupt and OSError.
+
+        `is_early` judges progress that does not name the end of the log which it needs, as Apache's.
+        """
         document = config_files.read_config(self.path)
         stored = self._written = self.parse(self.path, document) if document not in (None, {}) else self._start
-        if is_ahead(self.path, log_end_of(document), log_end, exceeds_queue=exceeds_queue(stored)):
+        needed = log_end_of(document)
+        exceeds = exceeds_queue(stored) or (not needed and is_early(stored))
+        if is_ahead(self.path, needed, log_end, exceeds_queue=exceeds):
             stored = self._start
             self.write(stored, 0)
         return stored

@@ -1,9 +1,10 @@
-"""`rucola store`: commands for a store directory that no broker serves."""
+"""`rucola store`: commands for a store directory, without a broker."""
 
 from __future__ import annotations
 
 import click
 
+from rucola.cli.store.backup import backup, restore
 from rucola.cli.store.inspection import check, dump, grep, stat
 from rucola.cli.store.recovery import rebuild, repair
 from rucola.cli.suggestions import SuggestingGroup
@@ -11,10 +12,11 @@ from rucola.cli.suggestions import SuggestingGroup
 
 @click.group(cls=SuggestingGroup)
 def store() -> None:
-    """Check, search and repair a store directory without a broker.
+    """Check, search, back up and repair a store directory without a broker.
 
-    The directory should be closed, or a copy. `check`, `stat`, `dump` and `grep` write nothing and do not lock it;
-    `repair` only reads the directory; `rebuild` locks it. Long runs show a progress bar on a terminal.
+    The directory should be closed, or a copy. `check`, `stat`, `dump`, `grep` and `backup` only read it without a lock;
+    so does `repair`; `rebuild` locks it. A broker may serve it during a `backup`. Long runs show a progress bar on a
+    terminal.
 
     \b
     Exit codes:
@@ -29,5 +31,5 @@ def store() -> None:
     """
 
 
-for command in (check, stat, dump, grep, rebuild, repair):
+for command in (check, stat, dump, grep, backup, restore, rebuild, repair):
     store.add_command(command)

@@ -21,6 +21,7 @@ from rucola.errors import InvalidMessage, StoreCorrupt, StoreError
 from rucola.files import DIRECTORY_MODE, local_path, make_directory, sync_directory
 from rucola.message import sysflag
 from rucola.message.delay import parse_delay_levels
+from rucola.store.checkpoint import Checkpoint
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
 from rucola.store.consume_queue import queue_directories, queue_offset_mismatch
 from rucola.store.directory_entries import REBUILD_DIRECTORY
@@ -139,6 +140,17 @@ def build(log: Path, target: Path, settings: StoreConfig, progress: ProgressCall
             queue.files.close()
         index.close()
         files.close()
+
+
+def write_checkpoint(store: Path, last_timestamp: int, index_slots: int) -> None:
+    """Write a checkpoint that covers the whole store; durable on return."""
+    point = Checkpoint(store / "checkpoint")
+    point.physic_timestamp = point.logics_timestamp = last_timestamp
+    for path in index_paths(store / "index")[:-1]:  # all but the last are full
+        file = IndexFile.open(path, index_slots)
+        point.index_timestamp = file.end_timestamp
+        file.file.close()
+    point.write()
 
 
 class _Feeder:

@@ -40,18 +40,16 @@ from rucola.errors import RemoteProtocolError, StoreCorrupt, StoreError
 from rucola.files import local_path, make_directory, replace_file, sync_directory
 from rucola.message import MessageInner, properties, sysflag
 from rucola.message.record import BLANK_MAGIC, FRAME, MIN_RECORD_SIZE, encode
-from rucola.store.checkpoint import Checkpoint
 from rucola.store.commit_log import BLANK_SIZE
 from rucola.store.config import StoreConfig
 from rucola.store.config_files import COORDINATION
 from rucola.store.directory_lock import check_store_directory
 from rucola.store.features import detect_multi_dispatch
-from rucola.store.index import IndexFile, index_paths
 from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.tools.placeholders import LostMessage, Plan, plan_placeholders
 from rucola.store.tools.progress import ProgressCallback
-from rucola.store.tools.rebuild import RebuildResult, build, detect_config
+from rucola.store.tools.rebuild import RebuildResult, build, detect_config, write_checkpoint
 from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
 from rucola.system_calls import copy_bytes
 
@@ -141,7 +139,7 @@ def repair(
     _write_log(source / "commitlog", staging / "commitlog", found, plan, _step(progress, 1))
     settings = settings or _detect_config(source)
     rebuilt = build(staging / "commitlog", staging, settings, _step(progress, 2))
-    _write_checkpoint(staging, found, settings.max_hash_slot_num)
+    write_checkpoint(staging, found.last_timestamp, settings.max_hash_slot_num)
     kept = found.messages - (len(plan.holes) - len(found.holes))
     result = RepairResult(source, out, found.begin, found.end, kept, rebuilt)
     result.config = list(_copy_config(source / "config", staging / "config"))
@@ -262,16 +260,6 @@ def _put(file: MappedFile, at: int, record: bytes) -> int:
 
 
 # the rest ------------------------------------------------------------------------------------------------------------
-
-
-def _write_checkpoint(store: Path, found: SalvagedLog, index_slots: int) -> None:
-    point = Checkpoint(store / "checkpoint")
-    point.physic_timestamp = point.logics_timestamp = found.last_timestamp
-    for path in index_paths(store / "index")[:-1]:  # all but the last are full
-        file = IndexFile.open(path, index_slots)
-        point.index_timestamp = file.end_timestamp
-        file.file.close()
-    point.write()
 
 
 def _copy_config(source: Path, target: Path) -> Iterator[str]:
