@@ -15,7 +15,7 @@ from rucola.admin import AdminClient
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.broker import Broker
 from rucola.broker.replication import ha_client
-from rucola.broker.replication.ha_handshake import LogDiverged, greet, welcome
+from rucola.broker.replication.ha_handshake import LogDiverged, greet, read_exactly, welcome
 from rucola.broker.replication.ha_service import HAService
 from rucola.client import SendStatus
 from rucola.errors import RemotingConnectError
@@ -26,6 +26,7 @@ from rucola.store.config import BrokerRole, FlushDiskType
 from support.cluster import HOST, cluster
 from support.proxy import Proxy
 from support.replication import follows, lone_master, pair, send, sound_cluster
+from support.stores import inner, log_of, sound_store
 from support.waiting import until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
@@ -171,6 +172,32 @@ async def test_a_slave_joins_a_new_master_as_soon_as_that_serves(
         await until(lambda: attempts > 3)
         await slave.stop()
         await server.stop()
+
+
+async def test_a_slave_follows_a_master_of_rucola_before_epochs(tmp_path: Path) -> None:
+    """It takes the introduction for a report below 0, and closes the connection; these are the bytes that it sends."""
+    with sound_store(tmp_path / "source") as store:
+        store.put(inner(body=b"from an older master"), 1_700_000_000_000)
+    _, end, log = log_of(tmp_path / "source")
+    reports: list[int] = []
+
+    async def serve(stream: Stream) -> None:
+        report = int.from_bytes(await read_exactly(stream, 8, TIMEOUT_MS), "big", signed=True)
+        reports.append(report)
+        if report < 0:
+            return
+        await stream.write(bytes(8) + len(log).to_bytes(4, "big") + log)
+        reports.append(int.from_bytes(await read_exactly(stream, 8, TIMEOUT_MS), "big", signed=True))
+        await ends(stream)
+
+    async with sound_cluster(tmp_path) as running:
+        server = StreamServer(HOST, 0, serve)
+        server.start()
+        await running.start_slave({"mapped_file_size_commit_log": 4096}, ha_master_address=f"{HOST}:{server.port}")
+        await until(lambda: end in reports)
+        await server.stop()
+    assert reports[: ha_client.INTRODUCTIONS + 2] == [-1] * ha_client.INTRODUCTIONS + [0, end]
+    assert log_of(tmp_path / "slave") == (0, end, log)
 
 
 async def test_a_fenced_master_serves_no_slave(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

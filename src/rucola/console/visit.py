@@ -194,7 +194,7 @@ class Visit:
     @property
     def view_path(self) -> str:
         """The address of this page without the proxy's prefix, as a saved view has it."""
-        return self.here().removeprefix(self.console.config.prefix)
+        return self.here().removeprefix(self.prefix)
 
     def static(self, name: str) -> str:
         return self.url(f"/static/{name}", v=static_hash(name))

@@ -28,7 +28,9 @@ then transfers and reports, but the header of a transfer has 8 more bytes, after
                           in-sync set have; 2^63 - 1 for a master without one, and for an ASYNC_MASTER
 
 A master of 4.9.8 understands -1 as "nothing requested yet", its initial value, and waits for the next report. A slave
-of 4.9.8 sends no -1. So the first bytes decide, and no timeout is needed. Integers are big-endian and signed.
+of 4.9.8 sends no -1. So the first bytes decide, and no timeout is needed. Integers are big-endian and signed. Rucola
+before epochs closes the connection at -1; the slave then leaves the extensions out. A message with other fields needs a
+number of its own, below -2: slaves are upgraded first, so a new one must be understood by the master before.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The client connects to haMasterAddress or, if that is empty, to the master's HA 
 connection (`_ReplicationSession`) works as follows:
 
 0. If the master supports epochs, compare them (`ha_handshake`). A log with bytes that the master lacks is cut off
-   there, by the broker; this client then waits to be stopped.
+   there, by the broker; this client then waits to be stopped. A master that closes the connection instead, again
+   and again, may be Rucola from before epochs: one session leaves this step out.
 1. Report an offset a little before the end of the log, at the start of a record (`Replica.begin`).
 2. Receive the log from there. Compare it up to the slave's end: different bytes end the session, since the logs have
    diverged. Only then may the slave's end be reported.
@@ -37,7 +38,7 @@ from rucola.broker.background.registration import Registration
 from rucola.broker.background.scheduler import MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION, in_thread
 from rucola.broker.config import BrokerConfig
 from rucola.broker.replication.ha_authentication import prove
-from rucola.broker.replication.ha_handshake import LogDiverged, as_epochs, greet
+from rucola.broker.replication.ha_handshake import LogDiverged, NoGreeting, as_epochs, greet
 from rucola.epochs import Epoch, within
 from rucola.errors import MQError, RemotingConnectError, StoreError
 from rucola.outages import Outages
@@ -67,6 +68,8 @@ WAIT_S = 1.0
 """Longest delay before the next attempt."""
 LONG_WAIT_S = 5.0
 """Longest delay after a session that copied nothing, or failed locally."""
+INTRODUCTIONS = 4
+"""Attempts with epochs before one without: a master that is about to start or to stop may close connections, too."""
 
 AHEAD_ADVICE = (
     "That master has lost messages that this slave has, and that may be acknowledged. Nothing is copied until this is "
@@ -132,6 +135,8 @@ class HAClient:
         self._is_following = False
         self._is_connected = False
         self._address = ""
+        self._refusals = 0
+        """Introductions in a row at which the master closed the connection."""
         self._wait_s = FIRST_WAIT_S
         self._task: asyncio.Task[None] | None = None
 
@@ -207,6 +212,7 @@ class HAClient:
             self._outages.failed(COMPARISON, f"the master at {address}: {error}. {DIVERGED_ADVICE}")
             return LONG_WAIT_S
         except MQError as error:
+            self._refusals = self._refusals + 1 if isinstance(error, NoGreeting) else 0
             self._outages.failed(CONNECTION, f"the master at {address}: {error}")
         except OSError as error:
             self._outages.failed(COPY, f"the log of the master at {address} cannot be copied: {error}")
@@ -220,13 +226,14 @@ class HAClient:
         return WAIT_S
 
     async def _run_session(self, stream: Stream) -> None:
+        introduces = self._refusals < INTRODUCTIONS or self._config.coordination.is_enabled
         self._is_connected = True
         try:
             if self._credentials is not None:
                 await prove(stream, self._credentials, self._config.ha_housekeeping_interval)
             await _ReplicationSession(
                 self._config, self._store, self._replica, self._follower, self._group_commit, stream, self._on_compared
-            ).run()
+            ).run(introduces=introduces)
         finally:
             self._is_connected = False
             stream.close()
@@ -278,13 +285,17 @@ class _ReplicationSession:
         self._wake = asyncio.Event()
         """Set to let `_send_reports` go on."""
 
-    async def run(self) -> None:
+    async def run(self, *, introduces: bool) -> None:
         """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""
         # The first report confirms all before it. With SYNC_FLUSH that may still be in memory only: an earlier session
         # received it, and ended before the flush.
         if not await self._is_safe(self._begin):
             raise OSError(f"the log up to {self._begin} cannot be flushed")
-        first = await self._greet()
+        if introduces:
+            first = await self._greet()
+        else:
+            first = b""
+            await self._stream.write(encode_report(self._begin))
         await run_until_first_ends(self._receive(first), self._send_reports())
 
     async def _greet(self) -> bytes:

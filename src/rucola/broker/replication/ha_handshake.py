@@ -33,6 +33,10 @@ from rucola.remoting.byte_stream import Stream
 _REPORT: Final = Struct(">q")
 
 
+class NoGreeting(RemotingConnectError):
+    """A master that closes the connection at the introduction, as Rucola did before epochs: a wrong report to it."""
+
+
 class LogDiverged(StoreError):
     """Log with bytes that its master lacks, from `physical_offset`; 0 if nothing of the log may be kept."""
 
@@ -47,10 +51,10 @@ class LogDiverged(StoreError):
 async def greet(stream: Stream, join: Join, log_begin: int, timeout_ms: int) -> tuple[Greeting | None, bytes]:
     """Introduce a slave to its master; return the greeting, or None and the first bytes of a master without epochs.
 
-    `log_begin` is the start of the slave's log. Raises LogDiverged and RemotingConnectError.
+    `log_begin` is the start of the slave's log. Raises LogDiverged, NoGreeting and RemotingConnectError.
     """
     await stream.write(encode_report(KNOWS_EPOCHS) + encode_report(join.begin))
-    first = await read_exactly(stream, INTRODUCTION.size, timeout_ms)
+    first = await read_exactly(stream, INTRODUCTION.size, timeout_ms, NoGreeting)
     if INTRODUCTION.unpack(first)[0] != KNOWS_EPOCHS:
         return None, first
     greeting = decode_greeting(await read_exactly(stream, checked_size(first, KNOWS_EPOCHS), timeout_ms))
@@ -93,8 +97,10 @@ def as_epochs(pairs: tuple[tuple[int, int], ...]) -> list[Epoch]:
     return [Epoch(*pair) for pair in pairs]
 
 
-async def read_exactly(stream: Stream, size: int, timeout_ms: int) -> bytes:
-    """Read `size` bytes. Raises RemotingConnectError if the peer closes the connection or is too slow."""
+async def read_exactly(
+    stream: Stream, size: int, timeout_ms: int, when_closed: type[RemotingConnectError] = RemotingConnectError
+) -> bytes:
+    """Read `size` bytes. Raises RemotingConnectError if the peer is too slow, `when_closed` if it closes."""
     data = b""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -105,6 +111,8 @@ async def read_exactly(stream: Stream, size: int, timeout_ms: int) -> bytes:
                         "it closed the connection; its log has the reason if that was on purpose"
                     )
                 data += piece
+    except RemotingConnectError as error:
+        raise when_closed(str(error)) from None
     except TimeoutError:
         raise RemotingConnectError(f"nothing arrived for {timeout_ms} ms (haHousekeepingInterval)") from None
     return data
