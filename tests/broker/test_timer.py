@@ -32,6 +32,7 @@ from rucola.message.properties import (
 from rucola.message.record import decode, decode_many
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from rucola.protocol.codes import ResponseCode
+from rucola.slices import run
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support import stores
@@ -425,3 +426,34 @@ async def test_retention_keeps_messages_that_wait(tmp_path: Path) -> None:
         found = await next_messages(peer, queue_offset=100)
         assert [message.body for message in found] == [b"far"]
     assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize("capacity", [4, 1000])
+def test_messages_that_wait_are_counted_by_due_time(tmp_path: Path, capacity: int) -> None:
+    """Near and far ones, after some were delivered and rolled, and after a restart."""
+    times_ms = random.Random(1).sample(range(1, 3 * DAY_MS), 100)
+    with timer_store(tmp_path, near_capacity=capacity, segment_units=8) as here:
+        for due_ms in times_ms:
+            here.send(T0, T0 + due_ms, b"x")
+
+        def counted(timed: timer.TimerMessageService, now_ms: int) -> tuple[list[int], int]:
+            due = run(timed.due_steps(now_ms))
+            return due.counts, due.last_due_ms
+
+        def expected(now_ms: int) -> tuple[list[int], int]:
+            left = [T0 + due_ms - now_ms for due_ms in times_ms if T0 + due_ms > now_ms]
+            bounds = [0, 60_000, 3_600_000, DAY_MS, 1 << 62]
+            pairs = zip([-1, *bounds], bounds, strict=False)
+            return [sum(low < one <= high for one in left) for low, high in pairs], now_ms + max(left)
+
+        for now_ms in (T0, T0 + DAY_MS, T0 + 2 * DAY_MS):
+            here.deliver(now_ms)
+            assert counted(here.timed, now_ms) == expected(now_ms)
+        again = timer.TimerMessageService(
+            here.store, here.puts, stores.topic_table(here.store), tmp_path / "config", near_capacity=capacity
+        )
+        again.load()
+        now_ms = T0 + 2 * DAY_MS + 1
+        while again.deliver(now_ms) == now_ms:
+            pass
+        assert counted(again, now_ms) == expected(now_ms)

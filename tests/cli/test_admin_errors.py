@@ -18,9 +18,10 @@ NOWHERE = "127.0.0.1:1"
 NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId with the address of this machine
 
 VALUES = {
-    "actions": "All", "broker_name": "broker-a", "cluster": "DefaultCluster", "decision": "Allow", "group": "g",
+    "actions": "All", "broker_name": "broker-a", "cluster": "DefaultCluster", "decision": "Allow",
+    "destination": "broker-a", "group": "g",
     "method": "get", "msg_id": NO_MESSAGE, "msg_ids": NO_MESSAGE, "offsets": "broker-a:0:0",
-    "subject": "User:u", "unique_key": NO_MESSAGE,
+    "source": "broker-a", "subject": "User:u", "unique_key": NO_MESSAGE,
 }  # fmt: skip
 """Values of required arguments that could not be any text or number."""
 MORE = {"sendMsgStatus": ["-c", "1"], "startMonitoring": ["--once"], "updateUser": ["-s", "disable"]}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rucola import settings
 from rucola.admin.requests import AdminRequests
+from rucola.domain.pending import PendingMessages
 from rucola.domain.statistics import BrokerStatsData, ConsumeStatsList
 from rucola.errors import BrokerError
 from rucola.protocol.body import decode_body
@@ -11,6 +14,9 @@ from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.group import GetConsumeStatsInBrokerRequestHeader, decode_consume_stats_list
 from rucola.protocol.kv import KVTable
+
+PENDING_MS: Final = 25_000
+"""Added to the timeout of a request that visits all queues and offsets."""
 
 
 class BrokerAdmin:
@@ -48,6 +54,11 @@ class BrokerAdmin:
         code = RequestCode.GET_BROKER_CONSUME_STATS
         response = await self._requests.invoke(address, code, header, extra_ms=extra_ms)
         return decode_consume_stats_list(response.body)
+
+    async def pending(self, address: str) -> PendingMessages:
+        """Return what a broker still has to deliver, and what is not consumed. BrokerError if it is Apache's."""
+        response = await self._requests.invoke(address, RequestCode.GET_PENDING_MESSAGES, extra_ms=PENDING_MS)
+        return decode_body(PendingMessages, response.body)
 
     # Configuration.
 

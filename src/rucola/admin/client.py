@@ -15,9 +15,10 @@
     client.monitor        problems of consumer groups
     client.doctor         messages that wait and are not consumed
     client.diagnosis      why a group is behind
+    client.drain          a broker without messages; topics and groups on another broker
     client.roles          masters and slaves: their state, promotion, planned switchover
 
-Apache's servers understand all requests except the ones of `roles` and some of `doctor`.
+Apache's servers understand all requests except the ones of `roles`, `drain` and some of `doctor`.
 
 Corresponds to `DefaultMQAdminExtImpl` and `MQAdminImpl` of Apache RocketMQ 4.9.8. Deliberate differences: a key query
 is not limited to 64 records, returns the newest first, and reports whether it was truncated and which brokers failed;
@@ -36,6 +37,7 @@ from rucola.admin.brokers import BrokerAdmin
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.dead_letters import DeadLetterAdmin
 from rucola.admin.doctor import DoctorAdmin
+from rucola.admin.drain import DrainAdmin
 from rucola.admin.export import ExportAdmin
 from rucola.admin.group_diagnosis import GroupDiagnosis
 from rucola.admin.groups import GroupAdmin
@@ -89,6 +91,7 @@ class AdminClient:
         self.roles = RoleAdmin(requests, self.cluster)
         self.doctor = DoctorAdmin(requests, self.cluster, self.topics, self.groups, self.offsets)
         self.diagnosis = GroupDiagnosis(self.cluster, self.brokers, self.topics, self.groups)
+        self.drain = DrainAdmin(self.cluster, self.brokers, self.name_servers, self.topics, self.groups, self.offsets)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

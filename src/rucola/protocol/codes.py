@@ -138,6 +138,7 @@ class RequestCode(IntEnum):
     RELEASE_POP = 20_008
     # Rucola's own: faults that a broker finds (`rucola.domain.diagnosis`).
     GET_DIAGNOSIS = 20_010
+    GET_PENDING_MESSAGES = 20_011
     # Rucola's own: signatures of version 2 (`rucola.acl.challenge`).
     GET_CHALLENGE = 20_100
 

@@ -7,6 +7,7 @@ from rucola.admin.commands import (  # these fill the catalogue
     dead_letters,
     diagnosis,
     doctor,
+    drain,
     groups,
     messages,
     offsets,
@@ -29,6 +30,6 @@ from rucola.admin.commands.command import (
 
 __all__ = [
     "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "access",
-    "cluster", "contents", "dead_letters", "diagnosis", "doctor", "groups", "messages", "offsets", "roles", "sending",
-    "settings", "topics",
+    "cluster", "contents", "dead_letters", "diagnosis", "doctor", "drain", "groups", "messages", "offsets", "roles",
+    "sending", "settings", "topics",
 ]  # fmt: skip

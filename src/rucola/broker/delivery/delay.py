@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, DueDelivery
 from rucola.broker.delivery.internal_puts import FIRST_RETRY_MS, Backoff, InternalPuts
 from rucola.broker.delivery.progress import ProgressFile
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.pending import DueCounts
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -119,6 +121,22 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
     def progress(self) -> Mapping[int, int]:
         """Return the queue offset of each level of which messages were delivered."""
         return {level: queue_offset for level, queue_offset in self._offsets.items() if queue_offset}
+
+    def due_steps(self, now_ms: int) -> Generator[None, None, DueCounts]:
+        """Count the messages that wait, by due time, in small steps."""
+        due = DueCounts()
+        for level in list(self._offsets):
+            queue_id = level - 1
+            begin = max(self._offsets[level], self._store.min_offset(SCHEDULE_TOPIC, queue_id))
+            due.add_ordered(
+                begin, self._store.max_offset(SCHEDULE_TOPIC, queue_id), partial(self._due_ms, queue_id), now_ms
+            )
+            yield
+        return due
+
+    def _due_ms(self, queue_id: int, queue_offset: int) -> int:
+        units = self._store.units(SCHEDULE_TOPIC, queue_id, queue_offset, 1)
+        return units[0][2] if units else 0
 
     def deliver(self, now_ms: int) -> int | None:
         # At most DELIVERY_BATCH messages per level.

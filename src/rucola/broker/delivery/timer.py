@@ -48,7 +48,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -63,6 +63,7 @@ from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, DueDelivery, ind
 from rucola.broker.delivery.internal_puts import Backoff, InternalPuts
 from rucola.broker.delivery.progress import ProgressFile
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.pending import DUE_BOUNDS_MS, DUE_NAMES, DueCounts
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import MessageExt, properties
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -81,6 +82,7 @@ NEAR_CAPACITY = 1 << 13
 SCANS = 64
 """The heap has at least one of this number of far messages, so that each is scanned a few times, however many wait."""
 SEGMENT_UNITS = 1 << 14
+_COUNTED_PER_STEP: Final = 64
 
 _QUEUE = (TIMER_TOPIC, 0)
 _MEMBERS: Final = ("deliveredMs", "queueOffset", "rolledOffset")
@@ -244,6 +246,26 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         # A millisecond before the first that waits: others of its millisecond may be delivered already.
         return TimerCheckpoint(self._delivered_ms if first is None else first[0] - 1, self._end, self._rolled_offset)
 
+    def due_steps(self, now_ms: int) -> Generator[None, None, DueCounts]:
+        """Count the messages that wait, by due time, in small steps. One that is recalled counts until it is due."""
+        due = DueCounts()
+        self._store.max_offset(*_QUEUE)  # dispatches pending records now
+        # What a put changes between two steps is counted before or after it.
+        for step, (due_ms, queue_offset) in enumerate(self._near.copy()):
+            if queue_offset >= self._rolled_offset:
+                due.add(due_ms, now_ms)
+            if step % _COUNTED_PER_STEP == 0:
+                yield
+        for segment in sorted(self._far):
+            if (horizon := self._horizon) is None:
+                break
+            units = self._far_keys(segment, horizon, self._end)[:, 0]
+            for place, count in enumerate(_counts(units - now_ms)):
+                due.counts[place] += count
+            due.last_due_ms = max(due.last_due_ms, int(units.max(initial=0)))
+            yield
+        return due
+
     def deliver(self, now_ms: int) -> int | None:
         self._store.max_offset(*_QUEUE)  # dispatches pending records now: a recall goes before its message
         # Step 3. During a backoff nothing is delivered, but the scan below continues.
@@ -405,23 +427,34 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         if scan.limit_ms is not None and far.least_ms > scan.limit_ms:
             return
         # 2. Read the due times of its units in one array, and select those after the horizon.
-        segment_end = (segment + 1) * self._segment_units
-        begin = max(segment * self._segment_units, self._rolled_offset, self._store.min_offset(*_QUEUE))
-        end = min(segment_end, scan.end)
-        units = self._store.unit_array(*_QUEUE, begin, end)
-        keys = np.empty((len(units), 2), np.int64)
-        keys[:, 0] = units["tags_code"]
-        keys[:, 1] = np.arange(begin, begin + len(units))
-        keys = keys[(keys[:, 0] > horizon[0]) | ((keys[:, 0] == horizon[0]) & (keys[:, 1] >= horizon[1]))]
+        keys = self._far_keys(segment, horizon, scan.end)
         scan.found.append(keys)
         scan.count += len(keys)
         # 3. Tighten the bounds, unless units have arrived in this segment since the scan began.
-        if end < segment_end:
+        if scan.end < (segment + 1) * self._segment_units:
             return
         if len(keys):
             far.least_ms, far.greatest_ms = int(keys[:, 0].min()), int(keys[:, 0].max())
         else:
             del self._far[segment]
+
+    def _far_keys(self, segment: int, horizon: _Key, limit: int) -> npt.NDArray[np.int64]:
+        """Return due times and queue offsets of the far messages of a segment before the queue offset `limit`."""
+        begin = max(segment * self._segment_units, self._rolled_offset, self._store.min_offset(*_QUEUE))
+        units = self._store.unit_array(*_QUEUE, begin, min((segment + 1) * self._segment_units, limit))
+        keys = np.empty((len(units), 2), np.int64)
+        keys[:, 0] = units["tags_code"]
+        keys[:, 1] = np.arange(begin, begin + len(units))
+        far: npt.NDArray[np.int64] = keys[
+            (keys[:, 0] > horizon[0]) | ((keys[:, 0] == horizon[0]) & (keys[:, 1] >= horizon[1]))
+        ]
+        return far
+
+
+def _counts(remaining_ms: npt.NDArray[np.int64]) -> list[int]:
+    """Return how many of these times are in each range of DUE_NAMES."""
+    places = np.searchsorted(DUE_BOUNDS_MS, remaining_ms)
+    return [int(count) for count in np.bincount(places, minlength=len(DUE_NAMES))]
 
 
 def timer_file(config_directory: Path) -> ProgressFile[TimerCheckpoint]:

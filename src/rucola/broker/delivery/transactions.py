@@ -44,7 +44,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,10 +65,11 @@ from rucola.broker.tables.offsets import (
     parse_consumer_offsets,
 )
 from rucola.broker.tables.topics import TopicConfigTable
+from rucola.domain.pending import DueCounts
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
-from rucola.message.record import encode
+from rucola.message.record import encode, peek
 from rucola.message.topics import (
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
@@ -230,6 +231,23 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
             if 0 in offsets.get(key := offset_key(TRANSACTION_GROUP, topic), {})
         }
         return progress or None
+
+    def due_steps(self, now_ms: int) -> Generator[None, None, DueCounts]:
+        """Count the open half messages, by the time of their first check, in small steps."""
+        begin, end = max(self._half_begin, self._store.min_offset(*_HALF_QUEUE)), self._store.max_offset(*_HALF_QUEUE)
+        due = DueCounts()
+
+        def due_ms(queue_offset: int) -> int:
+            units = self._store.units(*_HALF_QUEUE, queue_offset, 1)
+            record = self._store.record_at(units[0][0]) if units else None
+            return (peek(record).store_timestamp if record is not None else now_ms) + self._timeout_ms
+
+        # The queue is ordered by store time.
+        due.add_ordered(begin, end, due_ms, now_ms)
+        for queue_offset in [one for one in self._ended if begin <= one < end]:
+            due.add(due_ms(queue_offset), now_ms, -1)
+            yield
+        return due
 
     # -- prepare -------------------------------------------------------------------------------------------------------
 

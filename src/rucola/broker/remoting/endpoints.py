@@ -56,7 +56,7 @@ def broker_endpoints(
         GroupAdapter(services.groups),
         ConsumeStatsAdapter(services.consume_stats),
         ConnectionAdapter(services.inspection, calls, state.config),
-        RuntimeAdapter(services.configuration, services.runtime_info, services.diagnosis),
+        RuntimeAdapter(services.configuration, services.runtime_info, services.diagnosis, services.pending),
         CleanupAdapter(services.cleanup),
         AccessAdapter(services.access, state.config),
         RoleAdapter(services.roles),

@@ -1,7 +1,7 @@
 """Adapter of requests about the broker itself: settings, figures, statistics.
 
 UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28), GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-(305), VIEW_BROKER_STATS_DATA (315), and Rucola's GET_DIAGNOSIS (20010).
+(305), VIEW_BROKER_STATS_DATA (315), and Rucola's GET_DIAGNOSIS (20010) and GET_PENDING_MESSAGES (20011).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from rucola import fastjson, settings
 from rucola.access import Action
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.diagnosis import DiagnosisService
+from rucola.broker.services.pending import PendingService
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
@@ -28,11 +29,16 @@ class ConfigVersionHeader(Header, kw_only=True):
 
 class RuntimeAdapter:
     def __init__(
-        self, configuration: ConfigurationService, info: RuntimeInfoService, diagnosis: DiagnosisService
+        self,
+        configuration: ConfigurationService,
+        info: RuntimeInfoService,
+        diagnosis: DiagnosisService,
+        pending: PendingService,
     ) -> None:
         self._configuration = configuration
         self._info = info
         self._diagnosis = diagnosis
+        self._pending = pending
 
     def endpoints(self) -> Endpoints:
         statistic = ViewBrokerStatsDataRequestHeader
@@ -41,12 +47,16 @@ class RuntimeAdapter:
             Endpoint(RequestCode.GET_BROKER_CONFIG, Action.QUERY, self.get_config),
             Endpoint(RequestCode.GET_BROKER_RUNTIME_INFO, Action.QUERY, self.figures),
             Endpoint(RequestCode.GET_DIAGNOSIS, Action.QUERY, self.diagnosis),
+            Endpoint(RequestCode.GET_PENDING_MESSAGES, Action.QUERY, self.pending),
             Endpoint(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, Action.QUERY, self.system_topics),
             Endpoint(RequestCode.VIEW_BROKER_STATS_DATA, Action.QUERY, self.statistic, statistic),
         )
 
     async def diagnosis(self, request: Request[None]) -> Answer:
         return request.success(body=await self._diagnosis.findings())
+
+    async def pending(self, request: Request[None]) -> Answer:
+        return request.success(body=await self._pending.pending())
 
     async def update_config(self, request: Request[None]) -> Answer:
         await self._configuration.update(request.caller, request.command.body)

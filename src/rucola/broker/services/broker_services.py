@@ -20,6 +20,7 @@ from rucola.broker.services.fetch import FetchService
 from rucola.broker.services.groups import GroupService
 from rucola.broker.services.locks import LockService
 from rucola.broker.services.offsets import OffsetService
+from rucola.broker.services.pending import PendingService
 from rucola.broker.services.pop import PopService
 from rucola.broker.services.publish import PublishService
 from rucola.broker.services.query import QueryService
@@ -68,6 +69,7 @@ class BrokerServices:
         self.inspection = InspectionService(state, consumer_calls, late.read)
         self.configuration = ConfigurationService(state, config_file, topics_registered)
         self.runtime_info = RuntimeInfoService(state)
+        self.pending = PendingService(state)
         self.diagnosis = DiagnosisService(state.store, state.topics)
         self.cleanup = CleanupService(state)
         self.access = access

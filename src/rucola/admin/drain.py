@@ -1,0 +1,229 @@
+"""DrainAdmin: empties a broker before it is removed, and moves topics and groups to another broker.
+
+Sends are stopped at the name servers, as by `wipeWritePerm`: clients learn it with their next route, within
+CLIENT_ROUTE_S. What is stored is then consumed and delivered as ever; nothing is copied. Name servers that restart, and
+brokers that register a changed topic, permit sends again, so each WIPE_INTERVAL_S they are stopped again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rucola.admin.brokers import BrokerAdmin
+from rucola.admin.cluster import ClusterAdmin
+from rucola.admin.groups import GroupAdmin
+from rucola.admin.name_servers import NameServerAdmin
+from rucola.admin.offsets import OffsetAdmin
+from rucola.admin.requests import masters_of
+from rucola.admin.topics import TopicAdmin
+from rucola.domain.pending import Backlog, PendingMessages
+from rucola.domain.queue import MessageQueue
+from rucola.domain.topic import PERM_READ, PERM_WRITE
+from rucola.errors import ConfigError, RemotingError
+from rucola.message.topics import is_system_topic, retry_topic
+
+CLIENT_ROUTE_S: Final = 30.0
+"""Interval in which clients ask for routes: pollNameServerInterval, of Apache's clients and Rucola's."""
+WIPE_INTERVAL_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class DrainState:
+    """What waits on a broker."""
+
+    pending: PendingMessages = field(default_factory=PendingMessages)
+    remaining_s: float | None = None
+    """Estimate of the time until nothing waits; None if the backlog does not shrink, or somebody must act."""
+    settling_s: float = 0.0
+    """Time for which clients may send by an old route."""
+    error: str = ""
+    """Why the broker or the name servers did not answer; empty if they did."""
+
+    @property
+    def is_drained(self) -> bool:
+        return not (self.error or self.pending.total or self.settling_s)
+
+
+class MovedGroup(NamedTuple):
+    backlogs: list[Backlog]
+    delayed: int
+    """Delayed messages on the source, some of which may be retries of the group."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.backlogs and not self.delayed
+
+
+class DrainAdmin:
+    def __init__(
+        self,
+        cluster: ClusterAdmin,
+        brokers: BrokerAdmin,
+        name_servers: NameServerAdmin,
+        topics: TopicAdmin,
+        groups: GroupAdmin,
+        offsets: OffsetAdmin,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._brokers = brokers
+        self._name_servers = name_servers
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clock_s = clock_s
+
+    async def only_on(self, broker_name: str) -> list[str]:
+        """Return the topics that no other broker accepts messages of, sorted. ConfigError for an unknown broker."""
+        address = await self._cluster.master_address(broker_name)
+        masters = masters_of((await self._cluster.info()).broker_addr_table.values())
+        elsewhere = {
+            topic
+            for name, other in masters.items()
+            if name != broker_name
+            for topic, config in (await self._topics.configs(other)).items()
+            if config.perm & PERM_WRITE
+        }
+        own = await self._topics.configs(address)
+        return sorted(
+            topic
+            for topic, config in own.items()
+            if config.perm & PERM_WRITE and topic not in elsewhere and not topic.startswith("%")
+            and not is_system_topic(topic) and topic != broker_name
+        )  # fmt: skip
+
+    async def drain(
+        self, broker_name: str, *, interval_s: float = 5.0, route_s: float = CLIENT_ROUTE_S
+    ) -> AsyncGenerator[DrainState, None]:
+        """Stop sends to a broker, and yield what waits, every `interval_s`, until that is nothing.
+
+        That counts from `route_s` on, when no client sends by an old route. Sends stay stopped if the generator is
+        closed early; another call goes on. Errors of the first round are raised, later ones are yielded. ConfigError
+        for an unknown broker.
+        """
+        begin_s = self._clock_s()
+        wiped_s: float | None = None
+        begin_total: int | None = None
+        while True:
+            state = DrainState()
+            try:
+                if wiped_s is None or self._clock_s() >= wiped_s + WIPE_INTERVAL_S:
+                    address = await self._cluster.master_address(broker_name)
+                    await self._name_servers.wipe_write_permission(broker_name)
+                    wiped_s = self._clock_s()
+                state.pending = await self._brokers.pending(address)
+            except (RemotingError, ConfigError) as error:
+                if begin_total is None:
+                    raise
+                state.error = str(error)
+            now_s = self._clock_s()
+            state.settling_s = max(0.0, begin_s + route_s - now_s)
+            if begin_total is None:
+                begin_total, begin_s = state.pending.backlog_total, now_s
+                state.settling_s = route_s
+            state.remaining_s = _remaining_s(state, begin_total, now_s - begin_s)
+            yield state
+            if state.is_drained:
+                return
+            await asyncio.sleep(interval_s)
+
+    async def move_topic(
+        self, topic: str, source: str, destination: str, *, interval_s: float = 5.0, route_s: float = CLIENT_ROUTE_S
+    ) -> AsyncGenerator[int, None]:
+        """Let another broker accept the messages of a topic, and yield how many of the old ones are not consumed.
+
+        1. The destination gets the topic with the same number of queues, which accept messages and cannot be read yet;
+           each group begins there at the first message that arrives.
+        2. The source accepts none any more.
+        3. When the groups have consumed what the source has, the queues of the destination can be read.
+
+        So a group gets the messages of a queue number in order. Another call goes on where one has ended early.
+        ConfigError if the brokers or the topic do not allow it.
+        """
+        addresses = [await self._cluster.master_address(name) for name in (source, destination)]
+        configs = [(await self._topics.configs(address)).get(topic) for address in addresses]
+        config, present = configs
+        if source == destination or config is None:
+            why = "source and destination are the same" if source == destination else f"{source} does not have it"
+            raise ConfigError(f"topic {topic} cannot be moved: {why}", subject=topic)
+        if present is not None and present.perm & PERM_READ and config.perm & PERM_WRITE:
+            raise ConfigError(
+                f"topic {topic} cannot be moved: {destination} has readable queues of it already, so that the order of "
+                "messages would be lost; updateTopicPerm takes the write permission on the source, and drain waits",
+                subject=topic,
+            )
+        if config.perm & PERM_WRITE:
+            config.perm = PERM_WRITE
+            await self._topics.create_or_update(addresses[1], config)
+            for group in await self._topics.consumer_groups_at(addresses[0], topic):
+                for queue, ends in (await self._topics.stats_at(addresses[1], topic)).items():
+                    await self._offsets.commit(addresses[1], group, queue, ends.max_offset)
+            order = await self._name_servers.order_conf(topic)
+            if source in order:
+                order[destination] = order.pop(source)
+                await self._name_servers.put_order_conf(topic, order)
+            config.perm = PERM_READ
+            await self._topics.create_or_update(addresses[0], config)
+        begin_s = self._clock_s()
+        while True:
+            pending = await self._brokers.pending(addresses[0])
+            waiting = sum(one.messages for one in pending.backlogs if one.topic == topic)
+            yield waiting
+            if not waiting and self._clock_s() >= begin_s + route_s:
+                break
+            await asyncio.sleep(interval_s)
+        config.perm = PERM_READ | PERM_WRITE
+        await self._topics.create_or_update(addresses[1], config)
+
+    async def move_group(self, group: str, source: str, destination: str) -> MovedGroup:
+        """Give another broker the settings and the retry topic of a group, and return what waits on the source.
+
+        If that is nothing, the group is deleted there. ConfigError if a topic with offsets of the group still
+        accepts messages there.
+        """
+        old, new = [await self._cluster.master_address(name) for name in (source, destination)]
+        config = (await self._groups.configs(old)).get(group)
+        if config is None:
+            raise ConfigError(f"group {group} cannot be moved: {source} does not have it", subject=group)
+        topics = await self._topics.configs(old)
+        consumed = {one.topic for one in await self._offsets.all(old) if one.group == group}
+        accepting = sorted(
+            topic
+            for topic in consumed & topics.keys()
+            if topics[topic].perm & PERM_WRITE and not topic.startswith("%") and not is_system_topic(topic)
+        )
+        if accepting:
+            raise ConfigError(
+                f"group {group} cannot be moved: it consumes {', '.join(accepting)}, which {source} accepts "
+                "messages of; moveTopic first",
+                subject=group,
+            )
+        await self._groups.create_or_update(new, config)
+        retry = retry_topic(group)
+        if retry in topics and retry not in await self._topics.configs(new):
+            await self._topics.create_or_update(new, topics[retry])
+            for queue_id in range(topics[retry].read_queue_nums):
+                await self._offsets.commit(new, group, MessageQueue(retry, destination, queue_id), 0)
+        pending = await self._brokers.pending(old)
+        moved = MovedGroup([one for one in pending.backlogs if one.group == group], pending.delayed.total)
+        if moved.is_complete:
+            await self._groups.delete(old, group)
+        return moved
+
+
+def _remaining_s(state: DrainState, begin_total: int, elapsed_s: float) -> float | None:
+    pending, now_ms = state.pending, time.time_ns() // 1_000_000
+    last_due_ms = max(pending.delayed.last_due_ms, pending.timed.last_due_ms, pending.half.last_due_ms)
+    parts_s = [state.settling_s, (last_due_ms - now_ms) / 1000]
+    if pending.dead_letter_total or state.error:
+        return None
+    if pending.backlog_total:
+        consumed = begin_total - pending.backlog_total
+        if consumed <= 0 or elapsed_s <= 0:
+            return None
+        parts_s.append(pending.backlog_total * elapsed_s / consumed)
+    return max(0.0, *parts_s)
