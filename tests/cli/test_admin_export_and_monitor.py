@@ -83,7 +83,7 @@ def test_an_unwritable_export_directory_is_an_error(cluster: GoldenCluster, tmp_
 
 
 def test_one_round_of_monitoring_prints_the_findings(cluster: GoldenCluster) -> None:
-    found = [json.loads(line) for line in cluster.done("startMonitoring --once --json").splitlines()]
+    found = [json.loads(line) for line in cluster.admin("startMonitoring --once --json").stdout.splitlines()]
     undone = {(one["group"], one["topic"]): one for one in found if one["event"] == "UNDONE"}
     of_group = undone["G_g_tag", "GA"]
     queues = cluster.json("consumerProgress -g G_g_tag -t GA")["queues"]
@@ -91,14 +91,19 @@ def test_one_round_of_monitoring_prints_the_findings(cluster: GoldenCluster) -> 
     assert of_group["delayMs"] > 0
     failed = {one["group"]: one["count"] for one in found if one["event"] == "FAILED"}
     assert failed == {group["group"]: group["waiting"] for group in cluster.json("dlqList") if group["waiting"]}
-    lines = cluster.done("startMonitoring --once").splitlines()
+    assert all(one["total"] for one in undone.values())
+    result = cluster.admin("startMonitoring --once")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
     assert any("[MONITOR] UNDONE   group=G_g_tag topic=GA total=41" in line for line in lines)
 
 
 def test_monitoring_reports_offset_moves(cluster: GoldenCluster) -> None:
     """The golden store has four such events; a check covers one interval."""
-    found = [json.loads(line) for line in cluster.done("startMonitoring --once --json -i 3000000000").splitlines()]
+    found = [
+        json.loads(line) for line in cluster.admin("startMonitoring --once --json -i 3000000000").stdout.splitlines()
+    ]
     deleted = [one for one in found if one["event"] == "DELETED"]
     assert len(deleted) == 4
     assert all(one["offsetNew"] != one["offsetRequest"] for one in deleted)
-    assert [one for one in cluster.done("startMonitoring --once -i 1").splitlines() if "DELETED" in one] == []
+    assert [one for one in cluster.admin("startMonitoring --once -i 1").stdout.splitlines() if "DELETED" in one] == []

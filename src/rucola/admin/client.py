@@ -14,6 +14,7 @@
     client.export         documents that describe a whole cluster
     client.monitor        problems of consumer groups
     client.doctor         messages that wait and are not consumed
+    client.health         what is wrong with a cluster, the most urgent first
     client.diagnosis      why a group is behind
     client.drain          a broker without messages; topics and groups on another broker
     client.roles          masters and slaves: their state, promotion, planned switchover
@@ -41,6 +42,7 @@ from rucola.admin.drain import DrainAdmin
 from rucola.admin.export import ExportAdmin
 from rucola.admin.group_diagnosis import GroupDiagnosis
 from rucola.admin.groups import GroupAdmin
+from rucola.admin.health import HealthAdmin
 from rucola.admin.message_track import MessageTracker
 from rucola.admin.messages import MessageAdmin
 from rucola.admin.monitor import MonitorAdmin
@@ -92,6 +94,7 @@ class AdminClient:
         self.doctor = DoctorAdmin(requests, self.cluster, self.topics, self.groups, self.offsets)
         self.diagnosis = GroupDiagnosis(self.cluster, self.brokers, self.topics, self.groups)
         self.drain = DrainAdmin(self.cluster, self.brokers, self.name_servers, self.topics, self.groups, self.offsets)
+        self.health = HealthAdmin(self.cluster, self.brokers, self.groups, self.roles, self.doctor, self.diagnosis)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

@@ -67,12 +67,15 @@ class DoctorAdmin:
         found = [*await self._own_findings(address), *await self._read_queues(address)]
         return [finding for finding in found if finding.fields.get("topic") == topic]
 
+    async def diagnosis(self, address: str) -> Diagnosis:
+        """Return what a broker finds in its state. BrokerError if it is Apache's."""
+        return decode_body(Diagnosis, (await self._requests.invoke(address, RequestCode.GET_DIAGNOSIS)).body)
+
     async def _own_findings(self, address: str) -> list[Finding]:
         try:
-            response = await self._requests.invoke(address, RequestCode.GET_DIAGNOSIS)
+            return (await self.diagnosis(address)).findings
         except BrokerError as error:
             return [Finding("NOT_DIAGNOSED", address, {"error": str(error)})]
-        return decode_body(Diagnosis, response.body).findings
 
     async def _read_queues(self, address: str) -> list[Finding]:
         found = []

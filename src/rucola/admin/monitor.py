@@ -49,6 +49,8 @@ class MonitorAdmin:
             longest[queue.topic] = max(longest[queue.topic], backlog)
         findings = []
         for topic, backlog in total.items():
+            if not backlog:
+                continue
             delays_ms = await self._groups.consume_delays(group, [topic])
             delay_ms = max(delays_ms.values(), default=0)
             details = {"topic": topic, "total": backlog, "singleQueue": longest[topic], "delayMs": delay_ms}

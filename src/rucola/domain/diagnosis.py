@@ -17,3 +17,9 @@ class Finding(msgspec.Struct, rename="camel"):
 
 class Diagnosis(msgspec.Struct, rename="camel"):
     findings: list[Finding] = msgspec.field(default_factory=list)
+    clock_ms: int = 0
+    """The broker's clock in milliseconds since 1970; 0 if its version does not say."""
+    certificate_expires_ms: int = 0
+    """End of the validity of its certificate; 0 without TLS."""
+    mappings_ratio: float = 0.0
+    """Used part of the descriptors and mappings that ConsumeQueues may have."""

@@ -23,12 +23,15 @@ from typing import Any, ClassVar, Final, TypeAlias
 from rucola import settings
 from rucola.errors import ConfigError
 from rucola.outages import Outages
+from rucola.remoting.certificate import expiry_ms
 from rucola.remoting.tls_config import ClientAuth, TlsConfig, TlsMode, read_tls_file
 from rucola.settings import Secret
 
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S: Final = 1.0
+EXPIRY_WARNING_MS: Final = 30 * 86_400_000
+"""Remaining validity of a certificate below which it is named in the log."""
 
 _CERTIFICATES: Final = "TLS certificates"
 
@@ -78,8 +81,11 @@ class ServerTls:
         self.mode = config.server_mode
         self.handshake_timeout_s = config.server_handshake_timeout / 1000
         self.max_pending_handshakes = config.server_max_pending_handshakes
+        self.expires_ms = 0
+        """The end of the certificate's validity in milliseconds since 1970; 0 if it cannot be read."""
+        self._config = config
         files = [config.server_cert_path, config.server_key_path, config.server_trust_cert_path]
-        self._followed = FollowedContext(lambda: _server_context(config), [path for path in files if path is not None])
+        self._followed = FollowedContext(self._build, [path for path in files if path is not None])
 
     @classmethod
     def of(cls, config: TlsConfig) -> ServerTls | None:
@@ -89,6 +95,23 @@ class ServerTls:
     @property
     def context(self) -> ssl.SSLContext:
         return self._followed.current()
+
+    def _build(self) -> ssl.SSLContext:
+        context, path, now_ms = _server_context(self._config), self._config.server_cert_path, time.time() * 1000
+        assert path is not None
+        try:
+            expires_ms = expiry_ms(path)
+        except (OSError, ValueError):
+            expires_ms = 0  # OpenSSL reads more forms, such as one with text before
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expires_ms / 1000))
+        if 0 < expires_ms <= now_ms:
+            if self.expires_ms > now_ms:
+                raise ConfigError(f"tls.server.certPath: the certificate in {path} expired at {when}", subject=path)
+            logger.error("the certificate in %s expired at %s: clients that verify it cannot connect", path, when)
+        elif 0 < expires_ms <= now_ms + EXPIRY_WARNING_MS:
+            logger.warning("the certificate in %s expires at %s: renew it, and send SIGHUP", path, when)
+        self.expires_ms = expires_ms
+        return context
 
     def reload(self) -> None:
         """Load the certificates again. On ConfigError the last good ones stay in use."""

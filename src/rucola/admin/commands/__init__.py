@@ -9,6 +9,7 @@ from rucola.admin.commands import (  # these fill the catalogue
     doctor,
     drain,
     groups,
+    health,
     messages,
     offsets,
     roles,
@@ -30,6 +31,6 @@ from rucola.admin.commands.command import (
 
 __all__ = [
     "CATALOGUE", "Argument", "Command", "Flag", "InvalidArguments", "Option", "Result", "Risk", "Target", "access",
-    "cluster", "contents", "dead_letters", "diagnosis", "doctor", "drain", "groups", "messages", "offsets", "roles",
-    "sending", "settings", "topics",
+    "cluster", "contents", "dead_letters", "diagnosis", "doctor", "drain", "groups", "health", "messages", "offsets",
+    "roles", "sending", "settings", "topics",
 ]  # fmt: skip

@@ -62,7 +62,8 @@ async def start_monitoring(
 ) -> AsyncIterator[Result]:
     """Check all consumer groups repeatedly until interrupted.
 
-    Prints one line per finding; with --json one JSON object per line.
+    Prints one line per finding; with --json one JSON object per line. With --once the exit code is 1 if anything is
+    found: `health` says more.
 
     \b
     Findings:
@@ -80,10 +81,13 @@ async def start_monitoring(
     since_ms = time.time_ns() // 1_000_000 - round(interval_s * 1000)
     while True:
         now_ms = time.time_ns() // 1_000_000
-        for one in await client.monitor.check_groups(since_ms):
+        found = await client.monitor.check_groups(since_ms)
+        for one in found:
             line = f"{time_text(now_ms)} [MONITOR] {one.reason:<8} group={one.subject} {_fields(one)}"
-            yield Result({"event": one.reason, "group": one.subject, **one.fields}, [line])
+            yield Result({"event": one.reason, "group": one.subject, **one.fields}, [line], is_failure=once)
         if once:
+            if not found:
+                yield Result(None, [f"{time_text(now_ms)} [MONITOR] nothing found"])
             return
         # The next round starts where this one did: findings of a time range are reported once, and none is missed.
         since_ms = now_ms

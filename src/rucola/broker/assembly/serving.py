@@ -94,6 +94,7 @@ class Serving:
             registration.wait_registered,
             registration.route,
             environment.config_file,
+            lambda: environment.tls.expires_ms if environment.tls is not None else 0,
         )
         sends = SendAdapter(self.services.publish, self.state)
         pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)

@@ -50,6 +50,7 @@ class BrokerServices:
         topics_registered: Callable[[], Awaitable[None]],
         route: Callable[[str], Awaitable[TopicRouteData | None]],
         config_file: Path | None,
+        certificate_expires_ms: Callable[[], int],
     ) -> None:
         self.publish = PublishService(state, durability, late.create, topics_registered)
         self.recall = RecallService(state, self.publish)
@@ -70,7 +71,7 @@ class BrokerServices:
         self.configuration = ConfigurationService(state, config_file, topics_registered)
         self.runtime_info = RuntimeInfoService(state)
         self.pending = PendingService(state)
-        self.diagnosis = DiagnosisService(state.store, state.topics)
+        self.diagnosis = DiagnosisService(state.store, state.topics, state.clock, certificate_expires_ms)
         self.cleanup = CleanupService(state)
         self.access = access
         self.roles = roles

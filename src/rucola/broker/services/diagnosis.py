@@ -11,7 +11,7 @@ start, and `rucola admin doctor` shows them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from rucola.broker.tables.topics import TopicConfigTable
 from rucola.domain.diagnosis import Diagnosis, Finding
@@ -25,9 +25,19 @@ TOPIC_MISSING = "TOPIC_MISSING"
 
 
 class DiagnosisService:
-    def __init__(self, store: MessageStore, topics: TopicConfigTable) -> None:
+    """`certificate_expires_ms` returns the end of the validity of the broker's certificate, 0 without TLS."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicConfigTable,
+        clock: Callable[[], int],
+        certificate_expires_ms: Callable[[], int],
+    ) -> None:
         self._store = store
         self._topics = topics
+        self._clock = clock
+        self._certificate_expires_ms = certificate_expires_ms
 
     async def log(self) -> None:
         """Log each finding as a warning; missing topics, which operators delete, as information."""
@@ -56,4 +66,5 @@ class DiagnosisService:
                 found.append(Finding(reason=QUEUE_NOT_READ, subject=f"{topic}:{queue_id}", fields=fields))
         for topic, count in missing.items():
             found.append(Finding(reason=TOPIC_MISSING, subject=topic, fields={"topic": topic, "messages": count}))
-        return Diagnosis(findings=found)
+        pool = self._store.mapping_pool
+        return Diagnosis(found, self._clock(), self._certificate_expires_ms(), pool.count / max(pool.limit, 1))
