@@ -20,6 +20,7 @@ from rucola.spark.lake import read_lake
 from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.writer import open_lake
 from rucola.spark.partition_tasks import partition_tasks, read_partitions
+from rucola.spark.session import LazySession
 from rucola.spark.source.batch_reader import plan
 from rucola.spark.source.batch_reader import read as read_partition
 from rucola.spark.source.options import parse_read_options
@@ -167,6 +168,16 @@ def test_messages_deleted_before_archiving_are_an_error(
     (small_store.path / "commitlog" / f"{0:020d}").unlink()
     with pytest.raises(StoreError):
         archive.run(spark, small_store.path, tmp_path / "lake")
+
+
+def test_a_run_without_spark_tells_how_much_of_the_log_is_archived(small_store: SmallStore, tmp_path: Path) -> None:
+    for _ in range(9):
+        small_store.put(body=bytes(3000))
+    told: list[tuple[int, int]] = []
+    session = LazySession("tests", use_spark=False)
+    result = archive.run(session, small_store.path, tmp_path / "lake", progress=lambda *each: told.append(each))
+    assert told == sorted(told)
+    assert told[-1] == (result.size, small_store.end)
 
 
 def test_an_empty_store_is_archived_as_nothing(tmp_path: Path) -> None:

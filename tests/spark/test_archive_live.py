@@ -91,11 +91,17 @@ async def test_a_run_opens_one_client_for_all_that_it_asks(tmp_path: Path, monke
     async with cluster(tmp_path) as running:
         broker = await running.start_broker("broker-a")
         await running.create_topic(broker, "T")
+        session, told = LazySession("tests", use_spark=False), list[tuple[int, int]]()
+
+        def progress(done: int, total: int) -> None:
+            told.append((done, total))
+
         for _ in range(2):
             await send(running, "T", 3)
-            session = LazySession("tests", use_spark=False)
-            result = await asyncio.to_thread(archive.run_live, session, running.namesrv, tmp_path / "lake")
-            assert result.rows == 3
+            result = await asyncio.to_thread(
+                archive.run_live, session, running.namesrv, tmp_path / "lake", progress=progress
+            )
+            assert (result.rows, told[-1]) == (3, (3, 3))
     assert [consumer.is_open for consumer in opened] == [False, False]
 
 

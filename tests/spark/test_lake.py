@@ -332,7 +332,9 @@ def test_a_lake_of_an_earlier_version_is_adopted_as_it_is(tmp_path: Path) -> Non
     content = {name: (tmp_path / name).read_bytes() for name in data_files(tmp_path)}
     with raises(StoreError, subject=str(tmp_path)):
         read_snapshot(tmp_path)
-    Archive(tmp_path).compact(min_files=9)
+    told: list[tuple[int, int]] = []
+    Archive(tmp_path).compact(min_files=9, progress=lambda *numbers: told.append(numbers))
+    assert told == [(number, 4) for number in range(4)]
     with open_lake(tmp_path) as lake:
         assert lake.progress()["a"] == ArchiveProgress(4, 3, "U3", {"T0": {"0": 3}})
         lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)})

@@ -186,13 +186,16 @@ class Archive:
         return lookup.stored_between(snapshot.storage, files, begin_ms, end_ms, _LIST_SIZE)
 
     @contextmanager
-    def open(self) -> Iterator[ArchiveWriter]:
+    def open(self, *, progress: Callable[[int, int], None] | None = None) -> Iterator[ArchiveWriter]:
         """Open the archive for appending: create it if needed, lock it, delete what a killed run has left.
+
+        `progress` is told how many files of an archive of an earlier version are part of its table, and their number.
 
         ConfigError if the directory cannot be an archive, LakeInUse if another run is writing, StoreError if other
         users can change it or it contains links, StoreCorrupt if any of its files is missing or truncated.
         """
-        with open_lake(self.path, self.catalog, progress_directory=self.progress_directory) as lake:
+        directory = self.progress_directory
+        with open_lake(self.path, self.catalog, progress_directory=directory, progress=progress) as lake:
             yield ArchiveWriter(lake)
 
     def compact(self, **options: Any) -> CompactionResult:

@@ -178,15 +178,15 @@ def archive(
 def _archive_live(session: LazySession, name_server: str, out: Path | Archive, **options: Any) -> ArchiveResult:
     from rucola.spark.jobs.archive import run_live
 
-    with show_tasks(session, f"archive {name_server}"):
-        return run_live(session, name_server, out, **options)
+    with show_tasks(session, f"archive {name_server}") as bar:
+        return run_live(session, name_server, out, progress=bar, **options)
 
 
 def _archive_store(session: LazySession, store: Path, out: Path | Archive, **options: Any) -> ArchiveResult:
     from rucola.spark.jobs.archive import run
 
-    with show_tasks(session, f"archive {store}"):
-        return run(session, store, out, **options)
+    with show_tasks(session, f"archive {store}") as bar:
+        return run(session, store, out, progress=bar, **options)
 
 
 def _compact_after(lake: Path | Archive) -> None:

@@ -13,6 +13,7 @@ from rucola.cli.output import progress_bar
 from rucola.spark.jobs.progress import report_tasks
 
 if TYPE_CHECKING:
+    from rucola.cli.output import ProgressBar
     from rucola.spark.session import LazySession
 
 __all__ = ["json_option", "master_option", "require_spark", "show_tasks", "skip_corrupt_option", "spark_option"]
@@ -38,11 +39,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 @contextmanager
-def show_tasks(session: LazySession, title: str) -> Iterator[None]:
-    """Show on a terminal that Spark starts, then the tasks of its active stages. The block must not print."""
+def show_tasks(session: LazySession, title: str) -> Iterator[ProgressBar | None]:
+    """Show on a terminal that Spark starts, then the tasks of its active stages. The block must not print.
+
+    Yields the bar, on which a job without Spark shows its progress; None without a terminal.
+    """
     with progress_bar(title) as progress:
         if progress is None:
-            yield
+            yield None
         else:
             with report_tasks(session, progress, progress.describe):
-                yield
+                yield progress

@@ -15,19 +15,23 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from rucola.errors import StoreError
 from rucola.files import local_path
 from rucola.spark.archive import Archive, ArchivedQueue, ArchiveProgress, ArchiveWriter, StagedMessages
 from rucola.spark.error_translation import translate_spark_errors
+from rucola.spark.jobs.progress import ProgressCallback
 from rucola.spark.partition_tasks import partition_tasks, read_partitions
 from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.source import batch_reader
+from rucola.spark.source.array_conversions import ints
 from rucola.spark.source.lake_source import is_archived_store
 from rucola.spark.source.log_boundaries import log_end
 from rucola.spark.source.options import ReadOptions, is_store, parse_read_options
@@ -133,16 +137,18 @@ def run(
     include_system_topics: bool = False,
     corrupt_records: str = "fail",
     fail_on_data_loss: bool = True,
+    progress: ProgressCallback | None = None,
 ) -> ArchiveResult:
     """Archive the new messages of a store directory, or on an error nothing.
 
-    For the options see `rucola.spark.source.options`. Raises StoreError if `store` is no store, is damaged, or is not
-    the store archived under this name before; ConfigError if the lake cannot be used.
+    For the options see `rucola.spark.source.options`. Without Spark, `progress` is told the bytes of the log that are
+    archived, and all of this run; before that, the files of a lake of an earlier version. Raises StoreError if `store`
+    is no store, is damaged, or is not the one archived under this name before; ConfigError if the lake cannot be used.
     """
     check_store(store)
     directory = local_path(store).absolute()
     name = broker_name or str(directory)
-    with Archive(lake).open() as target, StoreReader(directory) as reader:
+    with Archive(lake).open(progress=progress) as target, StoreReader(directory) as reader:
         known = _archived_progress(target, name, is_live=False)
         # Read the end before any message: later records belong to the next run.
         begin, end = _resume_offset(reader, known, name, target, fail_on_data_loss), log_end(reader)
@@ -159,16 +165,17 @@ def run(
             "failOnDataLoss": str(fail_on_data_loss).lower(),
         }
         read = parse_read_options(options)
-        added = _append(spark, target, read, batch_reader.plan(read), end - begin)
+        report = _reporter(progress, end - begin, lambda batch: int(ints(batch["storeSize"]).sum()))
+        added = _append(spark, target, read, batch_reader.plan(read), end - begin, report)
         # The range may consist of system topics: move the progress to `end` even if no message was appended.
         ends = {(queue.topic, queue.queue_id): queue.end_queue_offset for queue in added.queues}
-        progress = _with_recreated(known or ArchiveProgress(begin), added.queues)
-        progress = _advance(replace(progress, physical_offset=end), ends)
+        reached = _with_recreated(known or ArchiveProgress(begin), added.queues)
+        reached = _advance(replace(reached, physical_offset=end), ends)
         if added.last_physical_offset is not None:
             # The id of the last archived record lets the next run recognise the store (see _resume_offset).
             last = reader.record(added.last_physical_offset)
-            progress = replace(progress, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
-        return replace(result, queues=added.queues, **target.commit({name: progress})._asdict())
+            reached = replace(reached, last_physical_offset=last.physical_offset, last_msg_id=last.msg_id)
+        return replace(result, queues=added.queues, **target.commit({name: reached})._asdict())
 
 
 @translate_spark_errors()
@@ -181,12 +188,13 @@ def run_live(
     fail_on_data_loss: bool = True,
     fail_on_missing_broker: bool = True,
     required_brokers: Collection[str] = (),
+    progress: ProgressCallback | None = None,
 ) -> ArchiveResult:
     """Archive the new messages of all brokers registered at these name servers, or on an error nothing.
 
-    Raises StoreError if unarchived messages were deleted or a queue was recreated; RemotingError without name servers
-    or for a missing broker (required or archived before), which without `fail_on_missing_broker` is named in the
-    result.
+    Without Spark, `progress` is told how many messages are archived, and all of this run. Raises StoreError if
+    unarchived messages were deleted or a queue was recreated; RemotingError without name servers or for a missing
+    broker (required or archived before), which without `fail_on_missing_broker` is named in the result.
     """
     from rucola.spark.source.live_source import LiveSource  # imported here: archiving a store needs no client
 
@@ -200,13 +208,18 @@ def run_live(
     parsed = parse_read_options(chosen)
     with LiveSource(parsed) as source:
         refuse_missing(parsed, source.bounds(), _REMEDY)  # before opening the archive, which would create it
-        return _archive_live(spark, source, parsed, name_server, lake)
+        return _archive_live(spark, source, parsed, name_server, lake, progress)
 
 
 def _archive_live(
-    spark: AnySession, source: LiveSource, parsed: ReadOptions, name_server: str, lake: str | Path | Archive
+    spark: AnySession,
+    source: LiveSource,
+    parsed: ReadOptions,
+    name_server: str,
+    lake: str | Path | Archive,
+    progress: ProgressCallback | None,
 ) -> ArchiveResult:
-    with Archive(lake).open() as target:
+    with Archive(lake).open(progress=progress) as target:
         # Ask again under the lock: another run may have archived since, and the queues that the lake has have to be
         # looked up even if their brokers are no longer registered.
         archived_queues = _archived_queues(target).items()
@@ -225,9 +238,10 @@ def _archive_live(
         }
         last = source.store_times({queue: ranges[queue][1] - 1 for queue in chosen_queues.values()})
         # From here on the client is not used: its connections may be closed before a long run ends.
-        partitions = source.plan(dict(ranges.items()))
-        added = _append(spark, target, parsed, partitions, sum(map(_size, ranges.values())) * _MESSAGE_SIZE)
-        progress = {}
+        partitions, messages = source.plan(dict(ranges.items())), sum(map(_size, ranges.values()))
+        report = _reporter(progress, messages, len)
+        added = _append(spark, target, parsed, partitions, messages * _MESSAGE_SIZE, report)
+        reached = {}
         for name, archived in known.items():
             upto = {
                 (origin.topic, origin.queue_id): end
@@ -240,8 +254,8 @@ def _archive_live(
                 for queue, time_ms in last.items()
                 if queue.broker_name == name and time_ms is not None
             }
-            progress[name] = replace(advanced, messages={**advanced.messages, **seen})
-        return replace(result, queues=added.queues, **target.commit(progress)._asdict())
+            reached[name] = replace(advanced, messages={**advanced.messages, **seen})
+        return replace(result, queues=added.queues, **target.commit(reached)._asdict())
 
 
 def _archived_queues(lake: ArchiveWriter) -> dict[BrokerQueue, int]:
@@ -255,15 +269,42 @@ def _archived_queues(lake: ArchiveWriter) -> dict[BrokerQueue, int]:
 
 
 def _append(
-    spark: AnySession, lake: ArchiveWriter, read: ReadOptions, partitions: Sequence[InputPartition], size: int
+    spark: AnySession,
+    lake: ArchiveWriter,
+    read: ReadOptions,
+    partitions: Sequence[InputPartition],
+    size: int,
+    report: Callable[[pa.RecordBatch], None],
 ) -> StagedMessages:
-    """Append the messages of partitions, with Spark if `size`, in bytes, is large."""
+    """Append the messages of partitions, with Spark if `size`, in bytes, is large; otherwise `report` gets them."""
     names = tuple(COLUMNS)
     if runs_in_spark(spark, lambda: size):
         tasks = partition_tasks(resolve_session(spark), partitions)
         by_name = partial(batch_reader.read, options=read, names=names)
         return lake.append_in_spark(tasks, partial(read_partitions, by_name))
-    return lake.append(batch for each in partitions for batch in batch_reader.read(each, read, names))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for each in partitions:
+            for batch in batch_reader.read(each, read, names):
+                yield batch
+                report(batch)
+
+    return lake.append(batches())
+
+
+def _reporter(
+    progress: ProgressCallback | None, total: int, size_of: Callable[[pa.RecordBatch], int]
+) -> Callable[[pa.RecordBatch], None]:
+    """Return what counts batches that are archived, and tells `progress`."""
+    done = 0
+
+    def report(batch: pa.RecordBatch) -> None:
+        nonlocal done
+        if progress is not None:
+            done += size_of(batch)
+            progress(done, total)
+
+    return report
 
 
 def _archived_progress(lake: ArchiveWriter, name: str, *, is_live: bool) -> ArchiveProgress | None:

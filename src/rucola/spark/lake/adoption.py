@@ -9,7 +9,7 @@ The files become files of the tables as they are. A commit that was pending is d
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -38,9 +38,10 @@ class _Snapshot(msgspec.Struct):
     progress: Mapping[str, ArchiveProgress]
 
 
-def adopt(root: Path, tables: Tables) -> None:
+def adopt(root: Path, tables: Tables, progress: Callable[[int, int], None] | None = None) -> None:
     """Make the files of a lake of an earlier version those of its tables; nothing for another lake.
 
+    `progress` is told how many of the files with messages are looked at, and their number.
     Can be repeated after a crash. Raises StoreCorrupt if it is damaged.
     """
     own = root / METADATA_DIRECTORY
@@ -55,7 +56,11 @@ def adopt(root: Path, tables: Tables) -> None:
     if tables.keys.current_snapshot() is None:
         tables.commit(tables.keys, [tables.data_file(tables.keys, file.path, []) for file in snapshot.keys])
     if tables.messages.current_snapshot() is None:
-        rows = [tables.data_file(tables.messages, file.path, _partition(root, file)) for file in snapshot.rows]
+        rows = []
+        for number, file in enumerate(snapshot.rows):
+            if progress is not None:
+                progress(number, len(snapshot.rows))
+            rows.append(tables.data_file(tables.messages, file.path, _partition(root, file)))
         tables.commit(tables.messages, rows, progress=snapshot.progress)
     shutil.rmtree(own / "staging", ignore_errors=True)
     for name in ("pending.json", "snapshot.json.bak", "snapshot.json"):

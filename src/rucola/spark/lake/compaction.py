@@ -78,7 +78,7 @@ def run(
     StoreError if there is no lake, LakeInUse if another run is writing.
     """
     _check_exists(lake, catalog)
-    with open_lake(lake, catalog, progress_directory=progress_directory) as target:
+    with open_lake(lake, catalog, progress_directory=progress_directory, progress=progress) as target:
         before = target.snapshot()
         groups = merged_files(target.storage, small_files(before.rows, min_files))
         merged = [group for group in groups if len(group) > 1]

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -245,6 +245,7 @@ def open_lake(
     progress_directory: Path | None = None,
     checks_rows: bool = True,
     checks_keys: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[LakeWriter]:
     """Open a lake for writing: create it if needed, lock it, delete what dead runs have left.
 
@@ -252,6 +253,7 @@ def open_lake(
     directory cannot hold a lake or the catalog cannot be used, LakeInUse if another run is writing, StoreError if other
     users can change the directory or it contains links, StoreCorrupt if the lake is damaged: a missing file's messages
     must not count as archived. Without `checks_rows`, row files may be damaged, without `checks_keys` the key index.
+    `progress` is told how many files of a lake of an earlier version are adopted, and their number.
     """
     with (
         prepared(root) if catalog is None else nullcontext(root) as place,
@@ -259,7 +261,7 @@ def open_lake(
     ):
         assert tables is not None
         if tables.is_embedded and isinstance(tables.storage, Directory):
-            adopt(tables.storage.root, tables)
+            adopt(tables.storage.root, tables, progress)
             progress_directory = tables.storage.root
         copies = None if progress_directory is None else progress_directory / METADATA_DIRECTORY
         if copies is not None:
