@@ -129,7 +129,7 @@ def read_group(opened: pq.ParquetFile, group: int, topic: str, names: Sequence[s
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind) and column.type.tz is None:  # Spark writes UTC without a time zone
         column = column.cast(pa.int64())
-    return combined(column.cast(kind))
+    return combined(column if column.type == kind else column.cast(kind))
 
 
 def estimate_size(root: Path | Storage, files: Sequence[RowFile]) -> int:

@@ -10,6 +10,7 @@ A record has the fields of the original, its body and properties, and differs in
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -35,7 +36,7 @@ from rucola.spark.source.array_conversions import (
 )
 
 NAMES: Final = (
-    *("topic", "flag", "body", "properties", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "tags"),
+    *("flag", "body", "properties", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "tags"),
     *("commitLogOffset", "sysFlag", "bornHost", "storeHost", "reconsumeTimes", "preparedTransactionOffset"),
     *("bodyError", "bornTimestampRaw", "storeTimestampRaw"),
 )
@@ -45,15 +46,14 @@ MAX_PLAIN_SIZE: Final = 1 << 20
 """The size from which a body that was compressed is compressed again."""
 
 
-def _part(begin: str | None, end: str | None) -> np.dtype[np.void]:
-    """Return the fields of a record's head after `begin` and before `end`, whose hosts have either length here."""
-    names = list(HEAD.names or ())
-    chosen = names[0 if begin is None else names.index(begin) + 1 : None if end is None else names.index(end)]
-    return np.dtype([(name, HEAD[name]) for name in chosen])
+_HOSTS: Final = {"born_host": "bornHost", "store_host": "storeHost"}
 
 
-_BEFORE_BORN_HOST: Final = _part(None, "born_host")
-_BEFORE_BODY: Final = _part("store_host", None)
+@lru_cache
+def _head_with_hosts(born_size: int, store_size: int) -> np.dtype[np.void]:
+    """Return the fields before the body of a record whose hosts have these sizes."""
+    sizes = {"born_host": born_size, "store_host": store_size}
+    return np.dtype([(name, f"V{sizes[name]}" if name in sizes else HEAD[name]) for name in HEAD.names or ()])
 
 
 def tags_codes(rows: pa.RecordBatch) -> Array:
@@ -63,46 +63,48 @@ def tags_codes(rows: pa.RecordBatch) -> Array:
     return codes[np.where(bools(tags.indices.is_valid()), ints(tags.indices), len(codes) - 1)]
 
 
-def encode(rows: pa.RecordBatch) -> pa.BinaryArray:
-    """Return the record of each row."""
+def encode(rows: pa.RecordBatch, topic: str) -> pa.BinaryArray:
+    """Return the record of each row, all of one topic."""
+    hosts = {field: rows[name].dictionary_encode() for field, name in _HOSTS.items()}
+    encoded = {field: [*map(encode_host, each.dictionary.to_pylist())] for field, each in hosts.items()}
+    sizes = {field: np.array([*map(len, found)]) for field, found in encoded.items()}
+    if any(len({*each.tolist()}) > 1 for each in sizes.values()):  # some have IPv6
+        born, store = (sizes[field][ints(each.indices)] for field, each in hosts.items())
+        return _encode_apart(rows, topic, born + 100 * store)
+    head = np.empty(len(rows), _head_with_hosts(*(int(each[0]) for each in sizes.values())))
+    for field, each in hosts.items():
+        head[field] = np.frombuffer(b"".join(encoded[field]), head.dtype[field])[ints(each.indices)]
     sys_flags = ints(rows["sysFlag"]).copy()
     bodies = _bodies(rows, sys_flags)
-    sizes = ints(pc.binary_length(bodies))
     stored_properties = _properties(rows["properties"])
-    topics, born, store = (_fields(rows[name], kind) for name, kind in _KINDS.items())
-    after = [topics, binaries(ints(pc.binary_length(stored_properties)).astype(">i2")), stored_properties]
-    tail = np.empty(len(rows), _BEFORE_BODY)
-    tail["reconsume_times"] = ints(rows["reconsumeTimes"])
-    tail["prepared_transaction_offset"] = ints(rows["preparedTransactionOffset"])
-    tail["body_size"] = sizes
-    between = [born, binaries(times(rows, "storeTimestamp").astype(">i8")), store, binaries(tail), bodies]
-    head = np.empty(len(rows), _BEFORE_BORN_HOST)
+    topic_field = bytes((len(topic.encode()),)) + topic.encode()
+    after = np.empty(len(rows), [("topic", f"V{len(topic_field)}"), ("properties_size", ">i2")])
+    after["topic"] = np.void(topic_field)
+    after["properties_size"] = properties_sizes = ints(pc.binary_length(stored_properties))
+    head["body_size"] = body_sizes = ints(pc.binary_length(bodies))
+    head["size"] = head.itemsize + body_sizes + after.itemsize + properties_sizes
     head["magic"] = MESSAGE_MAGIC
-    head["size"] = _BEFORE_BORN_HOST.itemsize + sum(ints(pc.binary_length(each)) for each in (*between, *after))
     head["body_crc"] = _crcs(bodies)
     head["queue_id"], head["flag"] = ints(rows["queueId"]), ints(rows["flag"])
     head["queue_offset"], head["physical_offset"] = ints(rows["queueOffset"]), ints(rows["commitLogOffset"])
     head["sys_flag"] = sys_flags
-    head["born_timestamp"] = times(rows, "bornTimestamp")
-    return pc.binary_join_element_wise(binaries(head), *between, *after, _NOTHING)
+    head["born_timestamp"], head["store_timestamp"] = times(rows, "bornTimestamp"), times(rows, "storeTimestamp")
+    head["reconsume_times"] = ints(rows["reconsumeTimes"])
+    head["prepared_transaction_offset"] = ints(rows["preparedTransactionOffset"])
+    return pc.binary_join_element_wise(binaries(head), bodies, binaries(after), stored_properties, _NOTHING)
 
 
 _NOTHING: Final = strings([b""], pa.binary())[0]
+_NAME_VALUE: Final = scalar(NAME_VALUE_SEPARATOR)
+_PAIRS: Final = scalar(PROPERTY_SEPARATOR)
 
 
-def _topic_field(topic: str) -> bytes:
-    data = topic.encode()
-    return bytes((len(data),)) + data
-
-
-_KINDS: Final = {"topic": _topic_field, "bornHost": encode_host, "storeHost": encode_host}
-
-
-def _fields(column: pa.Array, encoded: object) -> pa.BinaryArray:
-    """Return a column in the encoding of its few distinct values."""
-    assert callable(encoded)
-    found = column.dictionary_encode()
-    return strings([encoded(value) for value in found.dictionary.to_pylist()], pa.binary()).take(found.indices)
+def _encode_apart(rows: pa.RecordBatch, topic: str, kinds: Array) -> pa.BinaryArray:
+    """Return the record of each row, those of each kind encoded for themselves."""
+    parts = [encode(rows.filter(mask(kinds == kind)), topic) for kind in np.unique(kinds)]
+    numbers = np.empty(len(rows), np.int64)
+    numbers[np.argsort(kinds, kind="stable")] = np.arange(len(rows))
+    return pa.concat_arrays(parts).take(arrow(numbers))
 
 
 def times(rows: pa.RecordBatch, name: str) -> Array:
@@ -126,11 +128,11 @@ def _bodies(rows: pa.RecordBatch, sys_flags: Array) -> pa.BinaryArray:
 
 
 def _properties(maps: pa.MapArray) -> pa.BinaryArray:
-    pairs = pc.binary_join_element_wise(maps.keys, maps.items, scalar(NAME_VALUE_SEPARATOR))
+    pairs = pc.binary_join_element_wise(maps.keys, maps.items, _NAME_VALUE)
     # `keys` and `items` begin with the first row of a slice, as `offsets` does not.
     offsets = ints(maps.offsets)
     lists = pa.ListArray.from_arrays(arrow(offsets - offsets[0]), pairs)
-    joined = pc.binary_join(lists, scalar(PROPERTY_SEPARATOR)).cast(pa.binary())
+    joined = pc.binary_join(lists, _PAIRS).cast(pa.binary())
     too_long = ints(pc.binary_length(joined)) > MAX_PROPERTIES_SIZE
     if not too_long.any():
         return joined

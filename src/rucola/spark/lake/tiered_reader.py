@@ -270,7 +270,7 @@ class QueueReader:
 
     def _encode(self, group: _Group) -> tuple[pa.BinaryArray, Array]:
         rows = self._columns(group, record_columns.NAMES)
-        return record_columns.encode(rows), record_columns.tags_codes(rows)
+        return record_columns.encode(rows, group.file.topic), record_columns.tags_codes(rows)
 
     # -- places --------------------------------------------------------------------------------------------------------
 
