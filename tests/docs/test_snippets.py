@@ -46,6 +46,7 @@ EXECUTED = {
     "docs/testing.md": "tests/testing/test_plugin.py",
     "docs/tutorials/first-message.md": "tests/docs/test_tutorials.py",
     "docs/tutorials/hung-consumer.md": "tests/docs/test_tutorials.py",
+    "docs/tutorials/opentelemetry.md": "tests/docs/test_tutorials.py",
     "docs/tutorials/pair.md": "tests/docs/test_tutorials.py",
     "docs/tutorials/rocketmq-5.md": "tests/e2e/test_rocketmq_v5_tutorial.py",
     "docs/tutorials/search.md": "tests/docs/test_tutorials.py",

@@ -19,7 +19,7 @@ READY = "rucola ready namesrv=127.0.0.1:9876 broker=127.0.0.1:10911 grpc=127.0.0
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "begin"),
-    [("first-message.md", "Start a name server"), ("search.md", "Send three orders")],
+    [("first-message.md", "Start a name server"), ("opentelemetry.md", "## Spans"), ("search.md", "Send three orders")],
 )
 def test_a_tutorial_works_as_written(page: str, begin: str, tmp_path: Path) -> None:
     """From the first command after the installation, which tests/test_readme.py follows."""
@@ -57,7 +57,9 @@ def test_the_pair_of_brokers_works_as_written(tmp_path: Path) -> None:
 
 def test_every_tutorial_is_tested() -> None:
     tutorials = {path.name for path in (REPOSITORY / "docs" / "tutorials").glob("*.md")}
-    assert tutorials == {"first-message.md", "hung-consumer.md", "search.md", "pair.md", "rocketmq-5.md"}
+    assert tutorials == {
+        "first-message.md", "hung-consumer.md", "opentelemetry.md", "search.md", "pair.md", "rocketmq-5.md",
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeAlias
 
 from rucola.client.daemon_threads import DaemonThreads
@@ -47,8 +49,8 @@ def start_in_thread(
 ) -> asyncio.Future[None]:
     """Call a function in a thread with each of the `arguments`, which the thread removes, as may the caller.
 
-    The thread appends each outcome when the call returns. RuntimeError if no thread accepts the calls, which are then
-    never made.
+    The calls see the context variables of the caller. The thread appends each outcome when the call returns.
+    RuntimeError if no thread accepts the calls, which are then never made.
     """
 
     def call_all() -> None:
@@ -63,7 +65,7 @@ def start_in_thread(
             except BaseException as error:
                 outcomes.append((None, error))
 
-    return asyncio.wrap_future(threads.submit(call_all))
+    return asyncio.wrap_future(threads.submit(partial(copy_context().run, call_all)))
 
 
 async def outcome_of(outcome: Outcome) -> Any:

@@ -41,7 +41,10 @@ class CompletedSend(msgspec.Struct, frozen=True):
 
 
 class SendTrace(Protocol):
-    """Receives the completed sends and transactions of a producer, see `rucola.client.trace`."""
+    """Receives the completed sends and transactions of a producer, see `rucola.client.trace`.
+
+    A method `instrument`, if there is one, gets the producer when it is made, see `rucola.client.otel`.
+    """
 
     def send_completed(self, send: CompletedSend) -> None:
         """Called after a request whose messages were stored."""

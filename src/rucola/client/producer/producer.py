@@ -81,6 +81,8 @@ class Producer(GroupClient, Generic[V]):
         self._accumulator = Accumulator(self._sender, self.options, self._build)
         self._topics_of_requests: set[str] = set()
         """Topics whose brokers have this client's heartbeat, so that they can push replies."""
+        if (instrument := getattr(self.options.trace, "instrument", None)) is not None:
+            instrument(self)
 
     async def _join(self) -> None:
         self._sender.in_flight.open()
