@@ -5,6 +5,8 @@ The directive `settings` shows a dataclass of settings, one table per section:
     ```{settings} rucola.broker.config.BrokerConfig
     ```
 
+and `columns` the columns of a table in a database, `values` a dictionary.
+
 Docstrings of the package mark code by single backticks and indent examples and tables. `to_rest` converts both to
 reStructuredText for autodoc.
 """
@@ -24,8 +26,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from sqlalchemy.dialects import postgresql
 
 from rucola import settings
+from rucola.reliable import Tables
 
 _CODE = re.compile(r"(?<![`:\\])`([^`]+)`(?!`)")
 
@@ -83,6 +87,20 @@ class SettingsTables(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class ColumnsList(SphinxDirective):
+    """The columns of the table of `rucola.reliable` that the argument names."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for column in getattr(Tables(), self.arguments[0]).columns:
+            kind = column.type.compile(dialect=postgresql.dialect()).lower()
+            rest = ", primary key" * column.primary_key or ", may be NULL" * bool(column.nullable)
+            lines += [f"`{column.name}`", f": {column.doc}. *{kind}{rest}*", ""]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
 class ValuesTable(SphinxDirective):
     """The keys and values of the dictionary that the argument names."""
 
@@ -134,5 +152,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive and the conversion of docstrings."""
     app.add_directive("settings", SettingsTables)
     app.add_directive("values", ValuesTable)
+    app.add_directive("columns", ColumnsList)
     app.connect("autodoc-process-docstring", _convert_docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -121,3 +121,11 @@ async def test_a_write_of_offsets_that_failed_is_repeated(tmp_path: Path) -> Non
     (tmp_path / "config").unlink()
     slices.run(table.snapshot_steps())()
     assert "T@g" in (tmp_path / "config" / "consumerOffset.json").read_text()
+
+
+def test_the_file_lists_queues_by_id_as_apaches_does(tmp_path: Path) -> None:
+    table = ConsumerOffsetTable(tmp_path / "consumerOffset.json")
+    for queue_id in (3, 0, 10, 2):
+        table.commit("g", "T", queue_id, 1)
+    slices.run(table.snapshot_steps())()
+    assert list(read_config(tmp_path / "consumerOffset.json")["offsetTable"]["T@g"]) == [0, 2, 3, 10]

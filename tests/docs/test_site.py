@@ -15,6 +15,7 @@ from rucola.broker.config import BrokerConfig
 from rucola.cli.main import main
 from rucola.namesrv.config import NamesrvConfig
 from rucola.protocol.codes import ResponseCode
+from rucola.reliable import Tables
 from rucola.store.config import StoreConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -81,6 +82,17 @@ def test_every_response_code_is_explained() -> None:
         for name in re.findall(r"ResponseCode\.([A-Z_]+)\b", path.read_text(encoding="utf-8"))
     }
     assert used == used_here.keys()
+
+
+@pytest.mark.slow
+def test_every_column_of_the_reliability_tables_is_in_the_reference(site: Path) -> None:
+    page = (site / "reference" / "reliable.html").read_text(encoding="utf-8")
+    for table in Tables().metadata.sorted_tables:
+        _, _, rest = page.partition(f'id="{table.name.replace("_", "-")}"')
+        section = rest.partition("<section")[0]
+        for column in table.columns:
+            assert f">{column.name}</span>" in section, (table.name, column.name)
+            assert column.doc, (table.name, column.name)
 
 
 @pytest.mark.slow

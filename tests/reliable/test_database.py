@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool, QueuePool
 
-from rucola.reliable.database import BlockingDatabase, Database
+from rucola.reliable.database import IDLE_TIMEOUT_S, BlockingDatabase, Database, engine_of
 from support.databases import OutboxDatabase
 
 ID = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT connection_id()"}
@@ -66,3 +66,15 @@ def _taken(engine: Engine | AsyncEngine) -> int:
     """Return the number of connections that the pool lacks."""
     assert isinstance(engine.pool, QueuePool)
     return engine.pool.checkedout()
+
+
+def test_mariadb_ends_transactions_whose_client_is_away_by_a_setting_that_mysql_ignores(
+    new_db: Callable[[str, str], OutboxDatabase],
+) -> None:
+    """MySQL, which does not know the setting, takes `/*M! ... */` for a comment."""
+    engine = engine_of(new_db("mariadb", "").url)
+    assert isinstance(engine, Engine)
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT @@SESSION.idle_transaction_timeout, @rucola")).one()
+    engine.dispose()
+    assert tuple(found) == (IDLE_TIMEOUT_S, 1)

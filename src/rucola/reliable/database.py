@@ -172,7 +172,9 @@ def engine_of(url: str | URL) -> Engine | AsyncEngine:
         parsed = make_url(url)
         options: dict[str, Any] = {}
         if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
-            options["connect_args"] = {"init_command": f"SET SESSION idle_transaction_timeout = {IDLE_TIMEOUT_S}"}
+            # MySQL has no such setting, and ignores MariaDB's comments.
+            limit = f"SET @rucola = 1 /*M!100300 , SESSION idle_transaction_timeout = {IDLE_TIMEOUT_S} */"
+            options["connect_args"] = {"init_command": limit}
         if parsed.get_dialect().is_async:
             return create_async_engine(parsed, **options)
         return create_engine(parsed, **options)

@@ -22,7 +22,7 @@ DATABASES: Final = {
     "sqlite": (3, 35),  # INSERT ... RETURNING
     "postgresql": (12,),
     "mariadb": (10, 6),  # SKIP LOCKED, JSON_TABLE
-    "mysql": (10, 6),
+    "mysql": (8, 0, 16),  # as MariaDB; untested
 }
 
 
@@ -148,10 +148,11 @@ def _parts(version: str) -> tuple[int, int]:
 
 def _check_server(connection: Connection) -> None:
     dialect = connection.dialect
-    least = DATABASES.get(dialect.name)
-    if least is None or (dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False)):
-        raise ReliableError(f"{dialect.name} is not supported: use SQLite, PostgreSQL or MariaDB")
+    name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+    least = DATABASES.get(name)
+    if least is None:
+        raise ReliableError(f"{name} is not supported: use SQLite, PostgreSQL, MariaDB or MySQL 8")
     version = dialect.server_version_info or ()
     if version < least:
         shown, wanted = ".".join(map(str, version)), ".".join(map(str, least))
-        raise ReliableError(f"{dialect.name} {shown} is too old: version {wanted} or newer is needed")
+        raise ReliableError(f"{name} {shown} is too old: version {wanted} or newer is needed")

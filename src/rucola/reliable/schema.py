@@ -78,7 +78,7 @@ class now_ms(FunctionElement[int]):  # noqa: N801 (a SQL function)
 
 @compiles(now_ms)
 def _now_ms(element: now_ms, compiler: Any, **options: Any) -> str:
-    raise ReliableError(f"{compiler.dialect.name} is not supported: use SQLite, PostgreSQL or MariaDB")
+    raise ReliableError(f"{compiler.dialect.name} is not supported: use SQLite, PostgreSQL, MariaDB or MySQL 8")
 
 
 @compiles(now_ms, "sqlite")
@@ -112,46 +112,53 @@ class Tables:
         self.receipt = Table(
             f"{prefix}receipt",
             self.metadata,
-            Column("message_id", String(MAX_ID_LENGTH), primary_key=True),
-            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True),
-            Column("broker", String(MAX_KEY_LENGTH)),
-            Column("queue_id", Integer),
-            Column("queue_offset", BigInteger),
-            Column("received_at", BigInteger, nullable=False),
-            Column("owner", String(MAX_ID_LENGTH)),
-            Column("lease_until", BigInteger, nullable=False, server_default="0"),
+            Column("message_id", String(MAX_ID_LENGTH), primary_key=True, doc="the message's unique key"),
+            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True, doc="the group that received it"),
+            Column("broker", String(MAX_KEY_LENGTH), doc="the broker of its first delivery; NULL for a retry"),
+            Column("queue_id", Integer, doc="its queue"),
+            Column("queue_offset", BigInteger, doc="its offset"),
+            Column("received_at", BigInteger, nullable=False, doc="when it was received first"),
+            Column("owner", String(MAX_ID_LENGTH), doc="the worker that has claimed it"),
+            Column("lease_until", BigInteger, nullable=False, server_default="0", doc="until when"),
             Index(f"{prefix}receipt_received", "received_at"),
             **_MARIADB,
         )
         self.done = Table(
             f"{prefix}done",
             self.metadata,
-            Column("message_id", String(MAX_ID_LENGTH), primary_key=True),
-            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True),
-            Column("done_at", BigInteger, nullable=False),
+            Column("message_id", String(MAX_ID_LENGTH), primary_key=True, doc="the message's unique key"),
+            Column(
+                "consumer_group", String(MAX_KEY_LENGTH), primary_key=True, doc="the group whose effect is committed"
+            ),
+            Column("done_at", BigInteger, nullable=False, doc="when it was committed"),
             Index(f"{prefix}done_at", "done_at"),
             **_MARIADB,
         )
         self.lane = Table(
             f"{prefix}lane",
             self.metadata,
-            Column("lane", SmallInteger, primary_key=True, autoincrement=False),
-            Column("owner", String(MAX_ID_LENGTH)),
-            Column("lease_until", BigInteger, nullable=False, server_default="0"),
+            Column("lane", SmallInteger, primary_key=True, autoincrement=False, doc="the number of the lane"),
+            Column("owner", String(MAX_ID_LENGTH), doc="the relay that sends its messages"),
+            Column("lease_until", BigInteger, nullable=False, server_default="0", doc="until when"),
             **_MARIADB,
         )
         self.ledger = Table(
             f"{prefix}ledger",
             self.metadata,
-            Column("consumer_group", String(MAX_KEY_LENGTH), primary_key=True),  # empty in the row of this database
-            Column("database_id", String(32), primary_key=True),
+            Column(
+                "consumer_group",
+                String(MAX_KEY_LENGTH),
+                primary_key=True,
+                doc="a group whose stubs are in another database; empty for this database",
+            ),
+            Column("database_id", String(32), primary_key=True, doc="the id of that database, or this one"),
             **_MARIADB,
         )
         self.relay = Table(
             f"{prefix}relay",
             self.metadata,
-            Column("owner", String(MAX_ID_LENGTH), primary_key=True),
-            Column("seen_until", BigInteger, nullable=False),
+            Column("owner", String(MAX_ID_LENGTH), primary_key=True, doc="the name of the relay"),
+            Column("seen_until", BigInteger, nullable=False, doc="until when it counts as alive"),
             **_MARIADB,
         )
 
@@ -179,31 +186,31 @@ _MARIADB: Final[dict[str, Any]] = {
 
 def _stub_columns() -> list[Column[Any]]:
     return [
-        Column("seq", _SEQ, primary_key=True, autoincrement=True),
-        Column("message_id", String(MAX_ID_LENGTH), nullable=False),
-        Column("topic", String(127), nullable=False),
-        Column("tags", _TEXT),
-        Column("keys", _TEXT),
-        Column("properties", _TEXT, nullable=False),  # the other properties, a JSON object
-        Column("flag", Integer, nullable=False, server_default="0"),
-        Column("body", _BYTES, nullable=False),
-        Column("shard_key", String(MAX_KEY_LENGTH)),
-        Column("lane", SmallInteger, nullable=False),
-        Column("delay_ms", BigInteger, nullable=False, server_default="0"),  # from created_at to the first send
-        Column("status", String(9), nullable=False),
-        Column("awaiting", _TEXT, nullable=False),
-        Column("sends", Integer, nullable=False, server_default="0"),
-        Column("broker", String(MAX_KEY_LENGTH)),  # of the last send that was answered; NULL before
-        Column("queue_id", Integer),
-        Column("queue_offset", BigInteger),  # NULL if unknown
-        Column("dead_letters", Integer, nullable=False, server_default="0"),  # already reported by a DEAD state
-        Column("owner", String(MAX_ID_LENGTH)),
-        Column("lease_until", BigInteger, nullable=False, server_default="0"),
-        Column("due_at", BigInteger, default=now_ms()),
-        Column("created_at", BigInteger, nullable=False, default=now_ms()),
-        Column("confirmed_at", BigInteger),  # also the time of VOID
-        Column("error", _TEXT),  # why the last send failed
-        Column("reopened_at", BigInteger),  # of an operator's last resend or redrive; ages count from it
+        Column("seq", _SEQ, primary_key=True, autoincrement=True, doc="the order of adding; commits differ"),
+        Column("message_id", String(MAX_ID_LENGTH), nullable=False, doc="the UNIQ_KEY, and one of the KEYS"),
+        Column("topic", String(127), nullable=False, doc="the topic"),
+        Column("tags", _TEXT, doc="the tag"),
+        Column("keys", _TEXT, doc="the keys, separated by spaces"),
+        Column("properties", _TEXT, nullable=False, doc="the other properties, a JSON object"),
+        Column("flag", Integer, nullable=False, server_default="0", doc="the flag of the message"),
+        Column("body", _BYTES, nullable=False, doc="the body"),
+        Column("shard_key", String(MAX_KEY_LENGTH), doc="messages with the same key keep their order"),
+        Column("lane", SmallInteger, nullable=False, doc="the hash of the sharding key, or of the id"),
+        Column("delay_ms", BigInteger, nullable=False, server_default="0", doc="from created_at to the first send"),
+        Column("status", String(9), nullable=False, doc="NEW, SENT, CONFIRMED, VOID, MANUAL, STUCK or DEAD"),
+        Column("awaiting", _TEXT, nullable=False, doc="the groups that have not confirmed, as `,billing,stock,`"),
+        Column("sends", Integer, nullable=False, server_default="0", doc="how often it was sent"),
+        Column("broker", String(MAX_KEY_LENGTH), doc="the broker of the last send that was answered"),
+        Column("queue_id", Integer, doc="its queue"),
+        Column("queue_offset", BigInteger, doc="its offset; NULL if unknown"),
+        Column("dead_letters", Integer, nullable=False, server_default="0", doc="those that DEAD has reported"),
+        Column("owner", String(MAX_ID_LENGTH), doc="the relay that has claimed it"),
+        Column("lease_until", BigInteger, nullable=False, server_default="0", doc="until when"),
+        Column("due_at", BigInteger, default=now_ms(), doc="when a relay handles it next; NULL: never"),
+        Column("created_at", BigInteger, nullable=False, default=now_ms(), doc="when it was added"),
+        Column("confirmed_at", BigInteger, doc="when it became CONFIRMED or VOID"),
+        Column("error", _TEXT, doc="why the last send failed"),
+        Column("reopened_at", BigInteger, doc="the last resend or redrive by an operator; ages count from it"),
     ]
 
 

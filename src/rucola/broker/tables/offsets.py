@@ -251,7 +251,7 @@ class ConsumerOffsetTable:
         write = self._file.prepare_write(lambda: with_log_end(_document(table, self._file.path), log_end))
         for key in list(self._table):
             if (queues := self._table.get(key)) is not None:
-                table[key] = dict(queues)
+                table[key] = dict(sorted(queues.items()))  # as Apache writes them
             yield
         log_end = self._log_end
 
