@@ -16,8 +16,8 @@ producer and some members are clients of gRPC behind a proxy. At the end
   read, stuck consumer);
 - the logs of all brokers have the same bytes, and their stores are sound.
 
-Between two faults, while all members are in sync, every send is answered with SEND_OK; a machine that does too much has
-three tries.
+Between two faults, while all members are in sync, every send is answered with SEND_OK. On a machine that does too much
+this may take several tries, up to SETTLE_S; the reasons are printed.
 
 Prints the median and the worst failover time: from the fault to the first send that began after it and was stored,
 of producers that are connected to the brokers and through the proxy.
@@ -35,6 +35,7 @@ import signal
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import ge
@@ -57,7 +58,7 @@ ETCD_EACH = 5
 """In one of so many rounds etcd is away for a while first."""
 ETCD_AWAY_S = 6.0
 SEND_PAUSE_S = 0.005
-QUIET_TRIES = 3
+SHOWN_REFUSALS = 5
 QUIET_SENDS = 1000
 """Sends of all producers between two faults."""
 SETTLE_S = 300.0
@@ -76,6 +77,8 @@ class SoakResult:
     proxied: int = 0
     disturbed: int = 0
     """Periods without a fault in which sends were refused."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Why."""
     failovers_s: dict[str, list[float]] = field(default_factory=dict)
     proxied_failovers_s: dict[str, list[float]] = field(default_factory=dict)
 
@@ -86,6 +89,7 @@ class SoakResult:
             f"{self.popped} received by POP; {self.proxied} accepted through the proxy; "
             f"{self.disturbed} times refused without a fault"
         ]
+        lines += [f"{count:6} times {why}" for why, count in self.refusals.most_common(SHOWN_REFUSALS)]
         for way, failovers_s in ("", self.failovers_s), (" through the proxy", self.proxied_failovers_s):
             everything = [each for times in failovers_s.values() for each in times]
             for fault, times in {**failovers_s, "all": everything}.items():
@@ -170,11 +174,15 @@ class ElectedSoak:
 
         On a machine that does too much, etcd may not answer in time; then once more.
         """
-        for _ in range(QUIET_TRIES):
-            if not (refused := await self._refused_in_quiet()):
-                return
-            self.result.disturbed += 1
-        raise AssertionError(f"not acknowledged without a fault: {refused}")
+        loop, result = asyncio.get_running_loop(), self.result
+        end_s = loop.time() + SETTLE_S
+        while refused := await self._refused_in_quiet():
+            result.disturbed += 1
+            result.refusals.update(refused)
+            if self._shows_progress:
+                print(f"{len(refused)} sends refused without a fault, the first: {refused[0]}", flush=True)
+            if loop.time() > end_s:
+                raise AssertionError(f"not acknowledged without a fault: {result.refusals.most_common(SHOWN_REFUSALS)}")
 
     async def _refused_in_quiet(self) -> list[str]:
         """Wait until the group is complete, and let producers send without a pause; return what was refused."""
