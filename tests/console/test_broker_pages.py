@@ -66,7 +66,7 @@ async def test_settings_are_compared_and_changed_only_from_the_value_that_was_se
         assert "maxMessageSize" not in text, "it has the default everywhere"
         assert "maxMessageSize 4194304 4194304" in await console.text("/configuration?all=1&q=maxmess")
         addresses = await admin.cluster.masters("DefaultCluster")
-        page = await console.get("/configuration?all=1&q=maxMessageSize")
+        page = await console.get("/configuration?key=maxMessageSize")
         links = re.findall(r'href="(/run/updateBrokerConfig[^"]*)"', page.text)
         assert len(links) == 2
         path = next(one for one in links if addresses["broker-a"].replace(":", "%3A") in one).replace("&amp;", "&")

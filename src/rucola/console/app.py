@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from starlette.applications import Starlette
 from starlette.datastructures import URL
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -106,7 +107,8 @@ def application(console: Console) -> ASGIApp:
         for page in PAGES
     ]
     routes += [Route(path, _api(console, call), methods=methods) for path, call, methods in api.ROUTES]
-    routes.append(Mount("/static", StaticFiles(directory=DIRECTORY / "static")))
+    # Pages are not compressed: they have a secret, the token, beside what others write.
+    routes.append(Mount("/static", GZipMiddleware(StaticFiles(directory=DIRECTORY / "static"))))
     return Starlette(routes=routes, middleware=[Middleware(Guard, console)], exception_handlers={404: _not_found})
 
 

@@ -40,6 +40,8 @@ LANGUAGES: Final = {"en": "English", "zh": "中文"}
 THEMES: Final = "auto", "light", "dark"
 ROWS: Final = 50
 """Rows of a page of a list."""
+MOST_QUEUES: Final = 20
+"""Queues, and members, on the page of a topic or group; a command has all."""
 
 
 @cache
@@ -65,6 +67,11 @@ def time_element(time_ms: int | None) -> Markup:
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     iso = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{}</time>').format(iso, f"{moment:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def clock_element(time_ms: int) -> Markup:
+    """A time near now: hour and minute with JavaScript if it is today in the reader's zone."""
+    return Markup(str(time_element(time_ms)).replace("<time ", "<time data-clock ", 1))  # noqa: S704 - it is markup
 
 
 def number_text(value: float | None, digits: int = 0) -> str:
@@ -103,8 +110,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "time": time_element, "number": number_text, "duration": duration, "printable": printable,
-        "rate": lambda value: measure(value, "rate"), "percent": lambda value: measure(value, "percent"),
+        "time": time_element, "clock": clock_element, "number": number_text, "duration": duration,
+        "printable": printable, "rate": lambda value: measure(value, "rate"),
+        "percent": lambda value: measure(value, "percent"),
         "size": lambda value: measure(value, "size"), "measure": measure,
     }  # fmt: skip
     return environment
@@ -265,16 +273,19 @@ class Paging:
     """Pages."""
     total: int
     """Rows of all pages."""
+    size: int
+    """Rows of a page."""
 
     @classmethod
-    def of(cls, visit: Visit, total: int) -> Paging:
-        count = max(1, -(-total // ROWS))
+    def of(cls, visit: Visit, total: int, size: int = ROWS) -> Paging:
+        count = max(1, -(-total // size))
         given = visit.query.get("page", "1")
-        return cls(min(max(1, int(given)), count) if given.isdecimal() and len(given) < 10 else 1, count, total)
+        number = min(max(1, int(given)), count) if given.isdecimal() and len(given) < 10 else 1
+        return cls(number, count, total, size)
 
     @property
     def rows(self) -> slice:
-        return slice((self.number - 1) * ROWS, self.number * ROWS)
+        return slice((self.number - 1) * self.size, self.number * self.size)
 
 
 Answer: TypeAlias = Callable[[Visit], Awaitable[Response]]

@@ -8,11 +8,16 @@ from typing import Final
 from starlette.responses import Response
 
 from rucola.admin import version_text
+from rucola.console.collector import GroupConnections
 from rucola.console.visit import Paging, Visit, page
 from rucola.domain.client import ProducerInfo
+from rucola.domain.subscription import SubscriptionData
+from rucola.message.topics import RETRY_PREFIX
 
-MAX_MEMBERS: Final = 5
-"""Members of a group that the list shows; its page has all."""
+GROUPS: Final = 20
+"""Groups of a page."""
+MAX_MEMBERS: Final = 3
+"""Members and subscriptions of a group that the list shows; its page has all."""
 
 
 @dataclass(slots=True)
@@ -40,12 +45,18 @@ async def _consumers(visit: Visit, text: str) -> Response:
         if visit.may_view_group(name)
         and (text.lower() in name.lower() or (name in known and any(text in one for one in known[name].clients)))
     ]
-    paging = Paging.of(visit, len(found))
+    paging = Paging.of(visit, len(found), GROUPS)
     rows = found[paging.rows]
     return visit.render(
         "clients.html", kind="consumers", q=text, rows=rows, paging=paging, most=MAX_MEMBERS,
         connections=await collector.group_connections.get(rows), version_text=version_text,
+        own_subscriptions=_own_subscriptions,
     )  # fmt: skip
+
+
+def _own_subscriptions(found: GroupConnections) -> list[tuple[str, SubscriptionData]]:
+    """Return the subscriptions of a group by topic, without those of its retries."""
+    return [(topic, one) for topic, one in sorted(found.subscriptions.items()) if not topic.startswith(RETRY_PREFIX)]
 
 
 async def _producers(visit: Visit, text: str) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from rucola.console.visit import Visit, page
+from rucola.console.visit import Paging, Visit, page
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,23 @@ class Setting:
 @page("/configuration", navigation="Configuration")
 async def configuration(visit: Visit) -> Response:
     visit.require("getBrokerConfig")
-    text, shows_all = visit.query.get("q", "").strip(), visit.query.get("all") == "1"
+    text, key = visit.query.get("q", "").strip(), visit.query.get("key", "")
+    shows_all = visit.query.get("all") == "1" or bool(key)
     brokers = (await visit.console.collector.wait_first()).brokers
     collector = visit.console.collector
     tables, missing = await collector.of_brokers(collector.settings, brokers)
     defaults = visit.console.config.default_settings
-    keys = sorted({key for table in tables.values() for key in table}, key=str.lower)
-    rows = [
-        Setting(key, defaults.get(key), [tables.get(one.address, {}).get(key) for one in brokers])
-        for key in keys
-        if text.lower() in key.lower()
+    names = sorted({name for table in tables.values() for name in table}, key=str.lower)
+    found = [
+        Setting(name, defaults.get(name), [tables.get(one.address, {}).get(name) for one in brokers])
+        for name in names
+        if name == key or (not key and text.lower() in name.lower())
     ]
+    total, found = len(found), [one for one in found if shows_all or one.is_notable]
+    paging = Paging.of(visit, len(found))
     return visit.render(
-        "configuration.html", q=text, all=shows_all, brokers=brokers, missing=missing, total=len(rows),
-        rows=[one for one in rows if shows_all or one.is_notable], has_defaults=bool(defaults),
+        "configuration.html", q=text, key=key, all=shows_all, brokers=brokers, missing=missing, total=total,
+        rows=found[paging.rows], paging=paging, has_defaults=bool(defaults),
     )  # fmt: skip
 
 

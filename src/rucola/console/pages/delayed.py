@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from heapq import nsmallest
+from typing import Final
 
 from starlette.responses import Response
 
 from rucola.console.broker_state import Delayed
-from rucola.console.visit import ROWS, Visit, page
+from rucola.console.visit import Visit, page
 from rucola.message.topics import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+
+NEXT: Final = 25
+"""Messages that are listed, those of the next deliveries."""
 
 
 @page("/delayed", navigation="Delayed")
@@ -21,4 +25,4 @@ async def delayed(visit: Visit) -> Response:
     # Until the first message that is not looked at, the order is right.
     waiting: list[Delayed] = [one for of in found.values() for queue in of.delayed for one in queue.pending]
     by_broker = [(one, found[one.address]) for one in brokers if one.address in found]
-    return visit.render("delayed.html", by_broker=by_broker, missing=missing, next=nsmallest(ROWS, waiting))
+    return visit.render("delayed.html", by_broker=by_broker, missing=missing, next=nsmallest(NEXT, waiting))

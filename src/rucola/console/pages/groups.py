@@ -7,9 +7,9 @@ from typing import Final
 from starlette.responses import Response
 
 from rucola.admin.commands.diagnosis import REMEDIES, repair
-from rucola.console.charts import RANGES, chart, range_of
+from rucola.console.charts import Chart, charts_of
 from rucola.console.collector import GroupState
-from rucola.console.visit import Paging, Visit, page
+from rucola.console.visit import MOST_QUEUES, Paging, Visit, page
 from rucola.errors import ConfigError
 
 DIAGNOSIS_S: Final = 8.0
@@ -45,18 +45,18 @@ async def group(visit: Visit) -> Response:
     members = await collector.group_connections.get_one(name)
     delays = await collector.group_delays.get_one(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
-    range_, history = range_of(visit.query.get("range", "")), visit.console.history
-    all_charts = [
-        await chart(history, visit.text(title), unit, {visit.text(title): [f"{series} {name}"]}, range_)
+    wanted = [
+        Chart(visit.text(title), unit, {visit.text(title): [f"{series} {name}"]})
         for title, unit, series in (
             ("Backlog", "number", "backlog"),
             ("Waiting, at most", "seconds", "delay_s"),
             ("Consumed/s", "rate", "consumed_per_s"),
         )
     ]
+    charts = await charts_of(visit.console.history, visit.query.get("range", ""), wanted)
     return visit.render(
         "group.html", group=found, measured=measured, members=members, delays=delays, topics=topics,
-        all_charts=all_charts, ranges=RANGES, range=range_,
+        charts=charts, most_queues=MOST_QUEUES,
     )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from rucola.console.visit import Visit, page
 from rucola.errors import ConfigError, TopicNotFound
 
 HEARTBEAT_S: Final = 15.0
+FIRST_ROWS: Final = 30
+"""Rows of a page that has just been loaded."""
 STREAM_S: Final = 300.0
 """A connection ends after this time. The page connects again, so that its account is checked again."""
 
@@ -37,7 +39,7 @@ async def tail(visit: Visit) -> Response:
     async with visit.console.audit.recorded(visit.account.name, visit.peer, f"tail topic={name}"):
         found = await visit.console.tails.get(name)
         news = await found.news(0)
-    hits = [hit for _, hit in reversed(news.messages)]
+    hits = [hit for _, hit in reversed(news.messages)][:FIRST_ROWS]
     return visit.render("tail.html", tail=found, hits=hits, left_out=0, after=_event_id(found, news.number))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from rucola.console.charts import RANGES, chart, range_of
+from rucola.console.charts import Chart, charts_of
 from rucola.console.collector import KINDS
-from rucola.console.visit import Paging, Visit, page
+from rucola.console.visit import MOST_QUEUES, Paging, Visit, page
 from rucola.errors import TopicNotFound
 
 
@@ -47,10 +47,9 @@ async def topic(visit: Visit) -> Response:
     paging = Paging.of(visit, len(groups))
     groups = groups[paging.rows]
     progress = await collector.group_progress.get(groups)
-    range_ = range_of(visit.query.get("range", ""))
-    rates = {visit.text("Put/s"): [f"topic_puts_per_s {name}"]}
-    all_charts = [await chart(visit.console.history, visit.text("Messages per second"), "rate", rates, range_)]
+    rates = Chart(visit.text("Messages per second"), "rate", {visit.text("Put/s"): [f"topic_puts_per_s {name}"]})
+    charts = await charts_of(visit.console.history, visit.query.get("range", ""), [rates])
     return visit.render(
         "topic.html", topic=found, details=details, traffic=traffic, senders=senders, groups=groups, hidden=hidden,
-        progress=progress, paging=paging, all_charts=all_charts, ranges=RANGES, range=range_,
+        progress=progress, paging=paging, charts=charts, most_queues=MOST_QUEUES,
     )  # fmt: skip

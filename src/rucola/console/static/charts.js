@@ -22,21 +22,24 @@ function scaled(value, units) {
   return `${compact.format(value / size)} ${name}`;
 }
 
-function data(figure, period) {
-  const columns = [[]];
-  for (const row of figure.querySelectorAll("details tbody tr")) {
+function data(table, numbers, period) {
+  const columns = [[], ...numbers.map(() => [])];
+  for (const row of table.tBodies[0].rows) {
     const at = Date.parse(row.querySelector("time").dateTime) / 1000;
-    // A period without a value is a gap.
-    if (columns[0].length && at - columns[0].at(-1) > period * 1.5) columns.forEach((one, n) => one.push(n ? null : at - period));
+    // What was not measured in a period is spanned; several periods without anything are a gap.
+    if (columns[0].length && at - columns[0].at(-1) > period * 3.5) columns.forEach((one, n) => one.push(n ? null : at - period));
     columns[0].push(at);
-    [...row.querySelectorAll(".n")].forEach((cell, n) => (columns[n + 1] ||= []).push(cell.dataset.v ? Number(cell.dataset.v) : null));
+    numbers.forEach((number, n) => columns[n + 1].push(parsed(row.cells[number + 1].dataset.v)));
   }
   return columns;
 }
 
+const parsed = (text) => (text === undefined ? undefined : Number(text));
+
 function draw(box) {
-  const figure = box.parentElement;
-  const values = data(figure, Number(box.dataset.period));
+  const table = box.closest("section").querySelector("details table");
+  const numbers = box.dataset.columns.split(" ").map(Number);
+  const values = data(table, numbers, Number(box.dataset.period));
   const known = plots.get(box);
   if (known && known.series.length === values.length) return known.setData(values);
   const style = getComputedStyle(document.documentElement);
@@ -48,7 +51,8 @@ function draw(box) {
   const time = new Intl.DateTimeFormat(language, span > 3 * 86400 ? day : span > 86400 ? { ...day, ...minute } : minute);
   const full = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "short" });
   const axis = { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
-  const names = [...figure.querySelectorAll("details thead .n")].map((one) => one.textContent);
+  const heads = table.tHead.rows[0].cells;
+  const names = numbers.map((number) => heads[number + 1].textContent);
   const plot = new uPlot(
     {
       width: box.clientWidth,
@@ -60,14 +64,14 @@ function draw(box) {
         { ...axis, size: 62, incrs: STEPS[box.dataset.unit], values: (_, splits) => splits.map(unit) },
       ],
       series: [
-        { label: figure.querySelector("details thead th").textContent, value: (_, at) => (at === null ? "–" : full.format(new Date(at * 1000))) },
+        { label: heads[0].textContent, value: (_, at) => (at == null ? "–" : full.format(new Date(at * 1000))) },
         ...names.map((label, n) => ({
           label,
           stroke: color(`--series-${(n % 4) + 1}`),
           fill: n ? undefined : color("--series-fill"),
           width: 2,
           points: { show: values[0].length < 3 },
-          value: (_, value) => (value === null ? "–" : unit(value)),
+          value: (_, value) => (value == null ? "–" : unit(value)),
         })),
       ],
     },

@@ -2,11 +2,14 @@
 "use strict";
 
 const short = new Intl.DateTimeFormat(document.documentElement.lang, { dateStyle: "medium", timeStyle: "medium" });
+const clock = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit" });
+const today = (moment) => moment.toDateString() === new Date().toDateString();
 
 function improve(root) {
   for (const one of root.querySelectorAll("time[datetime]")) {
     one.title = one.dateTime;
-    one.textContent = short.format(new Date(one.dateTime));
+    const moment = new Date(one.dateTime);
+    one.textContent = ("clock" in one.dataset && today(moment) ? clock : short).format(moment);
   }
   for (const one of root.querySelectorAll("[data-copy]")) one.hidden = false;
 }
