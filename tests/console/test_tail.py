@@ -17,7 +17,7 @@ from rucola.console import tails
 from rucola.console.tails import FIRST_MESSAGES, KEPT, Tail
 from rucola.message import Message, MessageExt
 from support.browser import browser
-from support.console import Visitor, live_cluster, visitor
+from support.console import Visitor, live_cluster, text_of, visitor
 from support.waiting import until
 
 BODY = b"x" * 100_000
@@ -93,6 +93,26 @@ async def test_a_page_gets_what_comes_and_goes_on_where_it_was(tmp_path: Path) -
         assert [action for action, _ in looks[:-1]] == ["tail topic=Orders live"] * 2
         assert (await console.get("/tail?topic=none")).status_code == 404
         assert (await console.get("/tail/events?topic=none")).status_code == 404
+
+
+async def test_a_tail_hides_bodies_that_the_account_does_not_see(tmp_path: Path) -> None:
+    accounts, roles = tmp_path / "accounts.properties", tmp_path / "bodies.properties"
+    accounts.write_text("ann=- admin\nbob=- viewer\n")
+    roles.write_text("Orders=admin\n")
+    config = {"accounts": accounts, "body_roles": roles, "user_header": "X-User", "trusted_proxies": ("127.0.0.1",)}
+    async with live_cluster(tmp_path) as running, visitor(running.namesrv, **config) as console:
+        assert "order 39" in text_of(await console.get("/tail?topic=Orders", **{"x-user": "ann"}))
+        text = text_of(await console.get("/tail?topic=Orders", **{"x-user": "bob"}))
+        assert "order 39" not in text
+        assert "bodies of topic Orders take the role admin" in text
+        headers = {"x-user": "bob"}
+        async with (
+            console.http.stream("GET", console.url("/tail/events?topic=Orders"), headers=headers) as response,
+            aclosing(read_events(response.aiter_lines())) as events,
+        ):
+            _, rows = await anext(events)
+            assert rows.count("take the role admin") == rows.count("<tr>") > 0
+            assert "order" not in rows.replace("Orders", "")
 
 
 async def test_a_topic_that_nobody_watches_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

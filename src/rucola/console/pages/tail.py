@@ -12,7 +12,8 @@ from typing import Final
 from starlette.responses import Response, StreamingResponse
 
 from rucola.admin.commands.authorization import Forbidden
-from rucola.console.tails import Tail
+from rucola.console.scans import Hit
+from rucola.console.tails import News, Tail
 from rucola.console.visit import Visit, page
 from rucola.errors import ConfigError, TopicNotFound
 
@@ -39,7 +40,7 @@ async def tail(visit: Visit) -> Response:
     async with visit.console.audit.recorded(visit.account.name, visit.peer, f"tail topic={name}"):
         found = await visit.console.tails.get(name)
         news = await found.news(0)
-    hits = [hit for _, hit in reversed(news.messages)][:FIRST_ROWS]
+    hits = _hits(visit, news)[:FIRST_ROWS]
     return visit.render("tail.html", tail=found, hits=hits, left_out=0, after=_event_id(found, news.number))
 
 
@@ -65,13 +66,21 @@ async def _events(visit: Visit, tail: Tail, after: int) -> AsyncIterator[str]:
             while time.monotonic() < end_s and not tails.is_closed:
                 news = await tail.news(after, HEARTBEAT_S)
                 after = news.number
-                hits = [hit for _, hit in reversed(news.messages)]
+                hits = _hits(visit, news)
                 if not hits and not news.left_out:
                     yield ":\n\n"
                     continue
                 rows = visit.markup("tail_rows.html", hits=hits, left_out=news.left_out)
                 data = "".join(f"data: {line}\n" for line in rows.splitlines())
                 yield f"id: {_event_id(tail, after)}\n{data}\n"
+
+
+def _hits(visit: Visit, news: News) -> list[Hit]:
+    """The messages, newest first; for a body that the account does not see, the reason."""
+    return [
+        hit._replace(preview=why) if (why := visit.hides_body(hit.message)) else hit
+        for _, hit in reversed(news.messages)
+    ]
 
 
 def _event_id(tail: Tail, number: int) -> str:
