@@ -241,10 +241,16 @@ NAME_SERVER_REQUESTS = frozenset(
 """Requests to name servers; brokers answer all others."""
 
 
+OF_RUCOLA = range(20_001, 21_000)
+"""Rucola's own request codes; those above are of Apache RocketMQ 5."""
+
+
 def misdirected(code: int, address: str) -> str | None:
     """Return advice on an unsupported request that belongs to the other kind of server."""
     if code in NAME_SERVER_REQUESTS:
         return f"{address} is a broker, and {name_of(code)} is for name servers: give the address of one, port 9876"
+    if code in OF_RUCOLA:
+        return f"{name_of(code)} is a request to Rucola's brokers: {address} is another server, or of another version"
     if any(code == known for known in RequestCode):  # or it is a broker of a version without this request
         return f"{name_of(code)} is for brokers: is {address} a name server? `rucola admin clusterList` lists brokers"
     return None
