@@ -106,6 +106,9 @@ async def test_an_assistant_reads_the_cluster_and_bodies_are_recorded(tmp_path: 
         (entry,) = await one.audit.entries()
         assert (entry.account, entry.action) == ("mcp", "rucola admin queryMsgByKey -t Orders -k hostile")
 
+        found, failed = await one.call("diagnoseGroup", group="billing")
+        assert (found["result"]["findings"][0]["reason"], found["failed"], failed) == ("NO_CLIENT", True, False)
+
         for name, given, subject in (
             ("topicStatus", {}, {"argument": "topic"}),
             ("topicStatus", {"topic": "none"}, {"subject": "none"}),

@@ -187,7 +187,8 @@ class McpServer:
             return _content({"error": str(error), "argument": error.subject}, is_error=True)
         except MQError as error:
             return _content({"error": str(error), "subject": error.subject}, is_error=True)
-        return _content(value, is_error=bool(value.get("failed")))
+        # A command that reads fails if it has found something, which is no error of the tool.
+        return _content(value, is_error=bool(value.get("failed")) and one.risk is not Risk.READ)
 
     async def _run(self, id_: str | int, one: Command, given: Mapping[str, object], confirm: str) -> dict[str, Any]:
         arguments = parse(one, given)
