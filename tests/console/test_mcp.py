@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rucola.admin import AdminClient
 from rucola.admin.commands import CATALOGUE, Risk
 from rucola.admin.commands.arguments import is_local
@@ -181,6 +183,7 @@ async def test_what_is_asked_and_answered_is_bounded(tmp_path: Path) -> None:
         assert (await one.receive())["error"]["code"] == -32600
 
 
+@pytest.mark.slow
 def test_the_command_answers_lines_until_their_end(tmp_path: Path) -> None:
     ports = "--namesrv-port", "0", "--broker-port", "0"
     with server("standalone", "--store", tmp_path / "store", *ports, log=tmp_path / "log") as running:

@@ -79,6 +79,8 @@ def document(prefix: str = "") -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Rucola console", "version": rucola.__version__},
         "servers": [{"url": f"{prefix}/api/v1"}],
+        "components": {"securitySchemes": {"account": {"type": "http", "scheme": "basic"}}},
+        "security": [{"account": []}, {}],  # a session's cookie, or a console without accounts
         "paths": {f"/{name}": _operations(one) for name, one in CATALOGUE.items() if not is_local(one)},
     }
 
