@@ -6,7 +6,8 @@ plain text and pictures are left out.
 
 The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers. A wheel
 with it is for this platform and for every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and
-has a file that says what was missing, which `rucola --version` shows. An editable installation gets the extension
+has a file that says what was missing, which `rucola --version` shows. A wheel also has the commit of the checkout that
+it was built from, or RUCOLA_COMMIT, where the sources were copied without one. An editable installation gets the extension
 beside the sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out. Sources
 that are missing are an error in any case but the last.
 """
@@ -33,6 +34,8 @@ from packaging.tags import platform_tags
 EXTENSION = "rucola/_speed.abi3.so"
 ABSENT = "rucola/_speed.absent"
 """In place of the extension: why it was not built, in one sentence."""
+COMMIT = "rucola/_commit"
+"""In a wheel: the commit of its sources (`rucola.version`)."""
 FLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-fPIC", "-fvisibility=hidden"]
 
 RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
@@ -78,6 +81,20 @@ def build_accelerator(root: Path, target: Path, extra_flags: Sequence[str] = ())
     return ""
 
 
+def commit_of(root: Path) -> str:
+    """Return the commit of a checkout, with `-dirty` if files differ from it; "" without a checkout or git."""
+    if given := os.environ.get("RUCOLA_COMMIT", ""):
+        return given
+    if not (root / ".git").exists():
+        return ""
+    describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
+    try:
+        done = subprocess.run(describe, capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return "" if done.returncode else done.stdout.strip()
+
+
 def _platform() -> str:
     """Return the platform of a wheel that runs here, as hatchling infers it."""
     return next(tag for tag in platform_tags() if "manylinux" not in tag and "musllinux" not in tag)
@@ -102,6 +119,11 @@ class AcceleratorHook(BuildHookInterface[BuilderConfig]):
         if reason:
             self.app.display_warning(f"Rucola is built without its accelerator: {reason}.")
             absent.write_text(reason, encoding="utf-8")
+        commit = commit_of(Path(self.root))
+        if commit and version != "editable":
+            recorded = Path(self._built.name, Path(COMMIT).name)
+            recorded.write_text(commit, encoding="utf-8")
+            build_data["force_include"][str(recorded)] = COMMIT
         if version == "editable":
             for path, name in ((extension, EXTENSION), (absent, ABSENT)):
                 target = Path(self.root, "src", name)

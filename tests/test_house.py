@@ -41,6 +41,7 @@ GROUND = {
     "speed",
     "system_calls",
     "tiered_reads",
+    "version",
 }
 MAY_IMPORT = {
     "message": set[str](),

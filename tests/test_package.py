@@ -144,6 +144,20 @@ def standalone(command: Path, store: Path) -> Iterator[str]:
     assert process.returncode == 0
 
 
+def commit_in(wheel: Path) -> str:
+    """The commit that a wheel has recorded."""
+    with zipfile.ZipFile(wheel) as files:
+        return files.read("rucola/_commit").decode() if "rucola/_commit" in files.namelist() else ""
+
+
+@pytest.mark.slow
+def test_a_wheel_names_the_commit_of_its_checkout(built: tuple[Path, Path]) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip(f"no git checkout: {head.stderr.strip()}")
+    assert commit_in(built[0]).removesuffix("-dirty") == head.stdout[:12]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_an_installation_sends_and_receives(built: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
@@ -156,7 +170,9 @@ def test_an_installation_sends_and_receives(built: tuple[Path, Path], tmp_path: 
     version = run(python, "-c", "from importlib.metadata import version; print(version('rucola-mq'))")
     assert version == f"{rucola.__version__}\n"
     command = environment / "bin" / "rucola"
-    assert run(command, "--version") == f"rucola, version {rucola.__version__}, accelerated\n"
+    shown = f"{rucola.__version__}+{commit_in(built[0]).replace('-', '.')}".rstrip("+")
+    of_this = shown if kind == "wheel" else rucola.__version__  # an sdist has no checkout
+    assert run(command, "--version") == f"rucola, version {of_this}, accelerated\n"
     with standalone(command, tmp_path / "store") as namesrv:
         assert run(python, "-c", SEND_AND_RECEIVE, namesrv) == "one pizza\n"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from rucola import __version__
 from rucola.broker.broker import Broker
 from rucola.broker.election_metrics import ElectionCollector
 from rucola.broker.role import SwitchReason
@@ -23,6 +25,7 @@ from rucola.protocol.replication import encode_report
 from rucola.remoting.byte_stream import open_stream
 from rucola.remoting.client import RemotingClient
 from rucola.remoting.metrics_config import MetricsExporterType
+from rucola.version import COMMIT
 from support.cluster import HOST, Cluster, cluster
 from support.metrics import (
     BROKER_LABELS,
@@ -244,3 +247,11 @@ async def test_what_a_group_holds_by_pop_is_exported(tmp_path: Path) -> None:
         assert sample_value(text, "rocketmq_consumer_inflight_age_ms", **labels) >= 0
         await ack(peer, held)
         assert sample_value(await scrape(broker), "rocketmq_consumer_inflight_messages", **labels) == 0
+
+
+async def test_the_version_that_runs_is_exported(tmp_path: Path) -> None:
+    async with metered_broker(tmp_path) as (_, broker):
+        families = await families_of(broker.config.metrics_prom_exporter_port)
+    labels = {"version": __version__, "commit": COMMIT, "python": platform.python_version()}
+    (sample,) = [sample for family in families for sample in family.samples if family.name == "rucola_build_info"]
+    assert (sample.labels, sample.value) == (labels, 1)

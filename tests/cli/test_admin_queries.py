@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from rucola.version import FULL_VERSION
 from support.golden_cluster import GoldenCluster
 from support.servers import RUCOLA
 
@@ -73,7 +74,8 @@ def test_broker_status_has_apaches_names(cluster: GoldenCluster) -> None:
     known = {line.partition(":")[0].strip() for line in recorded.splitlines()}
     (figures,) = cluster.json(f"brokerStatus -b {cluster.broker}").values()
     names = {name for name in figures if not name.startswith("commitLogDiskRatio_")}
-    assert names <= known
+    assert names <= known | {"rucolaVersion"}
+    assert figures["rucolaVersion"] == FULL_VERSION
     assert figures["commitLogMaxOffset"] >= "1393350"
     assert figures["brokerVersionDesc"] == "V4_9_8"
     shown = {line.partition(":")[0].strip() for line in cluster.done(f"brokerStatus -b {cluster.broker}").splitlines()}

@@ -597,3 +597,14 @@ def test_the_columns_of_the_files_are_those_of_the_table(tmp_path: Path) -> None
     for table in (own.keys, own.messages):
         for file in own.files(table):
             assert pyarrow_to_schema(pq.read_schema(file.file_path)).as_struct() == table.schema().as_struct()
+
+
+def test_a_lake_of_a_newer_rucola_is_neither_read_nor_written(tmp_path: Path) -> None:
+    with open_lake(tmp_path) as lake:
+        lake.publish(stage(lake, range(3)), {"a": ArchiveProgress(3)})
+    with open_tables(tmp_path) as opened:
+        assert opened is not None
+        opened.messages.transaction().set_properties({"rucola.format": "2"}).commit_transaction()
+    for opening in (lambda: read_snapshot(tmp_path), lambda: open_lake(tmp_path).__enter__()):
+        with raises(StoreError, subject=str(tmp_path)):
+            opening()

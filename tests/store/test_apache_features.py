@@ -14,6 +14,7 @@ from rucola.message import MessageInner, properties
 from rucola.message.hashing import tags_code
 from rucola.message.record import decode
 from rucola.store.config import PutMessageStatus
+from rucola.store.config_files import config_path
 from rucola.store.directory_reader import StoreReader
 from rucola.store.features import Support, find_features
 from rucola.store.message_store import MessageStore
@@ -24,7 +25,7 @@ from rucola.store.tools.rebuild import rebuild
 from rucola.store.tools.stat import stat
 from support.apache_stores import crashed, settings, with_ext, with_lmq
 from support.errors import raises
-from support.stores import OpenStore, batch, config, inner
+from support.stores import OpenStore, batch, config, files_of, inner, sound_store
 
 
 def pulled(store: MessageStore, topic: str, tag: str | None = None) -> int:
@@ -226,3 +227,19 @@ def test_a_log_in_another_directory_of_the_store_is_none_that_is_unknown(tmp_pat
     (tmp_path / "store" / "deep" / "log").rename(tmp_path / "store" / "commitlog")
     (tmp_path / "store" / "deep").rmdir()
     assert check(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("document", ['{"format":2}', '{"format":"1.5"}', "[]"])
+def test_a_store_of_a_newer_rucola_is_not_opened(tmp_path: Path, document: str) -> None:
+    with sound_store(tmp_path) as store:
+        store.put(inner(), 0)
+    path = config_path(tmp_path, "rucola")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(document)
+    before = files_of(tmp_path)
+    with pytest.raises(StoreError, match=str(path)):
+        MessageStore(config(tmp_path)).open()
+    assert files_of(tmp_path) == before
+    path.write_text('{"format":1}')
+    with sound_store(tmp_path) as store:
+        assert store.max_offset("T", 0) == 1

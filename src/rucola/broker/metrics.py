@@ -29,6 +29,8 @@ gauges. A topic or group without messages has the value 0.
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
     rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
 
+and, as of all servers, rucola_build_info            version commit python           1
+
 The rows from the replication lag on, except the last, are additions to the exporter's metrics. The last represents the
 figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count has the addresses
 and ids of the clients in its labels, as the exporter does.

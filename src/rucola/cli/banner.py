@@ -7,13 +7,13 @@ import logging
 import os
 import platform
 
-import rucola
 from rucola import settings, speed
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.namesrv.config import NamesrvConfig
 from rucola.namesrv.server import Namesrv
 from rucola.store.config import StoreConfig
+from rucola.version import FULL_VERSION
 
 logger = logging.getLogger("rucola")
 
@@ -63,7 +63,7 @@ def log_namesrv(server: Namesrv, config: NamesrvConfig) -> None:
 def _log_version(kind: str) -> None:
     logger.info(
         "Rucola %s %s, %s, Python %s, process %d",
-        rucola.__version__, kind, speed.description(), platform.python_version(), os.getpid(),
+        FULL_VERSION, kind, speed.description(), platform.python_version(), os.getpid(),
     )  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import click
 
-import rucola
 from rucola.cli.suggestions import SuggestingGroup
 from rucola.errors import MQError, StoreCorrupt
 
@@ -101,8 +100,9 @@ def advice(error: StoreCorrupt) -> str:
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
     if is_wanted and not context.resilient_parsing:
         from rucola import speed  # imported here, as a command is
+        from rucola.version import FULL_VERSION
 
-        click.echo(f"rucola, version {rucola.__version__}, {speed.description()}")
+        click.echo(f"rucola, version {FULL_VERSION}, {speed.description()}")
         context.exit()
 
 

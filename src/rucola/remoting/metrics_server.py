@@ -13,19 +13,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import platform
 import socket
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Final, TypeAlias, cast
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from rucola import __version__
 from rucola.remoting.exposure import cannot_listen
 from rucola.remoting.tls import ServerTls
 from rucola.remoting.tls_acceptor import TlsAcceptor, connect_to
 from rucola.slices import in_slices
+from rucola.version import COMMIT
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +141,19 @@ class MetricsServer:
         return await asyncio.shield(self._collecting)
 
     async def _collected(self) -> bytes:
-        return _http("200 OK", CONTENT_TYPE_LATEST, await in_slices(exposition_steps(self._collect())))
+        return _http(
+            "200 OK", CONTENT_TYPE_LATEST, await in_slices(exposition_steps(chain([build_info()], self._collect())))
+        )
+
+
+def build_info() -> Metric:
+    """Return the metric that says which Rucola runs, by its labels."""
+    labels = {"version": __version__, "commit": COMMIT, "python": platform.python_version()}
+    metric = GaugeMetricFamily(
+        "rucola_build_info", "The version that runs, and its commit if known", labels=list(labels)
+    )
+    metric.add_metric(list(labels.values()), 1)
+    return metric
 
 
 def exposition_steps(metrics: Iterable[Metric | None]) -> Generator[None, None, bytes]:

@@ -15,12 +15,16 @@ from typing import Final
 from rucola.errors import StoreError
 from rucola.message.topics import LMQ_PREFIX
 from rucola.store.config import StoreConfig
+from rucola.store.config_files import config_path, read_config
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.directory_entries import REBUILD_DIRECTORY, STORE_ENTRIES
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.multi_dispatch import MultiDispatch, further_units
 
 _MAX_DEPTH: Final = 4
+
+STORE_FORMAT: Final = 1
+"""The format of what only Rucola writes into a store directory. Format 1 is not recorded."""
 
 LMQ_OFFSET_FILE: Final = "lmqConsumerOffset.json"
 _OFFSET_FILE: Final = "consumerOffset.json"
@@ -60,7 +64,7 @@ class Feature:
 
 def find_features(root: Path, commit_log: Path | None = None) -> list[Feature]:
     """Return the features of a store directory whose log is in `commit_log`; empty for Apache's defaults."""
-    return [*_of_version_4(root), *_of_version_5(root), *_unknown(root, commit_log)]
+    return [*_of_newer_rucola(root), *_of_version_4(root), *_of_version_5(root), *_unknown(root, commit_log)]
 
 
 def check_features(config: StoreConfig) -> None:
@@ -89,6 +93,17 @@ def check_units(queues: Iterable[ConsumeQueue], log: MappedFileQueue, mode: Mult
                 "enableMultiDispatch and enableLmq as they were when it was written",
                 subject=queue.files.directory,
             )
+
+
+def _of_newer_rucola(root: Path) -> Iterator[Feature]:
+    """A version that changes a format of its own files, and none of Apache's, says so in config/rucola.json."""
+    document = read_config(path := config_path(root, "rucola"))
+    found = document.get("format") if isinstance(document, dict) else None
+    if document is not None and (type(found) is not int or found > STORE_FORMAT):
+        note = (
+            f"its format is {found!r}, and this Rucola reads up to {STORE_FORMAT}; open the directory with a newer one"
+        )
+        yield Feature("a newer Rucola", path, Support.REFUSED, note)
 
 
 _LMQ_QUEUES: Final = "LMQ queues"

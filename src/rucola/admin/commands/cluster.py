@@ -81,8 +81,9 @@ def _load(stats: dict[str, str]) -> tuple[str, ...]:
         return f"{shortest_rate(stats[name]):.2f}({size},{wait_ms}ms)"
 
     earliest = int(stats.get("earliestMessageTimeStamp", "-1"))
+    own = f"({stats['rucolaVersion']})" if "rucolaVersion" in stats else ""
     return (
-        stats.get("brokerVersionDesc", ""),
+        f"{stats.get('brokerVersionDesc', '')}{own}",
         rate("putTps", "sendThreadPoolQueue"),
         rate("getTransferedTps", "pullThreadPoolQueue"),
         stats.get("pageCacheLockTimeMills", ""),

@@ -15,6 +15,7 @@ from rucola.domain.statistics import BrokerStatsData
 from rucola.domain.version import VERSION, VERSION_TEXT
 from rucola.message.record import peek
 from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.version import FULL_VERSION
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -58,6 +59,7 @@ class RuntimeInfoService:
             "startAcceptSendRequestTimeStamp": "0",
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_TEXT,
+            "rucolaVersion": FULL_VERSION,
             "bootTimestamp": str(self._stats.begin_ms),
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",
         }

@@ -64,6 +64,9 @@ PROGRESS: Final = "rucola.progress."
 """Begin of the properties with the progress of a store or live broker."""
 _FORGOTTEN: Final = "rucola.forgotten."
 """Begin of the properties with the entry of a removed file, by its name. Expiry keeps these files."""
+_FORMAT: Final = "rucola.format"
+_OWN_FORMAT: Final = 1
+"""The format of the lake, a property of its tables; those without it have this one."""
 _TOPIC: Final = "rucola.topic"
 """The topic of a table, whose name may be another one."""
 _EPOCH: Final = date(1970, 1, 1).toordinal()
@@ -229,6 +232,12 @@ class Tables:
             raise ConfigError(f"the lake of this catalog is {found}, and not {storage.location}", subject=found)
         if isinstance(storage, ObjectStore):  # a catalog may give credentials for the table alone
             self.storage = ObjectStore.of(storage.url, self.messages.io.properties)
+        if (lake_format := self.messages.properties.get(_FORMAT, "1")) != str(_OWN_FORMAT):
+            raise StoreError(
+                f"the lake {found} has format {lake_format}, and this Rucola reads {_OWN_FORMAT}: use the Rucola that "
+                "wrote it, or a newer one",
+                subject=found,
+            )
         if not is_checked:
             try:
                 _check_unused(self.storage)
@@ -255,7 +264,7 @@ class Tables:
         if name == _MESSAGES_TABLE:
             fields.append(PartitionField(own.find_field("topic").field_id, 1001, IdentityTransform(), "topic"))
         mapping = create_mapping_from_schema(own).model_dump_json()
-        properties = {**_PROPERTIES, **others, "schema.name-mapping.default": mapping}
+        properties = {**_PROPERTIES, _FORMAT: str(_OWN_FORMAT), **others, "schema.name-mapping.default": mapping}
         sorted_by = _SORTED_BY.get(name, ()) if isinstance(name, str) else ()
         order = SortOrder(
             *(SortField(own.find_field(column).field_id, transform=IdentityTransform()) for column in sorted_by)
