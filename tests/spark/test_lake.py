@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
 from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
 from rucola.spark.archive import Archive
-from rucola.spark.jobs import sql
+from rucola.spark.jobs import archive, sql
 from rucola.spark.lake import catalogs, local_io, storage, tables, writer
 from rucola.spark.lake.data_files import MESSAGES
 from rucola.spark.lake.parquet_files import write_rows
@@ -32,10 +33,12 @@ from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory
 from rucola.spark.lake.tables import KEPT_SNAPSHOTS, LakeInUse, Tables, open_tables, partition_of, read_snapshot
 from rucola.spark.lake.writer import LakeWriter, StagedFiles, open_lake
+from rucola.spark.session import LazySession
 from support.errors import raises
 from support.killing import Deadly, Killed
 from support.lake_entries import lake_entries
 from support.lake_messages import added, messages
+from support.small_store import SmallStore
 
 pytestmark = pytest.mark.slow
 
@@ -243,6 +246,34 @@ def test_a_commit_whose_answer_is_lost_is_looked_for(
     assert rows_in(opened(tmp_path).messages) == [0, 1, *([2, 4] if lands else [])]
 
 
+def test_a_run_that_cannot_tell_whether_it_counts_fails_and_the_next_one_looks(
+    tmp_path: Path, small_store: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of the commit is lost, and the catalog away after that: nothing is reported as archived."""
+    session = LazySession("tests", use_spark=False)
+    lake = Archive(tmp_path / "lake")
+    small_store.put(KEYS="k0")
+    archive.run(session, small_store.path, lake)
+    small_store.put(KEYS="k1")
+    commit_table = SqlCatalog.commit_table
+
+    def lose(self: SqlCatalog, table: Table, *others: Any) -> None:
+        commit_table(self, table, *others)
+        if table.name()[-1] == "messages":
+            patched.setattr(SqlCatalog, "load_table", away)
+            raise ConnectionError("lost")
+
+    def away(*_: object) -> None:
+        raise ConnectionError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", lose)
+        with pytest.raises(StoreError):
+            archive.run(session, small_store.path, lake)
+    assert archive.run(session, small_store.path, lake).rows == 0
+    assert [len(lake.by_key([key]).messages) for key in ("k0", "k1")] == [1, 1]
+
+
 def compact_elsewhere(root: Path) -> None:
     """Compact and expire as another engine does: it knows neither our properties nor our names of files."""
     catalog = SqlCatalog("rucola", uri=f"sqlite:///{root}/_rucola/catalog.db", warehouse=str(root))
@@ -282,6 +313,21 @@ def test_progress_survives_compaction_and_expiry_by_another_engine(tmp_path: Pat
             lake.publish(stage(lake, [0, 2, 4, 6]), replaces=old)
     assert Archive(tmp_path).compact(min_files=2).rows > 0
     assert seen(tmp_path) == ([*range(8)], 8)
+
+
+def test_a_snapshot_that_another_engine_has_named_keeps_its_files(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    own = opened(tmp_path)
+    snapshot = own.messages.current_snapshot()
+    assert snapshot is not None
+    own.messages.manage_snapshots().create_tag(snapshot.snapshot_id, "kept").commit()
+    second_commit(tmp_path)
+    for _ in range(2):
+        Archive(tmp_path).compact(min_files=2, keep_replaced_ms=0)
+    table = opened(tmp_path).messages
+    assert rows_in(table) == AFTER[0]
+    rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()["commitLogOffset"]
+    assert sorted(rows.to_pylist()) == BEFORE[0]
 
 
 def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

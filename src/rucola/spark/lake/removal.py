@@ -38,7 +38,7 @@ def messages_of_files(root: str | Path, catalog: str | None, names: Sequence[str
     if catalog is None:
         check_exists(local_path(root).absolute())
     chosen = {}
-    with open_tables(root, catalog) as tables:
+    with open_tables(root, catalog, reads=True) as tables:
         entries = {}
         if tables is not None:
             rows, files = tables.snapshot().rows, tables.files(tables.messages)

@@ -55,7 +55,7 @@ def table_status(root: str | Path, catalog: str | None = None) -> TableStatus:
     """Read the state of a lake. Raises as `read_snapshot` does."""
     if catalog is None:
         check_exists(local_path(root).absolute())
-    with open_tables(root, catalog) as tables:
+    with open_tables(root, catalog, reads=True) as tables:
         if tables is None:
             return TableStatus(None, 0, 0, 0, ())
         messages = tables.messages

@@ -25,14 +25,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 import pyarrow.parquet as pq
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError, missing_extra
 from rucola.files import check_inside, is_remote, local_path, open_inside, replace_file
-from rucola.spark.lake.catalogs import catalog_path, create_embedded, open_catalog, open_embedded
+from rucola.spark.lake.catalogs import EmbeddedTables, catalog_path, create_embedded, open_catalog, open_embedded
 from rucola.spark.lake.data_files import MAX_LONG, MESSAGES, first_line, partition_directory
 from rucola.spark.lake.key_index import ENTRY
 from rucola.spark.lake.snapshot import (
@@ -112,13 +112,15 @@ def read_snapshot(root: str | Path, catalog: str | None = None) -> Snapshot:
         check_exists(root)
         # Without the files of messages, which may be many, and are checked where they are opened.
         check_inside(root, lambda name: name in (METADATA_DIRECTORY, "metadata"))
-    with open_tables(root, catalog) as tables:
+    with open_tables(root, catalog, reads=True) as tables:
         return tables.snapshot() if tables is not None else Snapshot(storage=Directory(Path(root)))
 
 
 @contextmanager
-def open_tables(root: str | Path, catalog: str | None = None, *, creates: bool = False) -> Iterator[Tables | None]:
-    """Open the tables of a lake, without a catalog those of the embedded one.
+def open_tables(
+    root: str | Path, catalog: str | None = None, *, creates: bool = False, reads: bool = False
+) -> Iterator[Tables | None]:
+    """Open the tables of a lake, without a catalog those of the embedded one; with `reads` they are only read.
 
     None if a directory with the embedded catalog has no tables yet and is not to be changed. Raises ConfigError without
     pyiceberg or if the catalog cannot be used, StoreError if it has no lake, StoreCorrupt for damaged metadata.
@@ -146,14 +148,14 @@ def open_tables(root: str | Path, catalog: str | None = None, *, creates: bool =
         if not creates:
             yield None
             return
-    opened = None
+    opened: Catalog | EmbeddedTables | None = None
     tables: Tables | None = None
     try:
         try:
             if creates:
                 create_embedded(root, path)
-            opened = open_embedded(root, path)
-            tables = Tables(storage, opened, creates=creates, is_embedded=True)
+            opened = EmbeddedTables(path) if reads else open_embedded(root, path)
+            tables = Tables(storage, cast("Catalog", opened), creates=creates, is_embedded=True)
         except NoSuchTableError:
             _check_unused(storage)
         except FileNotFoundError as error:
