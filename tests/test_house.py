@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "proxy": {"message", "protocol", "remoting", "http2", "broker", "client", "admin"},
     "spark": {"message", "acl", "store", "client", "reliable"},
     "reliable": {"message", "domain", "client", "admin"},
-    "testing": {"message", "domain", "acl", "namesrv", "broker", "client", "admin"},
+    "testing": {"message", "domain", "acl", "namesrv", "broker", "client", "admin", "reliable"},
     "demo": {"message", "store", "namesrv", "broker", "client", "admin", "spark"},
     "cluster": {"protocol"},
     "conformance": {"acl", "protocol", "http2"},

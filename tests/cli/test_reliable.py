@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +243,15 @@ def test_export_that_fails_leaves_nothing_behind(shop: Shop, tmp_path: Path) -> 
     assert "no name server answers" in shop.ask("export", str(out), "-n", "127.0.0.1:1", code=1)
     assert not out.exists()
     assert not missing.exists()
+
+
+def test_the_statements_for_an_administrator_are_a_script(tmp_path: Path) -> None:
+    """Nothing connects: the URL has no host, and the script makes the tables where it is run."""
+    for url in ("postgresql+psycopg://", "mysql+pymysql://", "sqlite://"):
+        printed = CliRunner().invoke(main, ["reliable", "init", "--sql", "-d", url, "--prefix", "shop_"])
+        assert printed.exit_code == 0, printed.output
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(printed.output)
+    done = CliRunner().invoke(main, ["reliable", "stats", "--json", "-d", f"sqlite:///{path}", "--prefix", "shop_"])
+    assert done.exit_code == 0, done.output

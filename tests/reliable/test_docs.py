@@ -52,8 +52,7 @@ def test_every_state_is_explained() -> None:
 
 
 def test_defaults_on_the_page_are_those_of_the_program() -> None:
-    from rucola.reliable.operations import LEAST_PURGE_AFTER_MS
-    from rucola.reliable.policy import Policy
+    from rucola.reliable.policy import LEAST_PURGE_AFTER_MS, Policy
     from rucola.reliable.schema import LANES
 
     policy = Policy()

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, inspect, select, text
+from sqlalchemy import Connection, func, insert, inspect, select, text
 from sqlalchemy.engine.interfaces import ReflectedIndex
 
 from rucola.reliable import migration
@@ -130,3 +130,26 @@ def test_now_ms_is_the_databases_clock(db: OutboxDatabase) -> None:
         before = int(time.time() * 1000)
         at = connection.scalar(select(now_ms()))
         assert before - 5 <= at <= time.time() * 1000 + 5
+
+
+def test_the_statements_make_the_same_tables_and_drop_leaves_none(empty_db: OutboxDatabase) -> None:
+    tables, by_init = empty_db.tables, Tables(f"{empty_db.tables.prefix}init_")
+    with empty_db.engine().begin() as connection:
+        migration.init(connection, by_init)
+        for statement in migration.statements(empty_db.name, tables):
+            connection.exec_driver_sql(statement)
+        migration.check(connection, tables)
+        assert described(connection, tables) == described(connection, by_init)
+        assert connection.scalar(select(func.count()).select_from(tables.lane)) == LANES
+        other = migration.statements(empty_db.name, tables)
+    assert set(other) - set(migration.statements(empty_db.name, tables)), "each database has an id of its own"
+    with empty_db.engine().begin() as connection:
+        migration.drop(connection, by_init)
+        assert [name for name in inspect(connection).get_table_names() if name.startswith(by_init.prefix)] == []
+        migration.init(connection, by_init)  # nothing is left that would be in the way, such as a function
+        migration.drop(connection, by_init)
+
+
+def test_statements_for_another_database_are_refused() -> None:
+    with raises(ReliableError):
+        migration.statements("oracle", Tables())

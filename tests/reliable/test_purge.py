@@ -7,14 +7,18 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, insert, select, update
 
+from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.reliable import migration, operations
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.idempotent import idempotent
 from rucola.reliable.operations import PURGE_AFTER_MS
+from rucola.reliable.policy import Policy
 from rucola.reliable.schema import now_ms
+from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
-from support.outbox import add, change, delivery, transact
+from support.errors import raises
+from support.outbox import add, change, delivery, relay, transact, until
 
 GROUP = "billing"
 OLD_MS = PURGE_AFTER_MS + 60_000
@@ -106,3 +110,28 @@ def test_effects_of_a_ledger_are_remembered_as_long_as_its_stubs(
     with ledger.engine().connect() as connection:
         assert purge_all(business, connection) == 1499
     assert done_of(business) == {ids[7]}
+
+
+async def test_a_relay_deletes_what_is_old_enough_and_nothing_else(db: OutboxDatabase, rocketmq: RocketMQ) -> None:
+    ids = add(db, "T", [b"x"] * 3, groups=[GROUP])
+    with db.engine().begin() as connection:
+        operations.void(connection, db.tables, ids[:2])
+    change(db, db.tables.stub.c.message_id == ids[0], confirmed_at=now_ms() - OLD_MS)
+    async with relay(db, rocketmq, policy=Policy(purge_after_ms=PURGE_AFTER_MS)):
+        await until(lambda: ids[0] not in stubs_of(db))
+    assert set(stubs_of(db)) == set(ids[1:])
+
+
+async def test_a_relay_without_a_policy_to_purge_deletes_nothing(db: OutboxDatabase, rocketmq: RocketMQ) -> None:
+    old, new = add(db, "T", [b"x"] * 2, groups=[GROUP])
+    with db.engine().begin() as connection:
+        operations.void(connection, db.tables, [old])
+    change(db, db.tables.stub.c.message_id == old, confirmed_at=now_ms() - OLD_MS)
+    async with relay(db, rocketmq):
+        await until(lambda: stubs_of(db)[new] == "SENT")
+    assert stubs_of(db)[old] == "VOID"
+
+
+def test_a_policy_does_not_purge_what_brokers_may_deliver_again() -> None:
+    with raises(ConfigError):
+        Policy(purge_after_ms=76 * 3_600_000)

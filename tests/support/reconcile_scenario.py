@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rucola.reliable.operations import LEAST_PURGE_AFTER_MS
+from rucola.reliable.policy import LEAST_PURGE_AFTER_MS
 from rucola.reliable.schema import CONFIRMED, MANUAL, NEW, STUCK, VOID
 from rucola.spark.jobs import archive
 from rucola.spark.jobs.reconcile import LISTS

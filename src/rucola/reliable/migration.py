@@ -4,16 +4,17 @@ A program of version 1.x works on a schema of version 1.y if y >= x: a minor ver
 ignore (a table, an index, a column that may be NULL or has a default). Upgrade the schema first, then the programs one
 by one.
 
-`init` and `migrate` work in the caller's transaction, for example in a migration of the application.
+`init` and `migrate` work in the caller's transaction, for example in a migration of the application. `statements` are
+for those who run SQL themselves; `leaves_out` keeps Alembic's autogenerate away from the tables.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, delete, inspect, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, create_mock_engine, delete, inspect, text
 
 from rucola.reliable.errors import ReliableError, SchemaError
 from rucola.reliable.schema import LANES, Tables
@@ -84,10 +85,54 @@ def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
     return before, max(before, VERSION, key=_parts)
 
 
-def _create(connection: Connection, tables: Tables) -> None:
+def drop(connection: Connection, tables: Tables) -> None:
+    """Drop the tables with all that they hold, as in the downgrade of an application's migration."""
+    tables.metadata.drop_all(connection)
+    _version_table(tables).drop(connection, checkfirst=True)
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"DROP FUNCTION IF EXISTS {_announce_function(connection, tables)}()"))
+
+
+def statements(database: str, tables: Tables) -> list[str]:
+    """Return the SQL that creates the tables in a database, such as "postgresql", without a connection.
+
+    For one database: another needs statements of its own, since each has an id. ReliableError for an unknown one.
+    """
+    if database not in DATABASES:
+        raise ReliableError(f"{database} is not supported: use one of {', '.join(DATABASES)}")
+    found: list[str] = []
+
+    def add(statement: Any, rows: Any = None, *_: object) -> None:
+        values = [statement.values(row) for row in rows] if rows else [statement]
+        literal = {"literal_binds": True}
+        texts = [str(each.compile(dialect=connection.dialect, compile_kwargs=literal)).strip() for each in values]
+        found.extend(texts)
+
+    connection: Any = create_mock_engine(f"{database}://", add)
+    _create(connection, tables, checks=False)
+    _set_version(connection, tables, VERSION)
+    return found
+
+
+def leaves_out(tables: Tables) -> Callable[[str | None, str, Mapping[str, str | None]], bool]:
+    """Return Alembic's `include_name` for an application whose database also has these tables.
+
+        context.configure(..., include_name=migration.leaves_out(Tables()))
+
+    Without it, autogenerate proposes to drop them, since the application's models do not have them.
+    """
+    names = {tables.version_table, *(table.name for table in tables.metadata.tables.values())}
+
+    def include_name(name: str | None, kind: str, parents: Mapping[str, str | None]) -> bool:
+        return kind != "table" or name not in names or parents.get("schema_name") != tables.schema
+
+    return include_name
+
+
+def _create(connection: Connection, tables: Tables, *, checks: bool = True) -> None:
     # Rows come last: MariaDB commits every change of a table, so an interrupted creation can be repeated.
-    tables.metadata.create_all(connection)
-    _version_table(tables).create(connection, checkfirst=True)
+    tables.metadata.create_all(connection, checkfirst=checks)
+    _version_table(tables).create(connection, checkfirst=checks)
     if connection.dialect.name == "postgresql":
         _announce_new_stubs(connection, tables)
     connection.execute(tables.lane.insert(), [{"lane": number} for number in range(LANES)])
@@ -98,7 +143,7 @@ def _announce_new_stubs(connection: Connection, tables: Tables) -> None:
     """One NOTIFY per transaction that adds stubs, from any program. Pages have room for updates."""
     quote = connection.dialect.identifier_preparer
     stub, name = quote.format_table(tables.stub), quote.quote(f"{tables.prefix}announce")
-    function = f"{quote.quote(tables.schema)}.{name}" if tables.schema else name
+    function = _announce_function(connection, tables)
     for statement in (
         f"ALTER TABLE {stub} SET (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02)",
         f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS "
@@ -106,6 +151,12 @@ def _announce_new_stubs(connection: Connection, tables: Tables) -> None:
         f"CREATE TRIGGER {name} AFTER INSERT ON {stub} FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
     ):
         connection.execute(text(statement))
+
+
+def _announce_function(connection: Connection, tables: Tables) -> str:
+    quote = connection.dialect.identifier_preparer.quote
+    name = quote(f"{tables.prefix}announce")
+    return f"{quote(tables.schema)}.{name}" if tables.schema else name
 
 
 def _add_database_id(connection: Connection, tables: Tables) -> None:

@@ -46,8 +46,6 @@ from rucola.reliable.stub_claims import one_of
 
 PURGE_AFTER_MS: Final = 7 * 24 * 3_600_000
 """Retention of settled rows: longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
-LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
-"""Both times together, rounded up."""
 PURGE_ROWS: Final = 1000
 
 

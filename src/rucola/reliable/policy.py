@@ -27,11 +27,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from rucola.errors import ConfigError
+
+LEAST_PURGE_AFTER_MS: Final = 77 * 3_600_000
+"""Longer than a broker keeps messages (72 h) and retries them (4 h 46 min)."""
 
 
 class KeyedResend(Enum):
@@ -68,12 +71,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Time for which a crashed relay keeps its lanes and claims."""
     poll_ms: int = 2000
     """Poll interval of an idle relay that is not woken."""
+    purge_after_ms: int | None = None
+    """Age of settled rows that the relay deletes, a thousand of each table a second at most. None: no row."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, (int, float)) and not (0 <= value < 1 if name == "jitter" else value >= 1):
                 raise ConfigError(f"{name} is {value}: it must be " + ("0 to 1" if name == "jitter" else "1 or more"))
+        if self.purge_after_ms is not None and self.purge_after_ms < LEAST_PURGE_AFTER_MS:
+            raise ConfigError(
+                f"purge_after_ms is {self.purge_after_ms}: it must be {LEAST_PURGE_AFTER_MS} (77 h) or more, since "
+                "brokers keep and retry messages as long as that"
+            )
         if not isinstance(self.keyed_resend, KeyedResend):
             raise ConfigError(f"keyed_resend is {self.keyed_resend!r}: it must be a KeyedResend")
 

@@ -42,10 +42,11 @@ from rucola.client import Producer
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.errors import MQError, RemotingError
 from rucola.outages import Outages
-from rucola.reliable import lane_leases, migration, stub_claims
+from rucola.reliable import lane_leases, migration, operations, stub_claims
 from rucola.reliable.alerts import BROKER_AWAY, Alert, Alerts, DueAlert
 from rucola.reliable.batch_sender import BatchSender
 from rucola.reliable.database import Database
+from rucola.reliable.errors import ReliableError
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.schema import MANUAL, NEW, Tables
@@ -59,6 +60,10 @@ PRODUCER_GROUP = "RUCOLA_RELAY"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 AWAY_ALERT_S = 300.0
+PURGE_PAUSE_S = 1.0
+PURGE_INTERVAL_S = 600.0
+PURGE_LANE = 0
+"""The relay with this lane purges."""
 CLOSE_GRACE_MS = 10_000
 
 
@@ -113,6 +118,7 @@ class Relay:
         self._renew_at = 0.0
         # Loop time since which no broker has been reachable; None while one is.
         self._away_since: float | None = None
+        self._purge_at = 0.0
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -185,6 +191,7 @@ class Relay:
                         await self._keep_lanes()
                         continue
                 await self._keep_lanes()
+                await self._purge()
                 is_full = await self._round()
                 self._outages.succeeded("the database")
                 self._outages.succeeded("a round of the relay")
@@ -212,6 +219,7 @@ class Relay:
     async def _idle(self) -> None:
         """Wait until a stub is due, a commit wakes the relay, or the lanes must be renewed; one query per poll."""
         while not self._stopping and asyncio.get_running_loop().time() < self._renew_at:
+            await self._purge()
             due_ms = await self.database.run_one(stub_claims.next_due_ms, self.tables, self._lanes)
             if due_ms is not None and due_ms <= 0:
                 if not self._is_last_empty:
@@ -234,6 +242,20 @@ class Relay:
         if now >= self._renew_at:
             self._lanes = await self.database.run(lane_leases.renew, self.tables, self.owner, self.policy.lease_ms)
             self._renew_at = now + self.policy.lease_ms / 3000
+
+    async def _purge(self) -> None:
+        """Delete some old rows, if the policy says so and it is time; the next ones after a pause."""
+        age_ms, now = self.policy.purge_after_ms, asyncio.get_running_loop().time()
+        if age_ms is None or now < self._purge_at or PURGE_LANE not in self._lanes:
+            return
+        self._purge_at = now + PURGE_INTERVAL_S
+        try:
+            if await self.database.run(operations.purge, self.tables, age_ms):
+                self._purge_at = now + PURGE_PAUSE_S
+        except ReliableError as error:  # stubs in other databases, which only the command can be told
+            self._outages.failed("the purge by the relay", error)
+        else:
+            self._outages.succeeded("the purge by the relay")
 
     async def _round(self) -> bool:
         """Handle one batch while claiming the next; return whether more stubs may be due now."""

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixtures `rocketmq` and `rocketmq_session`, and the marker `rocketmq`.
+"""The pytest plugin: the fixtures `rocketmq`, `rocketmq_session` and `outbox_engine`, and the marker `rocketmq`.
 
 pytest loads the plugin in every environment with Rucola: import nothing of Rucola before a test uses a fixture. pytest
 also rewrites the assert statements of all modules of the distribution, which without cached bytecode doubles the import
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from rucola.testing.rocketmq import RocketMQ
 
 
@@ -72,6 +74,20 @@ def rocketmq_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rocke
     with _start(tmp_path_factory, {}) as running, pytest.MonkeyPatch.context() as environment:
         _export(running, environment)
         yield running
+
+
+@pytest.fixture
+def outbox_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An SQLAlchemy engine on a new SQLite database with the tables of `rucola.reliable`, for this test alone."""
+    from sqlalchemy import create_engine
+
+    from rucola.reliable import Tables, migration
+
+    engine = create_engine(f"sqlite:///{tmp_path_factory.mktemp('outbox') / 'outbox.db'}")
+    with engine.begin() as connection:
+        migration.init(connection, Tables())
+    yield engine
+    engine.dispose()
 
 
 def _export(running: RocketMQ, environment: pytest.MonkeyPatch) -> None:

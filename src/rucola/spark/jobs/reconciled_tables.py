@@ -17,8 +17,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from rucola.message.topics import DLQ_PREFIX
-from rucola.reliable.operations import LEAST_PURGE_AFTER_MS
-from rucola.reliable.policy import GroupProgress, GroupState, Policy, Position, SentStub, decide, may_be_dead
+from rucola.reliable.policy import (
+    LEAST_PURGE_AFTER_MS,
+    GroupProgress,
+    GroupState,
+    Policy,
+    Position,
+    SentStub,
+    decide,
+    may_be_dead,
+)
 from rucola.reliable.schema import DEAD, MANUAL, NEW, SENT, STUCK, VOID
 
 SEND: Final = "SEND"
