@@ -584,6 +584,28 @@ def test_a_crash_before_progress_was_written_loses_no_end(tmp_path: Path) -> Non
     assert check(tmp_path / "after") == []
 
 
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("delay", [{}, {"DELAY": "1"}])
+def test_a_power_failure_between_a_commit_and_its_op_message_delivers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: dict[str, str], is_checked: bool
+) -> None:
+    with transaction_store(tmp_path / "before") as here:
+        half = here.prepare(T0, b"body", UNIQ_KEY="U", **delay)
+        other = here.prepare(T0, b"other", UNIQ_KEY="V", **delay)
+        monkeypatch.setattr(here.transactions, "_put_op", lambda *place, **kind: PutResult(PutMessageStatus.UNKNOWN_ERROR))
+        assert here.end(half, COMMIT) is None
+        crashed = stores.crashed_copy(here.store, tmp_path / "after")
+    crashed.open(T0)
+    here = TransactionStore(crashed)
+    ends = here.check(T0 + TIMEOUT_MS) if is_checked else [half, other]
+    for each in (*ends, *ends):
+        assert here.end(each, COMMIT) is None
+    assert here.bodies(SCHEDULE_TOPIC if delay else "T") == [b"body", b"other"]
+    assert len(here.messages(TRANS_OP_HALF_TOPIC)) == 2
+    crashed.close()
+    assert check(tmp_path / "after") == []
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_transactions_that_apaches_broker_ended_stay_ended(golden: Path, tmp_path: Path, noted: bool) -> None:
     shutil.copytree(golden / "g1-clean" / "store-after-restart", tmp_path / "store")

@@ -23,10 +23,12 @@ fileReservedTime, after many ended ones, and before its log file is deleted (see
 The progress in both queues is stored as consumer offsets of CID_RMQ_SYS_TRANS. After a restart, later op messages show
 which half messages after `half_begin` are ended.
 
-A committed message is delivered at least once; one that was rolled back or never ended is not delivered. Duplicates are
-possible only after a crash during a check, a restart between a check and a late end that refers to the message before
-the check, a stop while the op message of a commit cannot be put, or if a broker becomes master with offsets that lag
-(see `broker.replication.pending_progress` and `broker.delivery.kinds`).
+A committed message is delivered at least once; one that was rolled back or never ended is not delivered. A power
+failure can lose the op message of a commit and keep the message before it: a half message that is older than the start,
+or was checked, is looked up in the index before it is committed. So duplicates are possible only without an index, or a
+unique key, after such a power failure, a crash during a check, a restart between a check and a late end that refers to
+the message before the check, a stop while the op message of a commit cannot be put, or if a broker becomes master with
+offsets that lag (see `broker.replication.pending_progress` and `broker.delivery.kinds`).
 
 A half message is refused if it could not be committed: if its delay cannot be parsed, or its properties leave no space
 for those that checks and the commit add. A put that fails leaves the transaction open (see
@@ -192,6 +194,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
     def load(self) -> None:
         """Read from the store which transactions are open."""
         self._half_begin = self._loaded_begin = self._first_needed(*_HALF_QUEUE)
+        self._loaded_end = self._store.max_offset(*_HALF_QUEUE)
         self._op_end = self._first_needed(*_OP_QUEUE)
         # Op messages before the committed offset refer only to half messages before `_half_begin`.
         while units := self._store.units(*_OP_QUEUE, self._op_end, _UNITS_PER_READ):
@@ -295,12 +298,13 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         # 4. Commit: first the message, then the op message. Between the two, the message counts as committed, so that
         #    a repeated end does not deliver it twice.
         if request.outcome == sysflag.TRANSACTION_COMMIT:
-            try:
-                put = self._put_committed(half, now_ms)
-            except (KeyError, ValueError) as error:
-                return f"the message cannot be committed: {error!r}"
-            if put.status is not PutMessageStatus.PUT_OK:
-                return self._puts.reason(put)
+            if not self._was_committed(half):
+                try:
+                    put = self._put_committed(half, now_ms)
+                except (KeyError, ValueError) as error:
+                    return f"the message cannot be committed: {error!r}"
+                if put.status is not PutMessageStatus.PUT_OK:
+                    return self._puts.reason(put)
             self._committed_without_op.add(newest)
             self._put_missing_ops(now_ms)
             return None
@@ -323,6 +327,13 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         while half_queue_offset in self._copies:
             half_queue_offset = self._copies[half_queue_offset]
         return half_queue_offset
+
+    def _was_committed(self, half: MessageExt) -> bool:
+        """Whether a half message was committed before a crash that has lost its op message, according to the index."""
+        if half.queue_offset >= self._loaded_end and properties.TRANSACTION_CHECK_TIMES not in half.properties:
+            return False
+        committed = self._continued(half, 0)
+        return any(sysflag.transaction_state(found.sys_flag) == sysflag.TRANSACTION_COMMIT for found in committed)
 
     def _put_committed(self, half: MessageExt, now_ms: int) -> PutResult:
         pairs = half.properties
@@ -563,7 +574,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
             return (
                 f"message {half.msg_id} is in {half.topic}; only messages in {TRANS_CHECK_MAX_TIME_TOPIC} are resumed"
             )
-        later = self._later(half)
+        later = next(self._continued(half, physical_offset, TRANS_HALF_TOPIC), None)
         if later is not None:
             what = "resumed" if later.topic == TRANS_HALF_TOPIC else "committed"
             return f"message {half.msg_id} was {what} before: it is in {later.topic} at {later.physical_offset}"
@@ -579,14 +590,12 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
                 del self._discarded[first]
         return None
 
-    def _later(self, discarded: MessageExt) -> MessageExt | None:
-        """Return the message that a discarded one was resumed or committed as, according to the index."""
-        own = discarded.properties.get(properties.REAL_TOPIC, "")
-        for topic in (TRANS_HALF_TOPIC, own, SCHEDULE_TOPIC, TIMER_TOPIC):
-            for found in indexed(self._store, topic, discarded.unique_key, discarded.physical_offset):
-                if _identity(found) == _identity(discarded):
-                    return found
-        return None
+    def _continued(self, half: MessageExt, since: int, *topics: str) -> Iterator[MessageExt]:
+        """Yield the messages that a half message became after a physical offset, according to the index."""
+        for topic in (*topics, half.properties.get(properties.REAL_TOPIC, ""), SCHEDULE_TOPIC, TIMER_TOPIC):
+            for found in indexed(self._store, topic, half.unique_key, since):
+                if _identity(found) == _identity(half):
+                    yield found
 
     def _immunity_ms(self, pairs: Mapping[str, str]) -> int | None:
         """CHECK_IMMUNITY_TIME_IN_SECONDS, fileReservedTime at most; None unless it has 64 bits, as in Apache."""
