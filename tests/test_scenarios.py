@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from rucola.broker.assembly import storage
-from simulation.memory_loop import GroupCommitWithoutThread
+from rucola.broker.background import group_commit
+from simulation.in_memory import FlushOnLoop
 from simulation.scenario_runner import ScenarioRunner
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -59,7 +59,7 @@ def written(told: list[Block]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario_prints_the_expected_transcript(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "GroupCommit", GroupCommitWithoutThread)
+    monkeypatch.setattr(group_commit, "FlushThread", FlushOnLoop)
     text = path.read_text(encoding="utf-8")
     told: list[Block] = []
     runner = ScenarioRunner(tmp_path / "store")

@@ -34,6 +34,10 @@ MAX_SUBJECTS: Final = 1000
 """Beyond it, the subject that failed first is forgotten."""
 
 
+def _monotonic_s() -> float:
+    return time.monotonic()
+
+
 @dataclass(slots=True)
 class _Outage:
     begin_s: float
@@ -49,7 +53,7 @@ class Outages:
     """Outages by subject. Thread-safe. `clock_s` never runs backwards."""
 
     def __init__(
-        self, logger: logging.Logger, clock_s: Callable[[], float] = time.monotonic, level: int = logging.WARNING
+        self, logger: logging.Logger, clock_s: Callable[[], float] = _monotonic_s, level: int = logging.WARNING
     ) -> None:
         self._logger = logger
         self._clock_s = clock_s

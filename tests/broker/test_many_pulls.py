@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rucola.broker.assembly import storage
+from rucola.broker.background import group_commit
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
 from rucola.domain.client import ConsumerData, HeartbeatData
@@ -24,7 +24,7 @@ from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
-from simulation.memory_loop import GroupCommitWithoutThread
+from simulation.in_memory import FlushOnLoop
 from simulation.step_loop import StepClient, StepLoop
 from support.cluster import SMALL_FILES
 from support.peer import pull_header, send_header
@@ -42,7 +42,7 @@ HELD_MS = 10_000
 
 @pytest.fixture(autouse=True)
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "GroupCommit", GroupCommitWithoutThread)
+    monkeypatch.setattr(group_commit, "FlushThread", FlushOnLoop)
 
 
 @contextmanager

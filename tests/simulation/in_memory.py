@@ -7,9 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rucola.broker.background.group_commit import FlushThread
+
 
 class InMemoryLoop(asyncio.SelectorEventLoop):
     """A loop without threads."""
+
+    thread_time: Callable[[], float] | None = None
+    """How long the next call in a thread takes; None if threads take no time."""
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *arguments: Any) -> Any:
         done = self.create_future()
@@ -18,6 +23,23 @@ class InMemoryLoop(asyncio.SelectorEventLoop):
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+class FlushOnLoop(FlushThread):
+    """Flushes on the loop, like all work for threads; takes the place of `group_commit.FlushThread`."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def wake(self) -> None:
+        assert isinstance(self._loop, InMemoryLoop)
+        if self._loop.thread_time is None:
+            self._loop.call_soon(self._on_end, self.flush())
+        else:
+            self._loop.call_later(self._loop.thread_time(), lambda: self._on_end(self.flush()))
+
+    async def stop(self) -> None:
+        """There is no thread."""
 
 
 @dataclass

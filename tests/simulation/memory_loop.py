@@ -11,7 +11,6 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rucola.broker.background.group_commit import GroupCommit
 from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from simulation.in_memory import InMemoryLoop, InMemoryServer, InMemoryTransport, deliver
@@ -77,14 +76,6 @@ class MemoryLoop(InMemoryLoop):
             called = self._called
             await asyncio.sleep(0)
             quiet = quiet + 1 if self._called == called + 1 else 0
-
-
-class GroupCommitWithoutThread(GroupCommit):
-    """A group commit that flushes on the loop, like all work for threads."""
-
-    def _release_thread(self) -> None:
-        self._store.flush()
-        asyncio.get_running_loop().call_soon(self._end, None)
 
 
 class MemoryTransport(InMemoryTransport):

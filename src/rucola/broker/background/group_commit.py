@@ -50,22 +50,62 @@ class _Waiter(Struct, eq=False, gc=False):
     done: Callable[[bool], None]
 
 
+class FlushThread:
+    """The thread that flushes a store once for each `wake`, and then calls `on_end` in the event loop."""
+
+    def __init__(self, store: MessageStore, on_end: Callable[[Exception | None], None]) -> None:
+        self._store = store
+        self._on_end = on_end
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(
+            target=self._run, name=f"flush of {store.config.store_path_root_dir}", daemon=True
+        )
+        # The thread acquires it for each flush. A lock is the cheapest way to wake a thread: 5 µs instead of 30.
+        self._is_wanted = threading.Lock()
+        self._is_wanted.acquire()
+        self._is_stopping = False
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._is_wanted.release()
+
+    async def stop(self) -> None:
+        """End the thread without blocking the loop. No flush may be running."""
+        if self._thread.is_alive():
+            self._is_stopping = True
+            self._is_wanted.release()
+            await asyncio.to_thread(self._thread.join)
+
+    def flush(self) -> Exception | None:
+        """Flush the store; return the error."""
+        try:
+            self._store.flush()
+        except Exception as error:
+            return error
+        return None
+
+    def _run(self) -> None:
+        while True:
+            self._is_wanted.acquire()
+            if self._is_stopping:
+                return
+            self._loop.call_soon_threadsafe(self._on_end, self.flush())
+
+
 class GroupCommit:
     """Flushes one store. All methods must be called in the same event loop."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        root = store.config.store_path_root_dir
-        self._checkpoint_thread = ThreadPoolExecutor(1, f"checkpoint of {root}")
-        self._thread = threading.Thread(target=self._flush_repeatedly, name=f"flush of {root}", daemon=True)
-        # The thread acquires it for each flush. A lock is the cheapest way to wake a thread: 5 µs instead of 30.
-        self._is_wanted = threading.Lock()
-        self._is_wanted.acquire()
+        self._checkpoint_thread = ThreadPoolExecutor(1, f"checkpoint of {store.config.store_path_root_dir}")
+        self._thread = FlushThread(store, self._end)
         self._is_stopping = False
-        # The next three are set before the first flush.
+        # The next two are set before the first flush.
         self._kernel: KernelFlush | None = None
         """None before the first flush, and if flushes need a thread."""
-        self._loop: asyncio.AbstractEventLoop
         self._batching: WriteBatching | None = None
         self._waiting: DelayedOperations[_Waiter] = DelayedOperations(self._try_complete)
         """In the order of arrival: the running flush first, then the next."""
@@ -111,9 +151,7 @@ class GroupCommit:
         await self._idle.wait()
         self._is_stopping = True
         self._waiting.stop()
-        if self._thread.is_alive():
-            self._is_wanted.release()
-            await asyncio.to_thread(self._thread.join)
+        await self._thread.stop()
         await asyncio.to_thread(self._checkpoint_thread.shutdown)
         if self._kernel is not None:
             asyncio.get_running_loop().remove_reader(self._kernel.descriptor)
@@ -122,9 +160,9 @@ class GroupCommit:
 
     def _begin_at_iteration_end(self, iterations: int, count: int) -> None:
         if self._batching is None:
-            self._loop = loop = asyncio.get_running_loop()
+            loop = asyncio.get_running_loop()
             self._batching = write_batching_of(loop)
-            self._thread.start()
+            self._thread.start(loop)
             if self._store.config.is_sync_flush:
                 self._kernel = KernelFlush.open()
             if self._kernel is not None:
@@ -142,10 +180,7 @@ class GroupCommit:
         self._flushing_end = self._store.max_physical_offset
         self._last_count, self._arrived = arrived, 0
         if self._kernel is None or not self._store.flusher.begin(self._kernel):
-            self._release_thread()
-
-    def _release_thread(self) -> None:
-        self._is_wanted.release()
+            self._thread.wake()
 
     def _end_in_kernel(self, kernel: KernelFlush) -> None:
         error: Exception | None = None
@@ -154,18 +189,6 @@ class GroupCommit:
         except Exception as caught:
             error = caught
         self._end(error)
-
-    def _flush_repeatedly(self) -> None:
-        while True:
-            self._is_wanted.acquire()
-            if self._is_stopping:
-                return
-            error: Exception | None = None
-            try:
-                self._store.flush()
-            except Exception as caught:
-                error = caught
-            self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
         if isinstance(error, OSError):  # the store knows whether it is unknown what reached the disk
