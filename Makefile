@@ -56,7 +56,7 @@ test-broker: TESTS := tests/acl tests/broker tests/differential tests/test_compa
 test-client: ## client, AdminClient and pytest fixtures: 1.5 minutes
 test-client: TESTS := tests/admin tests/client tests/testing
 test-faults: ## power cuts, kills, damage, full disks, broken networks: 1.5 minutes
-test-faults: TESTS := tests/chaos tests/faults tests/load/test_soak.py
+test-faults: TESTS := tests/chaos tests/faults tests/load/test_soak.py tests/simulation
 test-ha: ## elected groups: 2.5 minutes
 test-ha: TESTS := tests/coordination tests/load/test_elected_soak.py
 test-reliable: ## effects exactly once, on each database: 2 minutes
@@ -127,6 +127,10 @@ soak-ha: setup ## masters killed, stopped and paused a hundred times; no acknowl
 .PHONY: fuzz
 fuzz: setup ## mutated input for every parser, store, lake and server, for hours; ARGS="--minutes 600 --only broker"
 	@PYTHONPATH=tests $(VENV)/bin/python -m support.fuzz.run $(ARGS)
+
+.PHONY: simulate
+simulate: setup ## a whole cluster in simulated time, from a seed; ARGS="--seed 7", "--seeds 1-200", "--hours 8", "--mutations"
+	@PYTHONPATH=tests $(VENV)/bin/python -m simulation.cluster $(ARGS)
 
 # Beside the sources, where `make setup` puts it as well.
 .PHONY: speed

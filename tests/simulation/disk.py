@@ -178,17 +178,139 @@ class Disk:
             os.close(descriptor)
 
 
+class SyncedDisk(Disk):
+    """A disk that looks at nothing but what is synced, for runs of hours, and for several machines below its root.
+
+    Of each file it knows the content of the last sync; a crash mixes that with what the file has now. So it never
+    leaves a content that was overwritten in between, and costs no more than a copy of what is synced.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._holds: dict[int, int] = {}
+
+    def _note_new(self, table: dict[int, list[Any]], inode: int, path: str, nothing: object) -> None:
+        if inode not in table:
+            table[inode] = [nothing]
+            self._holds[inode] = _open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def recorded(self, patch: pytest.MonkeyPatch) -> None:
+        """Take note of syncs for as long as the patches last; the caller flushes by the kernel with `snapshot`."""
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, self.sync)
+        patch.setattr(mapped_file, "sync_pages", self.sync_pages)
+
+    def sync(self, fd: int) -> None:
+        inode = os.fstat(fd).st_ino
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not path.startswith(str(self.root)):
+            return
+        if os.path.isdir(path):
+            self._sync_names(inode, Path(path))
+        else:
+            self.became_durable(inode, *self.snapshot(fd))
+
+    def snapshot(self, fd: int) -> tuple[str, bytes]:
+        """The path and content of a file, as a flush that begins now finds them."""
+        path = f"/proc/self/fd/{fd}"
+        with open(path, "rb") as file:
+            return path, file.read()
+
+    def became_durable(self, inode: int, path: str, content: bytes) -> None:
+        """Take note that a flush that began with this content has ended."""
+        self._note_new(self.contents, inode, path, b"")
+        self.contents[inode] = [content]
+
+    def sync_pages(self, mapped: mmap.mmap, begin: int, end: int) -> None:
+        path, inode = _mapping(mapped)
+        if not path.startswith(str(self.root)):
+            return
+        self._note_new(self.contents, inode, path, b"")
+        last = self.contents[inode][0]
+        sized = last.ljust(len(mapped), b"\0")
+        self.contents[inode] = [sized[:begin] + mapped[begin:end] + sized[end:]]
+
+    def _sync_names(self, inode: int, path: Path) -> None:
+        with os.scandir(path) as entries:
+            names = {entry.name: (entry.inode(), entry.is_dir()) for entry in entries}
+        for name, (number, is_directory) in sorted(names.items()):
+            if is_directory:
+                self._note_new(self.names, number, str(path / name), {})
+            else:
+                self._note_new(self.contents, number, str(path / name), b"")
+        before = self.names.get(inode, [{}])[0]
+        self.names[inode] = [{name: number for name, (number, _) in sorted(names.items())}]
+        for number in sorted(set(before.values()) - set(self.names[inode][0].values())):
+            self.contents.pop(number, None)
+            if (held := self._holds.pop(number, None)) is not None:
+                os.close(held)
+
+    def crash_of(self, directory: Path, random: Random, to: Path, kind: str | None = None) -> str:
+        """Make `to` a tree that a power cut may leave of the directory of one machine, and let it be durable."""
+        kind = kind or random.choice(["nothing more", "everything", "any", "any", "any"])
+        inode = directory.stat().st_ino
+        self.names.setdefault(inode, [{}])
+        self._look_at_directory(directory, inode)
+        self._restore(inode, to, random, kind)
+        self.settle(to)
+        return kind
+
+    def copy(self, directory: Path, to: Path) -> None:
+        """Let the copy of a directory be as durable as that is."""
+        copies = {directory.stat().st_ino: to.stat().st_ino}
+        paths = {}
+        for path in sorted(directory.rglob("*")):
+            copied = to / path.relative_to(directory)
+            copies[path.stat().st_ino] = copied.stat().st_ino
+            paths[path.stat().st_ino] = copied
+        for inode, path in paths.items():
+            if path.is_dir():
+                self._note_new(self.names, copies[inode], str(path), {})
+            else:
+                self._note_new(self.contents, copies[inode], str(path), b"")
+                self.contents[copies[inode]] = self.contents.get(inode, [b""])[:1]
+        for inode, copied_inode in copies.items():
+            if inode in self.names:
+                names = self.names[inode][0]
+                self.names[copied_inode] = [{name: copies.get(number, number) for name, number in names.items()}]
+
+    def settle(self, directory: Path) -> None:
+        """Let a directory be durable as it is."""
+        inode = directory.stat().st_ino
+        self.names.setdefault(inode, [{}])
+        self._look_at_directory(directory, inode)
+        self._forget_older(inode)
+
+    def _forget_older(self, inode: int) -> None:
+        del self.names[inode][:-1]
+        for number in self.names[inode][0].values():
+            if number in self.names:
+                self._forget_older(number)
+            else:
+                del self.contents[number][:-1]
+
+    def close(self) -> None:
+        for descriptor in self._holds.values():
+            os.close(descriptor)
+
+
 _open = os.open
 
 
 def mapped_path(mapped: mmap.mmap) -> str:
     """Which file the kernel has mapped there."""
+    return _mapping(mapped)[0]
+
+
+def _mapping(mapped: mmap.mmap) -> tuple[str, int]:
+    """The path and the inode of a mapped file."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     with open("/proc/self/maps", encoding="utf-8") as lines:
         for line in lines:
             begin, _, end = line.partition(" ")[0].partition("-")
             if int(begin, 16) <= address < int(end, 16):
-                return line.rstrip("\n").split(maxsplit=5)[5]
+                fields = line.rstrip("\n").split(maxsplit=5)
+                return fields[5], int(fields[4])
     raise AssertionError("not mapped")
 
 

@@ -1,0 +1,199 @@
+"""The history of a run, and what must be true of it: the checkers of docs/simulation.md, each a method `check_...`.
+
+As Elle and Jepsen's checker for Kafka do, they compare what clients were told with what the log has at the end: lost
+writes, duplicates in the log, reordered and non-monotonic reads. A body is unique, so it names its message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Queue = tuple[str, str, int]
+"""Topic, broker and queue id."""
+
+UNFLUSHED_S = 2.0
+"""With ASYNC_FLUSH, what a power cut may take: flushIntervalCommitLog and the time of a slow flush."""
+LOCK_S = 60.0
+"""How long a broker keeps the lock of an ordered queue for a member that it does not hear of."""
+
+
+class Position(NamedTuple):
+    queue: Queue
+    offset: int
+
+
+@dataclass
+class Sent:
+    """One message that a producer has sent."""
+
+    body: str
+    topic: str
+    begin_s: float
+    delay_s: float = 0.0
+    acked_s: float | None = None
+    position: Position | None = None
+    """Where the broker has put it, by its answer; None for delayed and transactional messages."""
+    is_retried: bool = False
+    """Whether its client may have sent it more than once."""
+    decision: str = ""
+    """Of a transaction: commit or rollback."""
+    broker: str = ""
+
+
+@dataclass
+class Delivery:
+    group: str
+    member: str
+    """The process."""
+    position: Position
+    body: str
+    begin_s: float
+    end_s: float | None = None
+    is_consumed: bool = False
+
+
+@dataclass
+class History:
+    sent: dict[str, Sent] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+    log: dict[Position, str] = field(default_factory=dict)
+    """What the queues hold at the end."""
+    power_cuts: list[tuple[str, float]] = field(default_factory=list)
+    """Group of brokers, and time."""
+    resets: list[tuple[str, float]] = field(default_factory=list)
+    """Group of consumers, and time."""
+    clock_jumps: list[tuple[str, float]] = field(default_factory=list)
+    disturbed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(lambda: -1e9))
+    """Machines, and when they were paused or cut off last."""
+    broken: list[str] = field(default_factory=list)
+    """What was found wrong while it happened."""
+    _consumed: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _active: dict[tuple[str, Queue], Delivery] = field(default_factory=dict)
+    _frontiers: defaultdict[tuple[str, Queue], set[int]] = field(default_factory=lambda: defaultdict(set))
+    _acked: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    # What clients note.
+
+    def acked(self, group: str, body: str, now_s: float) -> None:
+        """A receiver by POP has acknowledged in time, and was answered."""
+        self._acked[group].setdefault(body, now_s)
+        self._consumed[group].add(body)
+
+    def begin(self, delivery: Delivery, *, in_order: bool = False) -> None:
+        self.deliveries.append(delivery)
+        queue, offset = delivery.position
+        if in_order:
+            self._check_order(delivery, queue, offset)
+        acked_s = self._acked[delivery.group].get(delivery.body)
+        sent = self.sent.get(delivery.body)
+        if acked_s is not None and sent is not None and not sent.is_retried and not self.is_lossy(queue[1]):
+            self.broken.append(
+                f"{delivery.group} gets {delivery.body} again, which it has acknowledged at {acked_s:.3f}"
+            )
+        if sent is None:
+            self.broken.append(f"{delivery.group} gets {delivery.body!r}, which nobody has sent")
+        elif sent.decision == "rollback":
+            self.broken.append(f"{delivery.group} gets {delivery.body}, which was rolled back")
+        elif delivery.begin_s < sent.begin_s + sent.delay_s - 0.001 and not self._has_jumped(queue[1], sent.begin_s):
+            early_s = sent.begin_s + sent.delay_s - delivery.begin_s
+            self.broken.append(f"{delivery.group} gets {delivery.body} {early_s:.3f} s too early")
+
+    def _check_order(self, delivery: Delivery, queue: Queue, offset: int) -> None:
+        key = delivery.group, queue
+        active = self._active.get(key)
+        trusted_s = delivery.begin_s - LOCK_S - 30
+        if (
+            active is not None
+            and active.end_s is None
+            and active.member != delivery.member
+            and self.disturbed[active.member.partition("/")[0]] < trusted_s
+            and self.disturbed[queue[1]] < trusted_s
+            and self.disturbed[active.member] < trusted_s
+        ):
+            self.broken.append(
+                f"{delivery.group}: {delivery.member} and {active.member} have {queue} at the same time, "
+                f"{delivery.body} and {active.body}"
+            )
+        self._active[key] = delivery
+        frontier = self._frontiers[key]
+        if offset > 0 and offset not in frontier and offset - 1 not in frontier and not self.is_lossy(queue[1]):
+            self.broken.append(f"{delivery.group} gets {delivery.body} at {queue} {offset} before {offset - 1}")
+
+    def end(self, delivery: Delivery, now_s: float, *, is_consumed: bool) -> None:
+        delivery.end_s, delivery.is_consumed = now_s, is_consumed
+        if is_consumed:
+            self._consumed[delivery.group].add(delivery.body)
+            self._frontiers[delivery.group, delivery.position.queue].add(delivery.position.offset)
+
+    def ended(self, process: str) -> None:
+        """A process was ended: what it was consuming is over."""
+        for delivery in self._active.values():
+            if delivery.member == process and delivery.end_s is None:
+                delivery.end_s = delivery.begin_s
+
+    def is_lossy(self, broker: str) -> bool:
+        """Whether a group of brokers had a power cut that may have cost acknowledged messages."""
+        return any(group == broker for group, _ in self.power_cuts)
+
+    def _has_jumped(self, broker: str, since_s: float) -> bool:
+        return any(machine.startswith(broker) and at_s >= since_s for machine, at_s in self.clock_jumps)
+
+    def missing(self, group: str, topic: str) -> list[str]:
+        """Messages of a topic's log that a group has not consumed."""
+        consumed = self._consumed[group]
+        return [body for position, body in self.log.items() if position.queue[0] == topic and body not in consumed]
+
+    # What must be true at the end.
+
+    def check(self) -> list[str]:
+        found = list(self.broken)
+        for check in (self.check_acked_are_in_log, self.check_duplicates, self.check_transactions, self.check_reads):
+            found += check()
+        return found
+
+    def _may_be_lost(self, sent: Sent) -> bool:
+        """Whether a power cut came soon after an acknowledgement; by the durability table only with ASYNC_FLUSH."""
+        assert sent.acked_s is not None
+        return any(
+            group == sent.broker and sent.begin_s - 0.1 <= at_s and sent.acked_s >= at_s - UNFLUSHED_S
+            for group, at_s in self.power_cuts
+        )
+
+    def check_acked_are_in_log(self) -> Iterator[str]:
+        """Each acknowledged message is in the log, where the answer said, unless the durability table allows a loss."""
+        bodies = {body: position for position, body in self.log.items()}
+        for sent in self.sent.values():
+            if sent.acked_s is None or sent.decision == "rollback" or sent.decision == "unknown":
+                continue
+            if sent.body not in bodies:
+                if not self._may_be_lost(sent):
+                    yield f"lost: {sent.body}, acknowledged at {sent.acked_s:.3f} by {sent.broker}"
+            elif sent.position is not None and self.log.get(sent.position) != sent.body and not self._may_be_lost(sent):
+                yield f"moved: {sent.body} was acknowledged at {sent.position} and is at {bodies[sent.body]}"
+
+    def check_duplicates(self) -> Iterator[str]:
+        """No message is in the log twice, unless its client has sent it again."""
+        for body, count in Counter(self.log.values()).items():
+            if body not in self.sent:
+                yield f"phantom: {body!r} is in the log, and nobody has sent it"
+            elif count > 1 and not self.sent[body].is_retried:
+                yield f"duplicate: {body} is {count} times in the log"
+
+    def check_transactions(self) -> Iterator[str]:
+        """A transaction that was committed is in the log once; one that was rolled back never."""
+        bodies = set(self.log.values())
+        for sent in self.sent.values():
+            if sent.decision == "rollback" and sent.body in bodies:
+                yield f"{sent.body} was rolled back, and is in the log"
+
+    def check_reads(self) -> Iterator[str]:
+        """Whatever was read at a position is what the log has there."""
+        for delivery in self.deliveries:
+            there = self.log.get(delivery.position)
+            if there != delivery.body and not delivery.position.queue[0].startswith("%"):
+                if self.is_lossy(delivery.position.queue[1]):
+                    continue
+                yield f"{delivery.group} has read {delivery.body} at {delivery.position}, where the log has {there}"

@@ -1,0 +1,201 @@
+"""The plan of one run: a cluster, its clients and its faults, all drawn from a seed before anything starts.
+
+Each part draws from a generator of its own, so that a plan without one of its faults or clients, which `smaller` makes,
+is otherwise the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+LENGTH_S = 60.0
+"""How long clients send and faults come; then everything is healed, and must drain."""
+
+CLIENTS = {
+    "producer": "sends messages one by one to any queue, some in batches",
+    "keyed": "sends messages in order, by key, each after the one before",
+    "delayed": "sends messages that are delivered later",
+    "transactional": "sends messages whose transactions are committed, rolled back or left open for a check",
+    "push": "consumes concurrently; its listener fails now and then",
+    "orderly": "consumes in order; its listener fails now and then",
+    "broadcast": "consumes all messages by itself",
+    "pull": "reads each queue from its begin",
+    "pop": "receives by POP, acknowledges, or leaves messages to others",
+}
+
+FAULTS = {
+    "kill": "a server is ended by kill -9, and starts on its files after a while",
+    "restart": "a server is stopped and started",
+    "power": "a server's machine loses its power; what was not synced may be lost or torn",
+    "crash": "a client is ended by kill -9, and another one takes its place",
+    "leave": "a client is closed, and another one takes its place",
+    "pause": "none of a process's code runs for a while",
+    "cut": "no bytes pass between two machines for a while",
+    "half-cut": "no bytes pass between two machines in one direction for a while",
+    "reset": "all connections between two machines break",
+    "clock": "the wall clock of a machine jumps",
+    "full": "the disk of a broker refuses to grow for a while",
+    "eio": "the disk of a broker fails a sync, and the broker is started again",
+    "offsets": "an operator resets the offsets of a group to the begin",
+    "topic": "an operator changes the number of a topic's queues",
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    kind: str
+    number: int
+    topic: str
+    group: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.number}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    at_s: float
+    kind: str
+    target: str
+    other: str = ""
+    length_s: float = 0.0
+
+    def __str__(self) -> str:
+        other = f" and {self.other}" if self.other else ""
+        length = f" for {self.length_s:.1f} s" if self.length_s else ""
+        return f"{self.kind} {self.target}{other}{length}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    seed: int
+    namesrvs: int
+    groups: int
+    has_slaves: bool
+    is_sync_flush: bool
+    is_sync_master: bool
+    queues: int
+    latency_s: float
+    clients: tuple[Client, ...]
+    faults: tuple[Fault, ...]
+    length_s: float = LENGTH_S
+
+    @property
+    def brokers(self) -> list[str]:
+        masters = [f"broker-{number}" for number in range(self.groups)]
+        return masters + ([f"{name}-slave" for name in masters] if self.has_slaves else [])
+
+    @property
+    def servers(self) -> list[str]:
+        return [f"namesrv-{number}" for number in range(self.namesrvs)] + self.brokers
+
+    def describe(self) -> list[str]:
+        """The plan as lines of text."""
+        flush = "SYNC_FLUSH" if self.is_sync_flush else "ASYNC_FLUSH"
+        role = "SYNC_MASTER" if self.is_sync_master else "ASYNC_MASTER"
+        lines = [
+            f"seed {self.seed}: {self.namesrvs} name servers, {self.groups} groups of brokers, {flush}, {role}, "
+            f"{'with' if self.has_slaves else 'without'} slaves, {self.queues} queues per topic",
+            "clients: " + (", ".join(client.name for client in self.clients) or "none"),
+        ]
+        return lines + [f"fault at {fault.at_s:.1f} s: {fault}" for fault in self.faults]
+
+    def smaller(self) -> Iterator[Plan]:
+        """Yield plans that lack something: half of the faults, one fault, one client, a part of the cluster."""
+        if len(self.faults) > 3:
+            half = len(self.faults) // 2
+            yield replace(self, faults=self.faults[:half])
+            yield replace(self, faults=self.faults[half:])
+        for number in range(len(self.faults)):
+            yield replace(self, faults=self.faults[:number] + self.faults[number + 1 :])
+        for number in range(len(self.clients)):
+            yield replace(self, clients=self.clients[:number] + self.clients[number + 1 :])
+        if self.namesrvs > 1:
+            yield self._without("namesrv-1", namesrvs=1)
+        if self.groups > 1:
+            yield self._without("broker-1", groups=1)
+        if self.queues > 1:
+            yield replace(self, queues=1)
+
+    def _without(self, name: str, **changes: int) -> Plan:
+        faults = tuple(
+            each for each in self.faults if not each.target.startswith(name) and not each.other.startswith(name)
+        )
+        return replace(self, faults=faults, **changes)  # type: ignore[arg-type]
+
+
+def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
+    """Draw a plan."""
+    chance = Random(f"{seed}/cluster")
+    has_slaves = chance.random() < 0.5
+    plan = Plan(
+        seed,
+        namesrvs=chance.choice((1, 1, 2)),
+        groups=chance.choice((1, 1, 2)),
+        has_slaves=has_slaves,
+        is_sync_flush=chance.random() < 0.5,
+        is_sync_master=has_slaves and chance.random() < 0.6,
+        queues=chance.choice((1, 2, 4)),
+        latency_s=chance.choice((0.0005, 0.005, 0.05)),
+        clients=(),
+        faults=(),
+        length_s=length_s,
+    )
+    plan = replace(plan, clients=tuple(_clients(Random(f"{seed}/clients"))))
+    return replace(plan, faults=tuple(_faults(plan, Random(f"{seed}/faults"))))
+
+
+def _clients(chance: Random) -> Iterator[Client]:
+    yield Client("producer", 0, "plain")
+    yield Client("push", 0, "plain", "g-push")
+    if chance.random() < 0.5:
+        yield Client("push", 1, "plain", "g-push")
+    optional = ["keyed", "delayed", "transactional", "broadcast", "pull", "pop"]
+    for kind in chance.sample(optional, chance.randrange(1, len(optional) + 1)):
+        yield Client(kind, 0, "ordered" if kind == "keyed" else "plain", f"g-{kind}")
+        if kind == "keyed":
+            yield Client("orderly", 0, "ordered", "g-orderly")
+            yield Client("orderly", 1, "ordered", "g-orderly")
+        elif kind == "pop" and chance.random() < 0.5:
+            yield Client("pop", 1, "plain", "g-pop")
+
+
+def _faults(plan: Plan, chance: Random) -> Iterator[Fault]:
+    servers, brokers = plan.servers, plan.brokers
+    clients = [client.name for client in plan.clients]
+    # Each run has some kinds of faults: with all of them at once, nothing works for long.
+    kinds = chance.sample(list(FAULTS), chance.randrange(1, 6))
+    times = sorted(
+        chance.uniform(2.0, plan.length_s) for _ in range(int(plan.length_s / 60 * chance.randrange(1, 9)) or 1)
+    )
+    for at_s in times:
+        kind = chance.choice(kinds)
+        length_s = chance.choice((0.5, 3.0, 12.0, 30.0)) * chance.uniform(0.5, 1.5)
+        target, other = chance.choice(brokers), ""
+        if kind in ("kill", "restart", "power"):
+            target = chance.choice(servers) if kind != "power" else target
+        elif kind in ("crash", "leave"):
+            target = chance.choice(clients)
+        elif kind == "pause":
+            target = chance.choice(servers + clients)
+        elif kind in ("cut", "half-cut", "reset"):
+            target, other = chance.sample(servers + clients, 2)
+            if chance.random() < 0.7:  # most pairs have nothing to say to each other
+                target = chance.choice(servers)
+                other = chance.choice([each for each in servers + clients if each != target])
+            if chance.random() < 0.5:
+                target, other = other, target
+        elif kind == "clock":
+            target = chance.choice(servers + clients)
+            length_s = chance.choice((-30.0, -2.0, 0.5, 2.0, 30.0))
+        elif kind == "offsets":
+            groups = [client.group for client in plan.clients if client.kind in ("push", "orderly")]
+            target, length_s = chance.choice(groups), 0.0
+        elif kind == "topic":
+            target, length_s = chance.choice(("plain", "ordered")), 0.0
+        if kind in ("restart", "reset", "leave", "eio"):
+            length_s = 0.0
+        yield Fault(at_s, kind, target, other, length_s)

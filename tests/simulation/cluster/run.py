@@ -1,0 +1,436 @@
+"""One run of a plan: servers, clients and faults, then the healing, and what must be true after it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rucola.admin import AdminClient
+from rucola.broker.broker import Broker
+from rucola.domain.queue import MessageQueue
+from rucola.domain.topic import TopicConfig
+from rucola.errors import MQError
+from rucola.message.record import decode
+from rucola.store.directory_reader import StoreReader
+from rucola.store.tools.check import check
+from simulation.cluster.clients import Program
+from simulation.cluster.history import History, Position
+from simulation.cluster.plan import Client, Fault, Plan
+from simulation.cluster.world import BROKER_PORT, World, simulated_world
+from simulation.network import SimulatedLoop, current_machine
+
+DRAIN_S = 240.0
+"""After the last fault, how long at most until everything is delivered."""
+LOOK_S = 5.0
+TOPICS = ("plain", "ordered")
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    plan: Plan
+    broken: list[str]
+    transcript: list[str]
+    simulated_s: float
+    cpu_s: float
+    counts: Counter[str]
+    """How often clients' operations had each result, and faults were injected."""
+
+    def text(self) -> str:
+        """The whole story."""
+        return "\n".join([*self.plan.describe(), *self.transcript, *(f"BROKEN: {each}" for each in self.broken)]) + "\n"
+
+
+class Run:
+    """The state that clients, faults and checkers share."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.plan = world.plan
+        self.loop: SimulatedLoop = world.loop
+        self.transcript = world.transcript
+        self.history = History()
+        self.counts: Counter[str] = Counter()
+        self.is_sending = True
+        self.programs: dict[str, Program] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._active_faults: Counter[str] = Counter()
+
+    def count(self, operation: str) -> None:
+        """Count an operation, and its pairs with the faults that last."""
+        self.counts[operation] += 1
+        for kind, number in self._active_faults.items():
+            if number:
+                self.counts[f"{operation} × {kind}"] += 1
+
+    def broker_at(self, address: str) -> str:
+        port = int(address.rpartition(":")[2])
+        return f"broker-{(port - BROKER_PORT) // 10}"
+
+    # Clients.
+
+    def start_client(self, client: Client) -> None:
+        machine = self.world.client(client.name)
+        process = machine.begin()
+        program = self.programs[client.name] = Program(self, client, process)
+        if client.kind == "broadcast":
+            machine.directory.mkdir(exist_ok=True)
+        self.tasks[client.name] = machine.run(program.live())
+
+    async def leave(self, client: Client) -> None:
+        """Let a client close; it is ended if that takes too long."""
+        self.programs[client.name].leaving.set()
+        task = self.tasks[client.name]
+        await asyncio.wait([task], timeout=60)
+        machine = self.world.machines[client.name]
+        if not task.done():
+            self.history.broken.append(f"{client.name} does not close")
+        elif task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]
+        self.loop.end(machine.process)
+        self.history.ended(machine.process)
+
+    # The run.
+
+    async def live(self) -> None:
+        world, plan = self.world, self.plan
+        for server in world.servers.values():
+            await server.start()
+        await self._create_topics()
+        for client in plan.clients:
+            self.start_client(client)
+        begin_s = self.loop.time()
+        faults = [asyncio.create_task(self._inject(fault, begin_s, number)) for number, fault in enumerate(plan.faults)]
+        await asyncio.sleep(plan.length_s)
+        self.is_sending = False
+        self.transcript.add("", "clients stop to send")
+        for task in faults:
+            await task
+        self.transcript.add("", "the last fault is healed")
+        await self._drain()
+        for client in plan.clients:
+            await self.leave(client)
+        await self._stop_servers()
+
+    async def _create_topics(self) -> None:
+        async with AdminClient(self.world.namesrv) as admin:
+            for number in range(self.plan.groups):
+                for topic in TOPICS:
+                    await self._create(admin, number, topic, self.plan.queues)
+
+    async def _create(self, admin: AdminClient, number: int, topic: str, queues: int) -> None:
+        config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+        await admin.topics.create_or_update(f"127.0.0.1:{BROKER_PORT + 10 * number}", config)
+
+    async def _stop_servers(self) -> None:
+        # Slaves have all of the log before their masters stop.
+        for server in reversed(self.world.servers.values()):
+            await server.stop()
+
+    async def _drain(self) -> None:
+        begin_s = self.loop.time()
+        waiting: list[str] = []
+        while self.loop.time() < begin_s + DRAIN_S:
+            await asyncio.sleep(LOOK_S)
+            waiting = self._waiting()
+            if not waiting:
+                self.transcript.add("", f"everything is delivered after {self.loop.time() - begin_s:.0f} s")
+                return
+        self.history.broken += [f"after {DRAIN_S:.0f} s, {each}" for each in waiting]
+
+    def _masters(self) -> list[Broker]:
+        return [
+            server.server
+            for name, server in self.world.servers.items()
+            if isinstance(server.server, Broker) and not name.endswith("-slave")
+        ]  # type: ignore[misc]
+
+    def _waiting(self) -> list[str]:
+        """What clients still have to get."""
+        self._read_logs()
+        history, waiting = self.history, []
+        for group, topic in dict.fromkeys((client.group, client.topic) for client in self.plan.clients if client.group):
+            is_consumer = any(
+                client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull")
+                for client in self.plan.clients
+            )
+            missing = (
+                [body for body in history.missing(group, topic) if not self._is_replaced(body)] if is_consumer else []
+            )
+            if missing:
+                waiting.append(f"group {group} has not got {len(missing)} messages of {topic}, such as {missing[0]}")
+        bodies = set(history.log.values())
+        for sent in history.sent.values():
+            if sent.acked_s is None or sent.body in bodies or history._may_be_lost(sent):
+                continue
+            if sent.delay_s:
+                waiting.append(f"delayed {sent.body} is not in the log")
+            elif sent.decision == "commit":
+                waiting.append(f"committed {sent.body} is not in the log")
+        for name, server in self.world.servers.items():
+            if name.endswith("-slave") and not self.may_differ(name):
+                slave, master = server.server, self.world.servers[name.removesuffix("-slave")].server
+                ends = [_end(each) for each in (slave, master)]
+                if ends[0] != ends[1]:
+                    waiting.append(f"the log of {name} ends at {ends[0]}, and its master's at {ends[1]}")
+        return waiting
+
+    def may_differ(self, slave: str) -> bool:
+        """Whether a master may lack what its slave has: then the slave keeps that, and waits for an operator."""
+        return not self.plan.is_sync_flush and self.history.is_lossy(slave.removesuffix("-slave"))
+
+    def _is_replaced(self, body: str) -> bool:
+        """Whether a message may have taken the place of one that a power cut has taken."""
+        return any(
+            position.queue[1] in {group for group, _ in self.history.power_cuts}
+            for position, each in self.history.log.items()
+            if each == body
+        )
+
+    def _read_logs(self) -> None:
+        """Read the queues of the masters, without a request."""
+        log = self.history.log
+        log.clear()
+        for broker in self._masters():
+            if broker.parts is None:
+                continue
+            store = broker.parts.storage.store
+            for topic in TOPICS:
+                for queue_id in range(64):
+                    self._read_queue(store, (topic, broker.config.broker_name, queue_id))
+
+    def _read_queue(self, store: Any, queue: tuple[str, str, int]) -> None:
+        topic, _, queue_id = queue
+        offset = store.min_offset(topic, queue_id)
+        while True:
+            result = store.get(topic, queue_id, offset, 32)
+            if not result.records:
+                return
+            for record in result.records:
+                message = decode(record)
+                self.history.log[Position(queue, message.queue_offset)] = message.body.decode()
+            offset = result.next_begin_offset
+
+    # Faults.
+
+    async def _inject(self, fault: Fault, begin_s: float, number: int) -> None:
+        await asyncio.sleep(begin_s + fault.at_s - self.loop.time())
+        chance = Random(f"{self.plan.seed}/fault/{number}")
+        inject: dict[str, Callable[[Fault, Random], Coroutine[Any, Any, None]]] = {
+            "kill": self._kill,
+            "restart": self._restart,
+            "power": self._cut_power,
+            "crash": self._crash,
+            "leave": self._leave_and_come,
+            "pause": self._pause,
+            "cut": self._cut,
+            "half-cut": self._cut,
+            "reset": self._reset,
+            "clock": self._jump,
+            "full": self._fill,
+            "eio": self._fail_sync,
+            "offsets": self._reset_offsets,
+            "topic": self._change_topic,
+        }
+        self.transcript.add("FAULT", str(fault))
+        self.counts[f"fault {fault.kind}"] += 1
+        self._active_faults[fault.kind] += 1
+        await inject[fault.kind](fault, chance)
+        self._active_faults[fault.kind] -= 1
+
+    def _client(self, name: str) -> Client:
+        return next(client for client in self.plan.clients if client.name == name)
+
+    async def _kill(self, fault: Fault, chance: Random) -> None:
+        server = self.world.servers[fault.target]
+        async with server.busy:
+            server.end()
+            await asyncio.sleep(fault.length_s)
+            await server.start()
+
+    async def _restart(self, fault: Fault, chance: Random) -> None:
+        server = self.world.servers[fault.target]
+        async with server.busy:
+            await server.stop()
+            await server.start()
+
+    async def _cut_power(self, fault: Fault, chance: Random) -> None:
+        server = self.world.servers[fault.target]
+        async with server.busy:
+            if not fault.target.endswith("-slave"):
+                self.history.power_cuts.append((fault.target, self.loop.time()))
+            kind = server.lose_power(chance)
+            self.transcript.add(fault.target, f"has lost its power; its disk keeps {kind}")
+            await asyncio.sleep(fault.length_s)
+            self.loop.power_on(fault.target)
+            await server.start()
+
+    async def _crash(self, fault: Fault, chance: Random) -> None:
+        with suppress(StopIteration):
+            client, machine = self._client(fault.target), self.world.machines[fault.target]
+            async with machine.busy:
+                process = machine.process
+                machine.end()
+                self.history.ended(process)
+                await asyncio.sleep(fault.length_s)
+                self.start_client(client)
+
+    async def _leave_and_come(self, fault: Fault, chance: Random) -> None:
+        with suppress(StopIteration):
+            client, machine = self._client(fault.target), self.world.machines[fault.target]
+            async with machine.busy:
+                await self.leave(client)
+                self.start_client(client)
+
+    async def _pause(self, fault: Fault, chance: Random) -> None:
+        machine = self.world.machines.get(fault.target)
+        if machine is None:
+            return
+        async with machine.busy:
+            self.loop.pause(machine.process)
+            self.history.disturbed[fault.target] = self.loop.time() + fault.length_s
+            await asyncio.sleep(fault.length_s)
+            self.loop.resume(machine.process)
+
+    async def _cut(self, fault: Fault, chance: Random) -> None:
+        ways = [(fault.target, fault.other)]
+        if fault.kind == "cut":
+            ways.append((fault.other, fault.target))
+        for way in ways:
+            self.loop.cut(*way)
+        for each in (fault.target, fault.other):
+            self.history.disturbed[each] = max(self.history.disturbed[each], self.loop.time() + fault.length_s)
+        await asyncio.sleep(fault.length_s)
+        if chance.random() < 0.5:
+            self.loop.reset_connections(fault.target, fault.other)
+        for way in ways:
+            self.loop.heal(*way)
+
+    async def _reset(self, fault: Fault, chance: Random) -> None:
+        count = self.loop.reset_connections(fault.target, fault.other)
+        self.transcript.add("", f"{count} connections break")
+
+    async def _jump(self, fault: Fault, chance: Random) -> None:
+        self.history.clock_jumps.append((fault.target, self.loop.time() + abs(fault.length_s)))
+        self.history.disturbed[fault.target] = self.loop.time()
+        self.loop.clock_offsets[fault.target] += fault.length_s
+
+    async def _fill(self, fault: Fault, chance: Random) -> None:
+        server = self.world.servers[fault.target]
+        server.disk_error = errno.ENOSPC
+        await asyncio.sleep(fault.length_s)
+        server.disk_error = 0
+
+    async def _fail_sync(self, fault: Fault, chance: Random) -> None:
+        server = self.world.servers[fault.target]
+        async with server.busy:
+            server.sync_error = errno.EIO
+            await asyncio.sleep(chance.uniform(0.5, 5))
+            server.sync_error = 0
+            server.end()
+            await server.start()
+
+    async def _reset_offsets(self, fault: Fault, chance: Random) -> None:
+        topic = next(client.topic for client in self.plan.clients if client.group == fault.target)
+        self.history.resets.append((fault.target, self.loop.time()))
+        async with AdminClient(self.world.namesrv) as admin:
+            try:
+                for queue in await admin.topics.queues(topic):
+                    begin, _ = await admin.offsets.ends(self._address(queue), queue)
+                    await admin.offsets.reset(fault.target, queue, begin)
+            except MQError as error:
+                self.transcript.add("operator", f"cannot reset offsets: {error}")
+
+    def _address(self, queue: MessageQueue) -> str:
+        return f"127.0.0.1:{BROKER_PORT + 10 * int(queue.broker_name.rpartition('-')[2])}"
+
+    async def _change_topic(self, fault: Fault, chance: Random) -> None:
+        if fault.target != "plain":
+            return
+        queues = chance.randrange(self.plan.queues, self.plan.queues + 3)
+        async with AdminClient(self.world.namesrv) as admin:
+            try:
+                for number in range(self.plan.groups):
+                    await self._create(admin, number, fault.target, queues)
+                self.transcript.add("operator", f"{fault.target} has {queues} queues")
+            except MQError as error:
+                self.transcript.add("operator", f"cannot change {fault.target}: {error}")
+
+
+def _end(server: Any) -> int:
+    return -1 if server.parts is None else int(server.parts.storage.store.max_physical_offset)
+
+
+class _Log(logging.Handler):
+    """Takes the program's warnings into the transcript."""
+
+    def __init__(self, world: World, level: int) -> None:
+        super().__init__(level)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().replace(str(self._world.root), "")
+        self._world.transcript.add(current_machine(), f"{record.levelname.lower()}: {text}")
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            self._world.transcript.add(current_machine(), f"  {type(error).__name__}: {error}")
+            self._world.events["logged exceptions"] += 1
+
+
+def simulate(plan: Plan, root: Path, *, log_level: int = logging.WARNING) -> Outcome:
+    """Run a plan. `root` must not exist, and is removed at the end."""
+    began_s = time.process_time()
+    logger = logging.getLogger("rucola")
+    with simulated_world(plan, root) as world:
+        run = Run(world)
+        handler = _Log(world, log_level)
+        logger.addHandler(handler)
+        logger.setLevel(log_level)
+        logger.propagate = False
+        unexpected: list[str] = []
+
+        def on_exception(loop: Any, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            unexpected.append(f"unhandled: {context['message']}: {type(error).__name__}: {error}")
+
+        world.loop.set_exception_handler(on_exception)
+        asyncio.set_event_loop(world.loop)
+        try:
+            world.loop.run_until_complete(run.live())
+            broken = run.history.check()
+            for server in world.servers.values():
+                if server.directory.exists():
+                    broken += [f"check of {server.name}: {finding}" for finding in check(server.directory)]
+            broken += _compare_logs(run)
+        finally:
+            logger.removeHandler(handler)
+        broken += unexpected
+        broken = [each.replace(str(root), "") for each in broken]
+        counts = run.counts + world.events
+        return Outcome(plan, broken, world.transcript.lines, world.loop.time(), time.process_time() - began_s, counts)
+
+
+def _compare_logs(run: Run) -> list[str]:
+    """The logs of a master and its slave are equal."""
+    broken = []
+    for name, server in run.world.servers.items():
+        if name.endswith("-slave") and not run.may_differ(name):
+            master = run.world.servers[name.removesuffix("-slave")]
+            logs = []
+            for each in (master, server):
+                with StoreReader(each.directory) as reader:
+                    logs.append([(message.physical_offset, message.topic, message.body) for message in reader.walk()])
+            own = {message[0]: message for message in logs[1]}
+            if any(own.get(message[0], message) != message for message in logs[0]):
+                broken.append(f"the logs of {master.name} and {name} differ")
+    return broken

@@ -1,0 +1,144 @@
+"""Runs in processes of their own: one is forked for each plan, so that none finds what another has left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from simulation.cluster.plan import Plan
+from simulation.cluster.run import Outcome, simulate
+
+MOST_S = 120.0
+"""Seconds of real time that a run may take."""
+MOST_ATTEMPTS = 200
+"""Runs that one shrinking may need."""
+_ADDR_NO_RANDOMIZE = 0x0040000
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def fixed_process() -> None:
+    """Let what differs between two processes be the same: the hashes of strings, addresses of objects, the time zone.
+
+    Starts this program again if it has to.
+    """
+    library = ctypes.CDLL(None)
+    before = library.personality(ctypes.c_ulong(0xFFFFFFFF))
+    fixed = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
+    if before & _ADDR_NO_RANDOMIZE and all(os.environ.get(name) == value for name, value in fixed.items()):
+        return
+    library.personality(ctypes.c_ulong(before | _ADDR_NO_RANDOMIZE))
+    os.execve(sys.executable, sys.orig_argv, os.environ | fixed)
+
+
+def _directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None))
+
+
+class _Child:
+    """A process with one run; its outcome comes through a pipe."""
+
+    def __init__(self, plan: Plan, prepare: Callable[[], object]) -> None:
+        self.plan = plan
+        self._root = _directory()
+        self._root.rmdir()
+        self.end_s = time.monotonic() + MOST_S
+        self.pipe, writing = os.pipe()
+        self._data = b""
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                gc.disable()
+                os.close(self.pipe)
+                prepare()
+                data = pickle.dumps(simulate(plan, self._root))
+            except BaseException as error:
+                import traceback
+
+                failed = Outcome(plan, [f"fails: {error!r}\n{traceback.format_exc()}"], [], 0.0, 0.0, Counter())
+                data = pickle.dumps(failed)
+            with open(writing, "wb") as file:
+                file.write(data)
+            os._exit(0)
+        os.close(writing)
+
+    def read(self) -> bool:
+        """Read what has come; return whether that is all."""
+        data = os.read(self.pipe, 1 << 20)
+        self._data += data
+        return not data
+
+    def outcome(self) -> Outcome:
+        os.close(self.pipe)
+        os.waitpid(self._pid, 0)
+        if self._root.exists():
+            import shutil
+
+            shutil.rmtree(self._root, ignore_errors=True)
+        if not self._data:
+            return Outcome(self.plan, [f"no end within {MOST_S:.0f} s"], [], 0.0, 0.0, Counter())
+        result = pickle.loads(self._data)
+        assert isinstance(result, Outcome)
+        return result
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+
+def outcomes(
+    plans: Iterable[Plan], workers: int, end_s: float = 1e12, prepare: Callable[[], object] = lambda: None
+) -> Iterator[Outcome]:
+    """Run plans, so many at a time, until the monotonic time `end_s`; yield outcomes as they come."""
+    running: dict[int, _Child] = {}
+    waiting = iter(plans)
+    while True:
+        while len(running) < workers and time.monotonic() < end_s and (plan := next(waiting, None)) is not None:
+            child = _Child(plan, prepare)
+            running[child.pipe] = child
+        if not running:
+            return
+        ready, _, _ = select.select(list(running), [], [], 1.0)
+        for child in list(running.values()):
+            if time.monotonic() > child.end_s:
+                child.kill()
+            if child.pipe in ready and child.read():
+                del running[child.pipe]
+                yield child.outcome()
+
+
+def outcome_of(plan: Plan, prepare: Callable[[], object] = lambda: None) -> Outcome:
+    """Run one plan."""
+    (outcome,) = outcomes([plan], 1, prepare=prepare)
+    return outcome
+
+
+def shrink(failed: Outcome, prepare: Callable[[], object] = lambda: None) -> Outcome:
+    """Return a run that fails as this one does, without whatever is not needed for that."""
+    attempts, smallest, is_smaller = 0, failed, True
+    while is_smaller and attempts < MOST_ATTEMPTS:
+        is_smaller = False
+        for plan in smallest.plan.smaller():
+            attempts += 1
+            outcome = outcome_of(plan, prepare)
+            if outcome.broken:
+                smallest, is_smaller = outcome, True
+                break
+            if attempts >= MOST_ATTEMPTS:
+                break
+    for length_s in (5.0, 15.0, 30.0):
+        last_s = max([fault.at_s for fault in smallest.plan.faults], default=0.0)
+        if length_s > last_s:
+            outcome = outcome_of(replace(smallest.plan, length_s=length_s), prepare)
+            if outcome.broken:
+                return outcome
+    return smallest
