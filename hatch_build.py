@@ -7,7 +7,7 @@ plain text and pictures are left out.
 The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers. A wheel
 with it is for this platform and for every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and
 has a file that says what was missing, which `rucola --version` shows. A wheel also has the commit of the checkout that
-it was built from, or RUCOLA_COMMIT, where the sources were copied without one. An editable installation gets the extension
+it was built from, or RUCOLA_COMMIT, if the sources were copied without one. An editable installation has the extension
 beside the sources. RUCOLA_SPEED=1 makes a missing compiler an error, RUCOLA_SPEED=0 leaves the accelerator out. Sources
 that are missing are an error in any case but the last.
 """

@@ -592,7 +592,8 @@ def test_a_power_failure_between_a_commit_and_its_op_message_delivers_once(
     with transaction_store(tmp_path / "before") as here:
         half = here.prepare(T0, b"body", UNIQ_KEY="U", **delay)
         other = here.prepare(T0, b"other", UNIQ_KEY="V", **delay)
-        monkeypatch.setattr(here.transactions, "_put_op", lambda *place, **kind: PutResult(PutMessageStatus.UNKNOWN_ERROR))
+        failed = PutResult(PutMessageStatus.UNKNOWN_ERROR)
+        monkeypatch.setattr(here.transactions, "_put_op", lambda *place, **kind: failed)
         assert here.end(half, COMMIT) is None
         crashed = stores.crashed_copy(here.store, tmp_path / "after")
     crashed.open(T0)

@@ -51,14 +51,14 @@ def sql(
 
     The table `messages` has the columns of the data source, and `date`, the UTC day of storeTimestamp. Conditions on
     topic, date and storeTimestamp, and -t, save reading. Bodies are binary: decode(body) is their text, and
-    TRY_CAST(decode(body) AS JSON) ->> 'name' a member of JSON, NULL if a body is none. In CSV, a text that a spreadsheet
-    would run as a formula begins with an apostrophe.
+    TRY_CAST(decode(body) AS JSON) ->> 'name' a member of JSON, NULL if a body is none. In CSV, a text that a
+    spreadsheet would run as a formula begins with an apostrophe.
 
     \b
     Examples:
       rucola pipeline sql --lake lake "SELECT topic, date, count(*) FROM messages GROUP BY ALL ORDER BY ALL"
       rucola pipeline sql --lake lake "SELECT date, count(*) FROM messages GROUP BY ALL ORDER BY date" --chart
-      rucola pipeline sql --lake lake -t Orders "SELECT TRY_CAST(decode(body) AS JSON) ->> 'price' AS price FROM messages" --csv
+      rucola pipeline sql --lake lake "SELECT TRY_CAST(decode(body) AS JSON) ->> 'price' FROM messages" --csv
     """
     if as_csv + as_chart + as_json > 1:
         raise click.UsageError("give one of --csv, --chart and --json")
