@@ -97,7 +97,7 @@ def offsets(broker: str, name: str) -> bytes:
 PAGES = {
     "/": 0,
     "/broker?address=ADDRESS": 0,
-    f"/topic?name={topic(0)}": 2 * (2 + 1) + 2 * MAX_SENDER_QUEUES,
+    f"/topic?name={topic(0)}": 2 * (2 + 1) + MAX_SENDER_QUEUES,
     f"/group?name={group(0)}": 2,
     "/clients": 2 * CLIENT_GROUPS,
     "/clients?kind=producers": 2,
@@ -159,8 +159,8 @@ async def test_pages_keep_to_their_bytes_and_requests(tmp_path: Path) -> None:
 
 
 async def fill_history(console: Visitor) -> None:
-    series = ["puts_per_s broker-a", "gets_per_s broker-a", "disk_ratio broker-a", f"topic_puts_per_s {topic(0)}"]
-    series += [f"{kind} {group(0)}" for kind in ("backlog", "delay_s", "consumed_per_s")]
+    series = ["puts_per_s broker-a", "gets_per_s broker-a", "disk_ratio broker-a", f"topic puts_per_s {topic(0)}"]
+    series += [f"group {kind} {group(0)}" for kind in ("backlog", "delay_s", "consumed_per_s")]
     end_s = int(time.time())
     for at_s in range(end_s - RANGES["2h"], end_s, 60):
         await console.console.history.add(at_s, dict.fromkeys(series, 123_456.789))

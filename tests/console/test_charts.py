@@ -16,8 +16,8 @@ from support.browser import browser
 from support.console import live_cluster, visitor
 
 SERIES = (
-    "puts_per_s broker-a", "gets_per_s broker-a", "disk_ratio broker-a", "topic_puts_per_s Orders", "backlog billing",
-    "delay_s billing", "consumed_per_s billing",
+    "puts_per_s broker-a", "gets_per_s broker-a", "disk_ratio broker-a", "topic puts_per_s Orders",
+    "group backlog billing", "group delay_s billing", "group consumed_per_s billing",
 )  # fmt: skip
 
 

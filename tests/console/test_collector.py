@@ -132,6 +132,19 @@ async def test_the_history_never_outgrows_its_limit(tmp_path: Path) -> None:
     assert MAX_BYTES == 200 << 20
 
 
+async def test_many_topics_cost_the_brokers_no_history(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db", max_bytes=400 << 10)
+    await history.open()
+    begin = 900_000_000
+    for step in range(60):
+        details = {f"topic puts_per_s {n}": 1.0 for n in range(100)} | {f"group backlog {n}": 1.0 for n in range(100)}
+        await history.add(begin + 10 * step, {"puts_per_s broker-a": 1.0} | details)
+    of_broker = await history.samples("puts_per_s broker-a", begin, begin + 600)
+    of_topic = await history.samples("topic puts_per_s 7", begin, begin + 600)
+    assert (len(of_broker), 0 < len(of_topic) < 60) == (60, True)
+    await history.close()
+
+
 async def test_a_directory_that_cannot_be_written_costs_the_history(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = History(tmp_path / "file" / "history.db")

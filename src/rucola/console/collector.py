@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rucola.admin import AdminClient, ResponseCode, SubscriptionGroupConfig, TopicConfig
+from rucola.admin import TOOLS_GROUP, AdminClient, ResponseCode, SubscriptionGroupConfig, TopicConfig
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.commands.archive_query import MessageArchive
 from rucola.admin.requests import gather_to_completion, queue_of_item
+from rucola.client import PullConsumer
 from rucola.console.broker_state import ACCESS_REQUESTS, PENDING_REQUESTS, access, pending
 from rucola.console.history import History
 from rucola.console.measurements import WAIT_S, Measurements, RequestBudget
@@ -244,9 +245,9 @@ class Sender(NamedTuple):
     queue: MessageQueue
     host: str
     store_ms: int
-    group: str = ""
+    group: str
     """Empty if no producer is connected from this address now."""
-    client_id: str = ""
+    client_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +339,7 @@ class Collector:
         self.settings = Measurements(client.brokers.config, lambda _: 1, budget, interval_s)
         self.access = Measurements(partial(access, client), lambda _: ACCESS_REQUESTS, budget, interval_s)
         self.pending = Measurements(partial(pending, client), lambda _: PENDING_REQUESTS, budget, interval_s)
-        self.topic_senders = Measurements(self._senders, lambda _: 2 * MAX_SENDER_QUEUES, budget, interval_s)
+        self.topic_senders = Measurements(self._senders, lambda _: MAX_SENDER_QUEUES, budget, interval_s)
         self.dead_letters = Measurements(
             client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name)), budget, interval_s
         )
@@ -597,7 +598,7 @@ class Collector:
         )
         puts_per_s = sum(tps for tps, _ in rates)
         if not failures:
-            self._pending[f"topic_puts_per_s {name}"] = puts_per_s
+            self._pending[f"topic puts_per_s {name}"] = puts_per_s
         return TopicTraffic(puts_per_s=puts_per_s, day_count=sum(count for _, count in rates), failures=failures)
 
     async def _topic_details(self, name: str) -> TopicDetails:
@@ -626,8 +627,8 @@ class Collector:
         )  # fmt: skip
         if not failures:
             delay_ms = found.delay_ms(time.time_ns() // 1_000_000)
-            self._pending |= {f"backlog {name}": found.backlog, f"consumed_per_s {name}": found.consume_tps}
-            self._pending |= {} if delay_ms is None else {f"delay_s {name}": delay_ms / 1000}
+            self._pending |= {f"group backlog {name}": found.backlog, f"group consumed_per_s {name}": found.consume_tps}
+            self._pending |= {} if delay_ms is None else {f"group delay_s {name}": delay_ms / 1000}
         return found
 
     async def _connections(self, name: str) -> GroupConnections:
@@ -673,16 +674,19 @@ class Collector:
         }  # fmt: skip
         failures = {address: found.error for address, found in producers.items() if found.error}
 
-        async def sender(queue: MessageQueue, at: TopicOffset) -> list[Sender]:
-            try:
-                message = await self._client.messages.at(queue, at.max_offset - 1)
-            except MQError as error:
-                failures[str(queue)] = str(error)
-                return []
-            return [Sender(queue, message.born_host, message.store_timestamp, *known.get(message.born_host, ()))]
-
-        found = await gather_to_completion(sender(queue, at) for queue, at in wanted)
-        return TopicSenders(senders=[one for of_queue in found for one in of_queue], failures=failures)
+        senders = []
+        async with PullConsumer(TOOLS_GROUP, self._client.connection) as consumer:
+            await consumer.queues(name)
+            for queue, at in wanted:
+                try:
+                    pulled = await consumer.pull(queue, at.max_offset - 1, 1)
+                except MQError as error:
+                    failures[str(queue)] = str(error)
+                    continue
+                for message in pulled.messages:
+                    connected = known.get(message.born_host, ("", ""))
+                    senders.append(Sender(queue, message.born_host, message.store_timestamp, *connected))
+        return TopicSenders(senders=senders, failures=failures)
 
     def _normal_topics(self) -> list[str]:
         return [name for name, one in self.snapshot.topics.items() if one.kind == "normal"]

@@ -3,7 +3,7 @@
     10 s for 2 hours · 1 min for 2 days · 15 min for 90 days
 
 A sample is stored in each resolution, as the mean of its period so far. If the file is full, the oldest tenth of each
-resolution is deleted.
+resolution is deleted, first of series of single topics and groups, of which there may be thousands.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Resolution(NamedTuple):
 
 
 RESOLUTIONS: Final = Resolution(10, 2 * 3600), Resolution(60, 2 * 86_400), Resolution(900, 90 * 86_400)
+_DETAILS: Final = "series IN (SELECT id FROM series WHERE name LIKE 'topic %' OR name LIKE 'group %')"
+"""Samples of single topics and groups: `topic puts_per_s Orders`."""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS sample (
@@ -56,13 +58,14 @@ class History:
 
     async def add(self, time_s: int, values: Mapping[str, float]) -> None:
         """Store the values of series at a time, and delete expired samples."""
-        try:
-            await self._database.run(lambda connection: _add(connection, time_s, values))
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                raise
-            await self._database.run(_delete_oldest)
-            await self._database.run(lambda connection: _add(connection, time_s, values))
+        while True:
+            try:
+                await self._database.run(lambda connection: _add(connection, time_s, values))
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not await self._database.run(_delete_oldest):
+                    raise
+            else:
+                return
 
     async def samples(self, name: str, begin_s: int, end_s: int) -> list[Sample]:
         """Return the samples of a series from `begin_s` to `end_s`, in the finest resolution that reaches back."""
@@ -90,10 +93,17 @@ def _add(connection: sqlite3.Connection, time_s: int, values: Mapping[str, float
         connection.execute("DELETE FROM sample WHERE period_s=? AND time_s<?", (period_s, time_s - kept_s))
 
 
-def _delete_oldest(connection: sqlite3.Connection) -> None:
-    for period_s, _ in RESOLUTIONS:
-        query = "SELECT min(time_s), max(time_s) FROM sample WHERE period_s=?"
-        begin_s, end_s = connection.execute(query, (period_s,)).fetchone()
-        if begin_s is not None:
-            limit_s = begin_s + (end_s - begin_s) // 10 + 1
-            connection.execute("DELETE FROM sample WHERE period_s=? AND time_s<?", (period_s, limit_s))
+def _delete_oldest(connection: sqlite3.Connection) -> int:
+    """Delete the oldest tenth of the details or, without any, of everything; return the number of samples."""
+    for chosen in (_DETAILS, "1"):
+        before = connection.total_changes
+        for period_s, _ in RESOLUTIONS:
+            where = f"period_s=? AND {chosen}"
+            query = f"SELECT min(time_s), max(time_s) FROM sample WHERE {where}"  # noqa: S608 - constants
+            begin_s, end_s = connection.execute(query, (period_s,)).fetchone()
+            if begin_s is not None:
+                limit_s = begin_s + (end_s - begin_s) // 10 + 1
+                connection.execute(f"DELETE FROM sample WHERE {where} AND time_s<?", (period_s, limit_s))  # noqa: S608
+        if connection.total_changes > before:
+            break
+    return connection.total_changes - before

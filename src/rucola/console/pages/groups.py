@@ -46,7 +46,7 @@ async def group(visit: Visit) -> Response:
     delays = await collector.group_delays.get_one(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
     wanted = [
-        Chart(visit.text(title), unit, {visit.text(title): [f"{series} {name}"]})
+        Chart(visit.text(title), unit, {visit.text(title): [f"group {series} {name}"]})
         for title, unit, series in (
             ("Backlog", "number", "backlog"),
             ("Waiting, at most", "seconds", "delay_s"),

@@ -47,7 +47,7 @@ async def topic(visit: Visit) -> Response:
     paging = Paging.of(visit, len(groups))
     groups = groups[paging.rows]
     progress = await collector.group_progress.get(groups)
-    rates = Chart(visit.text("Messages per second"), "rate", {visit.text("Put/s"): [f"topic_puts_per_s {name}"]})
+    rates = Chart(visit.text("Messages per second"), "rate", {visit.text("Put/s"): [f"topic puts_per_s {name}"]})
     charts = await charts_of(visit.console.history, visit.query.get("range", ""), [rates])
     return visit.render(
         "topic.html", topic=found, details=details, traffic=traffic, senders=senders, groups=groups, hidden=hidden,
