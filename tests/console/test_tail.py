@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -52,11 +53,11 @@ async def test_a_day_of_messages_and_a_slow_watcher_take_constant_memory() -> No
 
 
 async def read_events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, str]]:
-    """The ids and texts of server-sent events."""
+    """The ids, or names without one, and texts of server-sent events."""
     event_id, data = "", list[str]()
     async for line in lines:
         name, _, value = line.partition(": ")
-        if name == "id":
+        if name in ("id", "event"):
             event_id = value
         elif name == "data":
             data.append(value)
@@ -93,6 +94,31 @@ async def test_a_page_gets_what_comes_and_goes_on_where_it_was(tmp_path: Path) -
         assert [action for action, _ in looks[:-1]] == ["tail topic=Orders live"] * 2
         assert (await console.get("/tail?topic=none")).status_code == 404
         assert (await console.get("/tail/events?topic=none")).status_code == 404
+
+
+async def test_a_tail_says_which_broker_is_missing_and_when_it_is_back(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as running:
+        await running.register("broker-c", "Orders", "127.0.0.1:1")
+        async with visitor(running.namesrv, requests_per_second=1000) as console:
+            # A broker that was there has gone.
+            collector = console.console.collector
+            await collector.wait_first()
+            state = collector.snapshot.topics["Orders"]
+            with_c = replace(state, brokers={**state.brokers, "broker-c": state.brokers["broker-a"]})
+            collector.snapshot = replace(collector.snapshot, topics={"Orders": with_c})
+            assert "broker-c could not be read" in await console.text("/tail?topic=Orders")
+            found = await console.console.tails.get("Orders")
+            assert found.failures.keys() == {"broker-c"}
+            async with (
+                console.http.stream("GET", console.url("/tail/events?topic=Orders")) as response,
+                aclosing(read_events(response.aiter_lines())) as events,
+            ):
+                name, text = await anext(events)
+                assert (name, "broker-c" in text) == ("failures", True)
+                collector.snapshot = replace(collector.snapshot, topics={"Orders": state})
+                async for name, text in events:
+                    if (name, text) == ("failures", ""):
+                        break
 
 
 async def test_a_tail_hides_bodies_that_the_account_does_not_see(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from support.small_store import SmallStore
 
 PATHS = (
     "/", "/topics?kind=all", "/topic?name=Orders", "/groups", "/group?name=billing", "/why?group=billing",
-    "/clients", "/clients?kind=producers", "/delayed", "/configuration?all=1", "/access", "/commands",
+    "/clients", "/clients?kind=producers", "/delayed", "/configuration?all=1", "/configuration?key=maxMessageSize",
+    "/access", "/commands",
     "/run/updateTopic",
     "/run/clusterList", "/search?q=7&topic=Orders", "/scan?topic=Orders&text=order", "/tail?topic=Orders",
     "/dead_letters", "/dead_letters?group=billing", "/audit",

@@ -58,16 +58,22 @@ class Tail:
         self._news = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    def publish(self, found: Sequence[tuple[MessageExt, str]], left_out: int) -> None:
+    def publish(
+        self, found: Sequence[tuple[MessageExt, str]], left_out: int, failures: Mapping[str, str] | None = None
+    ) -> None:
         """Add messages of one round with their broker names, after `left_out` that were not read."""
+        has_news = bool(found or left_out or not self.rounds or self.failures != (failures or {}))
+        self.failures = failures or {}
         self._number += left_out
         for message, broker_name in sorted(found, key=lambda one: (one[0].store_timestamp, one[0].physical_offset)):
             self._number += 1
             self._kept.append((self._number, hit_of(message, broker_name)))
         self.rounds += 1
-        self.wake()
+        if has_news:
+            self.wake()
 
     def wake(self) -> None:
+        """Let those who wait look again."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -138,8 +144,7 @@ class Tails:
                         found, left_out = await self._round(tail.topic, consumer, ends, failures)
                     except MQError as error:
                         found, left_out, failures[tail.topic] = [], 0, str(error)
-                    tail.failures = failures
-                    tail.publish(found, left_out)
+                    tail.publish(found, left_out, failures)
                     await asyncio.sleep(INTERVAL_S)
         finally:
             self._forget(tail)

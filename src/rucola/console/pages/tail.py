@@ -6,7 +6,7 @@ Without JavaScript the page shows the newest messages each time it is loaded.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from starlette.responses import Response, StreamingResponse
@@ -63,16 +63,24 @@ async def _events(visit: Visit, tail: Tail, after: int) -> AsyncIterator[str]:
     with tails.watching():
         async with visit.console.audit.recorded(visit.account.name, visit.peer, f"tail topic={tail.topic} live"):
             yield "retry: 2000\n\n"
+            failures: Mapping[str, str] = {}
             while time.monotonic() < end_s and not tails.is_closed:
                 news = await tail.news(after, HEARTBEAT_S)
                 after = news.number
+                if tail.failures != failures:
+                    failures = tail.failures
+                    yield "event: failures\n" + _data(visit.markup("tail_failures.html", failures=failures))
                 hits = _hits(visit, news)
                 if not hits and not news.left_out:
                     yield ":\n\n"
                     continue
                 rows = visit.markup("tail_rows.html", hits=hits, left_out=news.left_out)
-                data = "".join(f"data: {line}\n" for line in rows.splitlines())
-                yield f"id: {_event_id(tail, after)}\n{data}\n"
+                yield f"id: {_event_id(tail, after)}\n{_data(rows)}"
+
+
+def _data(text: str) -> str:
+    """The data of an event, and its end."""
+    return "".join(f"data: {line}\n" for line in text.splitlines() or [""]) + "\n"
 
 
 def _hits(visit: Visit, news: News) -> list[Hit]:

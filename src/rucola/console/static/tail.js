@@ -25,6 +25,9 @@ function go() {
     rows.prepend(...found.content.children);
     while (rows.children.length > MAX_ROWS) rows.lastElementChild.remove();
   };
+  source.addEventListener("failures", (event) => {
+    document.getElementById("failures").innerHTML = event.data; // escaped as well
+  });
   button.textContent = button.dataset.stop;
 }
 
