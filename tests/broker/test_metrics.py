@@ -17,7 +17,7 @@ from rucola.broker.role import SwitchReason
 from rucola.client import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from rucola.coordination.coordinator import CoordinationFigures
 from rucola.coordination.election import Role
-from rucola.errors import RemotingError
+from rucola.errors import RemotingError, StoreLocked
 from rucola.protocol import pull
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
@@ -255,3 +255,32 @@ async def test_the_version_that_runs_is_exported(tmp_path: Path) -> None:
     labels = {"version": __version__, "commit": COMMIT, "python": platform.python_version()}
     (sample,) = [sample for family in families for sample in family.samples if family.name == "rucola_build_info"]
     assert (sample.labels, sample.value) == (labels, 1)
+
+
+async def test_probes_are_answered_before_the_broker_serves(tmp_path: Path) -> None:
+    """With the progress of a recovery, which may take minutes."""
+    async with metered_broker(tmp_path) as (running, broker):
+        await running.peer(broker).send()
+        await broker.stop()
+        (tmp_path / "broker-a" / "abort").touch()
+        await broker.open()
+        port, statuses = broker.config.metrics_prom_exporter_port, {}
+        for started in (False, True):
+            for path in ("live", "ready", "metrics"):
+                head, body = await http_request(port, f"GET /{path} HTTP/1.1\r\n\r\n".encode())
+                statuses[path, started] = head.split()[1]
+                if path == "ready" and not started:
+                    assert b"the log is read up to" in body
+            if not started:
+                await broker.start()
+        assert statuses == {
+            ("live", False): b"200", ("ready", False): b"503", ("metrics", False): b"503",
+            ("live", True): b"200", ("ready", True): b"200", ("metrics", True): b"200",
+        }  # fmt: skip
+
+
+async def test_a_second_broker_on_a_store_is_refused_for_that(tmp_path: Path) -> None:
+    """And not for the port of the metrics, which is in use as well."""
+    async with metered_broker(tmp_path) as (_, broker):
+        with pytest.raises(StoreLocked):
+            await Broker(broker.config, broker.store_config).start()

@@ -52,13 +52,19 @@ def metrics_extra() -> Iterator[None]:
 
 
 async def serve_metrics(
-    config: MetricsConfig, collect: Callable[[], Iterable[Metric | None]], tls: ServerTls | None
+    config: MetricsConfig,
+    collect: Callable[[], Iterable[Metric | None]],
+    tls: ServerTls | None,
+    unready: Callable[[], str] = lambda: "",
 ) -> MetricsServer:
-    """Serve /metrics. ConfigError if other machines must not reach it, RemotingError for an address in use."""
+    """Serve /metrics, /ready and /live.
+
+    Raises ConfigError if other machines must not reach it, RemotingError for an address in use.
+    """
     from rucola.remoting.metrics_server import MetricsServer
 
     host = config.metrics_prom_exporter_host
     check_metrics_exposure(host, is_mutual_tls=config.tls.is_mutual, insecure=config.insecure)
-    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collect, tls)
+    metrics = MetricsServer(host, config.metrics_prom_exporter_port, collect, tls, unready)
     await metrics.start()
     return metrics

@@ -1,4 +1,8 @@
-"""MetricsServer: the HTTP endpoint of a server from which Prometheus scrapes metrics.
+"""MetricsServer: the HTTP endpoint of a server from which Prometheus scrapes metrics, and for probes.
+
+    /metrics    the metrics; 503 with the reason before the server serves clients
+    /ready      200 if the server serves clients, otherwise 503 with the reason, such as the progress of a recovery
+    /live       200 while the process answers, also during a recovery
 
 It runs in the server's event loop, bounded against anything that reaches its port:
 
@@ -42,12 +46,21 @@ Collect: TypeAlias = Callable[[], Iterable[Metric | None]]
 
 
 class MetricsServer:
-    """GET /metrics, one request per connection; HTTPS with `tls`, in the mode permissive both."""
+    """GET, one request per connection; HTTPS with `tls`, in the mode permissive both."""
 
-    def __init__(self, host: str, port: int, collect: Collect, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        collect: Collect,
+        tls: ServerTls | None = None,
+        unready: Callable[[], str] = lambda: "",
+    ) -> None:
         self.host = host
         self.port = port
-        self._collect = collect
+        self.collect = collect
+        self.unready = unready
+        """Returns why clients are not served yet, in one line, or an empty text."""
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._acceptor: TlsAcceptor | None = None
@@ -133,8 +146,13 @@ class MetricsServer:
         method, path, *_ = *request, b"", b""
         if method != b"GET":
             return _http("405 Method Not Allowed", "text/plain", b"only GET is answered\n")
-        if path.partition(b"?")[0] != b"/metrics":
-            return _http("404 Not Found", "text/plain", b"metrics are at /metrics\n")
+        name = path.partition(b"?")[0]
+        if name not in (b"/metrics", b"/ready", b"/live"):
+            return _http("404 Not Found", "text/plain", b"metrics are at /metrics; probes ask /ready and /live\n")
+        if (reason := self.unready()) and name != b"/live":
+            return _http("503 Service Unavailable", "text/plain", f"{reason}\n".encode())
+        if name != b"/metrics":
+            return _http("200 OK", "text/plain", b"yes\n")
         if self._collecting is None or self._collecting.done():
             self._collecting = asyncio.create_task(self._collected())
         # A request that ends early does not cancel the collection for others.
@@ -142,7 +160,7 @@ class MetricsServer:
 
     async def _collected(self) -> bytes:
         return _http(
-            "200 OK", CONTENT_TYPE_LATEST, await in_slices(exposition_steps(chain([build_info()], self._collect())))
+            "200 OK", CONTENT_TYPE_LATEST, await in_slices(exposition_steps(chain([build_info()], self.collect())))
         )
 
 

@@ -115,6 +115,8 @@ class MessageStore:
         self._on_pending = on_pending
         self._pending: list[DispatchRequest] = []
         self._next_offsets: QueueOffsets = {}
+        self.recovered = (0, 0)
+        """While the store opens: the physical offset up to which the log is read, and one that it ends before."""
         self._put_timestamp = 0
         """The store time of the last put, in milliseconds. The flusher's thread reads it."""
         self._is_full = False
@@ -160,7 +162,9 @@ class MessageStore:
                 resources.callback(index.close)
             # `abort` exists from here on: a crash during the recovery starts it again.
             self._dispatcher = CommitLogDispatcher(self._queues, index, delay_levels)
-            recovery = Recovery(files, self._dispatcher, checkpoint, self._multi_dispatch, after_crash=after_crash)
+            recovery = Recovery(
+                files, self._dispatcher, checkpoint, self._multi_dispatch, self._on_recovery, after_crash=after_crash
+            )
             abort.touch(FILE_MODE)
             sync_directory(root)
             self._log = CommitLog(files, recovery.run(), is_flushed_by_puts=config.is_sync_flush)
@@ -185,6 +189,9 @@ class MessageStore:
             )
         self._is_open = True
         self.write_state.open()
+
+    def _on_recovery(self, physical_offset: int, end: int) -> None:
+        self.recovered = physical_offset, end
 
     def _open_queues(self, read_tags_code: TagsCodeReader, after_crash: bool) -> None:
         self._queues = ConsumeQueues(self._root / "consumequeue", self.config.mapped_file_size_consume_queue)

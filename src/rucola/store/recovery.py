@@ -40,7 +40,7 @@ and leaves what it cuts off on disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -86,9 +86,11 @@ class Recovery:
         dispatcher: CommitLogDispatcher,
         checkpoint: Checkpoint,
         multi_dispatch: MultiDispatch,
+        on_progress: Callable[[int, int], None],
         *,
         after_crash: bool,
     ) -> None:
+        self._on_progress = on_progress
         self._files = files
         self._multi_dispatch = multi_dispatch
         self._dispatcher = dispatcher
@@ -446,6 +448,7 @@ class Recovery:
         return queue_offset if self._files.begin > 0 else 0
 
     def _log_progress(self, physical_offset: int) -> None:
+        self._on_progress(physical_offset, self._files.end)
         if physical_offset >= self._next_progress:
             self._next_progress = physical_offset + _STEP
             files = self._files

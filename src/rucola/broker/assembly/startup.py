@@ -3,6 +3,7 @@
 Every part registers its shutdown on one AsyncExitStack, which unwinds at the stop and when a part fails to start:
 
     start                                          stop (read upwards)
+    0. answer probes                               stop answering
     1. open the store (recovery)                   flush and close the store
     2. load the tables                             write the tables, close the client
     3. bind the port, which records contain        close the port
@@ -11,13 +12,13 @@ Every part registers its shutdown on one AsyncExitStack, which unwinds at the st
     5. build replication; load delivery            write delivery offsets, put what is buffered
        build the services and their endpoints      -
     6. start the scheduler and the periodic tasks  cancel the periodic tasks
-    7. serve metrics, listen for slaves            stop serving them
+    7. serve metrics, listen for slaves            stop serving slaves
     8. listen for clients                          answer held pulls, close the connections
     9. register with the name servers              unregister
     10. follow the master (slave only)             stop following
 
 Periodic tasks end (6) before the last writes of 4, 2 and 1, so that no file has two writers. The store is opened before
-a port is bound, because a port in use usually belongs to the broker that has the store open.
+a port for clients is bound, because a port in use usually belongs to the broker that has the store open.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rucola.broker.assembly.connections import Connections
 from rucola.broker.assembly.delivery import DeliveryServices
 from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
-from rucola.broker.assembly.observability import start_metrics
+from rucola.broker.assembly.observability import Observability
 from rucola.broker.assembly.replication import build_replication
 from rucola.broker.assembly.serving import Serving
 from rucola.broker.assembly.storage import Storage, raise_descriptor_limit
@@ -49,6 +50,7 @@ class OpenedParts:
     metadata: Metadata
     connections: Connections
     storage: Storage
+    observability: Observability
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,12 @@ async def open_broker(environment: BrokerEnvironment, running: AsyncExitStack) -
     metadata = Metadata(environment)
     connections = Connections(environment, metadata)
     storage = Storage(environment, connections.hold, connections.pops)
+    observability = Observability(environment, lambda: storage.store.recovered)
+    await observability.open(running)
     await storage.open(running)
     store = storage.store
     metadata.open(running, None if environment.is_slave else store.max_offset, store.max_physical_offset)
-    return OpenedParts(metadata, connections, storage)
+    return OpenedParts(metadata, connections, storage, observability)
 
 
 async def start_broker(
@@ -121,12 +125,13 @@ async def start_broker(
     access.schedule(scheduler)
 
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
-    await start_metrics(environment, access, serving, connections, running)
+    opened.observability.serve(access, serving, connections)
     replication.start(scheduler, running)
     await connections.listen(running, serving.read_hooks)
     await metadata.register(running)
     await replication.follow(scheduler, running)
     await serving.services.diagnosis.log()
+    opened.observability.ready()
     return RunningParts(serving.services, storage, replication, metadata.registration)
 
 
