@@ -76,6 +76,7 @@ test $(AREAS): setup
 	@.ci/setup browser
 	@.ci/setup databases
 	@.ci/setup etcd
+	@.ci/setup prometheus
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 # The markers are described in pyproject.toml; tests/conftest.py sets `external`, and has the profile of hypothesis. These

@@ -41,7 +41,7 @@ for _name in (*NAMESRV_VARIABLES, ClientTls.VARIABLE, "RUCOLA_DATABASE"):
 ARCHIVES = Path(__file__).parent / "golden"
 EXTERNAL = {
     "ali_ons", "cpp", "duckdb_iceberg", "installed", "mariadb", "own_db", "own_etcd", "postgresql", "postgresql_db",
-    "redis_server", "rocketmq_nodejs", "rocketmq_v5", "shared_etcd",
+    "prometheus", "redis_server", "rocketmq_nodejs", "rocketmq_v5", "shared_etcd",
 }  # fmt: skip
 """Fixtures, and parameters that name one, which start programs other than Rucola's."""
 

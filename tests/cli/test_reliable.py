@@ -6,6 +6,7 @@ import json
 import signal
 import sqlite3
 import subprocess
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,12 @@ def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: An
     topic = shared_rocketmq.unique("T")
     shared_rocketmq.create_topic(topic)
     (message_id,) = shop.add(topic=topic)
-    arguments = ("-n", shared_rocketmq.namesrv, "--database", shop.url)
+    arguments = ("-n", shared_rocketmq.namesrv, "--database", shop.url, "--metricsPort", "0")
     with server("reliable", "relay", *arguments, log=tmp_path / "log") as running:
         assert running.first_line.startswith("rucola ready relay="), running.log.read_text()
+        url = f"http://{running.first_line.split('metrics=')[1].strip()}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert b"rucola_reliable_relay_lag_seconds" in response.read()
         shared_rocketmq.wait_for_messages(topic)
         assert running.stop(signal.SIGTERM) == 0
     shown = shop.ask("show", message_id, "-n", shared_rocketmq.namesrv)

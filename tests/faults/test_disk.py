@@ -240,8 +240,10 @@ def test_file_size_limit_counts_as_a_full_disk(open_store: OpenStore) -> None:
     assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.PUT_OK
     with limited(resource.RLIMIT_FSIZE, 2000):
         assert store.put(inner(body=bytes(3000)), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        assert not store.is_accepting, "from the first refusal on"
         assert store.put_batch(batch(inner(body=bytes(3000))), 1).status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
     assert store.put(inner(body=bytes(2000)), 1).queue_offset == 1
+    assert store.is_accepting
     assert all_bodies(store) == [bytes(3000), bytes(2000)]
 
 

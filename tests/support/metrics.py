@@ -31,6 +31,7 @@ async def http_request(port: int, request: bytes) -> tuple[bytes, bytes]:
 
 
 COUNTERS = {
+    "process_cpu_seconds",
     "rocketmq_internal_put_failures",
     "rocketmq_limit_refusals",
     "rocketmq_broker_switches",

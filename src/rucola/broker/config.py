@@ -318,6 +318,10 @@ class BrokerConfig:
     """Address of the metrics endpoint; by default 127.0.0.1. Another one needs mutual TLS, or insecure=true."""
     metrics_prom_exporter_port: Port = 5557
     """Port of the metrics endpoint."""
+    metrics_topic_count: Annotated[int, "", Range(0, 100_000)] = 100
+    """Topics with metrics of their own, those with the most messages; the others are one, `other`."""
+    metrics_group_count: Annotated[int, "", Range(0, 100_000)] = 100
+    """Groups on a topic with metrics of their own, those with the greatest backlogs; the others are one, `other`."""
 
     def __post_init__(self) -> None:
         settings.check(self)

@@ -13,8 +13,8 @@ gauges. A topic or group without messages has the value 0.
     rocketmq_consumer_offset                         cluster broker topic group      sum of the consumer offsets
     rocketmq_send_back_nums                          cluster broker topic group      sent back in the last minute
     rocketmq_group_get_latency_by_storetime          cluster broker topic group      age in ms of the next message
-    rocketmq_group_diff, _retrydiff, _dlqdiff        group topic countOfOnlineConsumers msgModel     backlog
-    rocketmq_group_count                             caddr localaddr group           clients of a consumer group
+    rocketmq_group_diff, _retrydiff, _dlqdiff        group topic msgModel            backlog
+    rocketmq_group_count                             group                           clients of a consumer group
     rocketmq_consumer_ready_messages, _inflight_messages, _inflight_age_ms    cluster broker topic group    of POP
     rocketmq_slave_behind_bytes, _seconds            cluster broker slave            replication lag
     rocketmq_broker_epoch                            cluster broker role             last epoch of the log
@@ -27,13 +27,22 @@ gauges. A topic or group without messages has the value 0.
     rocketmq_held_pulls                              cluster broker                  pulls that wait for a message
     rocketmq_consumequeue_mappings_ratio             cluster broker limit            used part of the mappings, 0 to 1
     rocketmq_limit_refusals_total                    cluster broker limit            refusals by limit since the start
-    rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des boottime broker_version
+    rocketmq_pending_messages                        cluster broker kind due         not due yet, or open transactions
+    rocketmq_dead_letters                            cluster broker                  neither re-driven nor consumed
+    rocketmq_backlog_messages                        cluster broker                  backlogs of all groups
+    rocketmq_certificate_expiry_timestamp_seconds    cluster broker                  end of its validity; with TLS only
+    rocketmq_clock_timestamp_seconds                 cluster broker                  the broker's clock
+    process_...                                      memory, processor time and descriptors of the process (Linux)
+    rocketmq_brokeruntime_...                        cluster brokerIP brokerHost des broker_version
 
 and, as of all servers, rucola_build_info            version commit python           1
 
 The rows from the replication lag on, except the last, are additions to the exporter's metrics. The last represents the
-figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. rocketmq_group_count has the addresses
-and ids of the clients in its labels, as the exporter does.
+figures of GET_BROKER_RUNTIME_INFO, sizes in bytes. Rates are of the last minute. No label changes with a restart or a
+client: boottime, countOfOnlineConsumers, caddr and localaddr of the exporter are left out.
+
+`metricsTopicCount` topics, those with the most messages, and `metricsGroupCount` groups on a topic, those with the
+greatest backlogs, have time series; the rest are summed as `other`. Slaves export neither, since their master does.
 
 `metricsExporterType=PROM` enables the endpoint at `metricsPromExporterHost` and `metricsPromExporterPort`. RocketMQ 5
 has these keys, but other names of metrics. Figures that only Apache's broker has (thread pools, latencies) are absent.
@@ -44,16 +53,22 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from heapq import nlargest
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rucola.broker.assembly.access import AccessFigures
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.role import SwitchReason
+from rucola.broker.services.pending import PendingService
 from rucola.broker.services.roles import RoleService
 from rucola.broker.state import BrokerState
+from rucola.domain.pending import DUE_NAMES, PendingMessages
 from rucola.domain.statistics import (
     BROKER_GET_NUMS,
     BROKER_PUT_NUMS,
@@ -99,6 +114,10 @@ _QUEUES_PER_STEP = 16
 
 _WINDOWS_S = ("10", "60", "600")
 
+RANK_INTERVAL_MS = 60_000
+OTHER = "other"
+"""Label of the topics and groups without time series of their own."""
+
 _OWN = ("cluster", "broker")
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 _Values: TypeAlias = Mapping[Any, float]
@@ -118,7 +137,14 @@ class BrokerCollector:
         budget: ServerBudget,
         hold: PullRequestHold,
         access_figures: Callable[[], AccessFigures],
+        pending: PendingService,
+        certificate_expires_ms: Callable[[], int] | None,
     ) -> None:
+        self._pending = pending
+        self._certificate_expires_ms = certificate_expires_ms
+        self._process = ProcessCollector(registry=None)
+        self._ranked: tuple[int, PendingMessages] | None = None
+        """What waited, and when it was counted: all backlogs are looked at once in RANK_INTERVAL_MS."""
         self._budget = budget
         self._hold = hold
         self._access_figures = access_figures
@@ -142,8 +168,16 @@ class BrokerCollector:
         """Yield all metrics with their current values, and None at every small step (see `MetricsServer`)."""
         yield from self._broker()
         yield from self._runtime()
+        yield from self._process.collect()
+        if self._store.config.is_slave:
+            return
+        now_ms = self._clock()
+        if self._ranked is None or now_ms >= self._ranked[0] + RANK_INTERVAL_MS:
+            self._ranked = now_ms, (yield from self._pending.steps())
+        pending = self._ranked[1]
+        yield from self._pending_metrics(pending)
         yield from self._topic_metrics()
-        yield from self._group_metrics()
+        yield from self._group_metrics(pending)
         yield from self._pop_metrics()
 
     def _rate(self, name: str, key: str) -> float:
@@ -181,9 +215,14 @@ class BrokerCollector:
             ("partial_frame_bytes", "bytes of frames that are not complete", budget.bytes_in),
             ("held_pulls", "pulls that wait for a message", len(self._hold)),
             ("tiered_cache_bytes", "messages of the lake that are kept for the next pulls", self._tiered.cached_size),
+            ("clock_timestamp_seconds", "clock of the broker", self._clock() / 1000),
             ("acl_broken_files", "files that keep their last good accounts", access.broken_files),
         ):
             yield gauge(name, text, _OWN, {own: figure})
+        if self._certificate_expires_ms is not None:
+            text = "end of the validity of the certificate"
+            expires_s = self._certificate_expires_ms() / 1000
+            yield gauge("certificate_expiry_timestamp_seconds", text, _OWN, {own: expires_s})
         yield counter("access_denied", "requests that access control denied", _OWN, {own: access.denied})
         yield counter("audit_dropped", "lines that the audit log lost", _OWN, {own: access.dropped})
         failures = {own: self._tiered.failures}
@@ -206,13 +245,12 @@ class BrokerCollector:
 
     def _runtime(self) -> Iterator[Metric]:
         figures, config = self._figures(), self._config
-        names = ("cluster", "brokerIP", "brokerHost", "des", "boottime", "broker_version")
+        names = ("cluster", "brokerIP", "brokerHost", "des", "broker_version")
         labels = (
             config.broker_cluster_name,
             f"{config.broker_ip1}:{config.listen_port}",
             config.broker_name,
             figures["brokerVersionDesc"],
-            figures["bootTimestamp"],
             figures["brokerVersion"],
         )
         values: dict[str, str | int] = {name: figures[key] for key, name in _RUNTIME.items()}
@@ -227,33 +265,51 @@ class BrokerCollector:
         for name, value in values.items():
             yield gauge(f"brokeruntime_{name}", name, names, {labels: float(value)})
 
+    def _pending_metrics(self, pending: PendingMessages) -> Iterator[Metric]:
+        due = {
+            (*self._own, kind, name): count
+            for kind, of_kind in (("delayed", pending.delayed), ("timed", pending.timed), ("half", pending.half))
+            for name, count in zip(DUE_NAMES, of_kind.counts, strict=True)
+        }
+        text = "messages that are not due, and half messages by their first check; due: already, within a minute, ..."
+        yield gauge("pending_messages", text, (*_OWN, "kind", "due"), due)
+        text = "dead letters that were neither re-driven nor consumed"
+        yield gauge("dead_letters", text, _OWN, {self._own: pending.dead_letter_total})
+        yield gauge("backlog_messages", "backlogs of all groups", _OWN, {self._own: pending.backlog_total})
+
     def _topic_metrics(self) -> Iterator[Metric | None]:
         own, labels = self._own, (*_OWN, "topic")
-        stored = gauge("producer_offset", "messages stored since the creation of the topic", labels)
-        retried = gauge("topic_retry_offset", "messages in the retry topic", labels)
-        dead = gauge("topic_dlq_offset", "dead letters", (*_OWN, "group"))
-        tps = gauge("producer_tps", "messages put per second", labels)
-        size = gauge("producer_message_size", "bytes put per second", labels)
+        counts: dict[str, int] = {}
         for config in list(self._topics):  # topics may be created between two steps
             topic, count = config.topic_name, 0
             for number in range(config.write_queue_nums):
                 count += max(0, self._store.max_offset(topic, number))
                 if number % _QUEUES_PER_STEP == 0:
                     yield None
-            if topic.startswith(RETRY_PREFIX):
-                retried.add_metric((*own, topic), count)
-            elif topic.startswith(DLQ_PREFIX):
-                dead.add_metric((*own, topic.removeprefix(DLQ_PREFIX)), count)
+            counts[topic] = count
+        stored, retried, dead, tps, size = (Counter[tuple[str, ...]]() for _ in range(5))
+        shown = frozenset(nlargest(self._config.metrics_topic_count, counts, key=counts.__getitem__))
+        for topic, count in counts.items():
+            if topic.startswith(DLQ_PREFIX):
+                dead[(*own, topic.removeprefix(DLQ_PREFIX) if topic in shown else OTHER)] += count
             else:
-                stored.add_metric((*own, topic), count)
-            tps.add_metric((*own, topic), self._rate(TOPIC_PUT_NUMS, topic))
-            size.add_metric((*own, topic), self._rate(TOPIC_PUT_SIZE, topic))
-        clients = {(*own, group): len(members) for group, members in self._clients.producers.items()}
-        yield from (stored, retried, dead, tps, size)
-        yield gauge("producer_count", "clients of the producer group", (*_OWN, "group"), clients)
+                of_kind = retried if topic.startswith(RETRY_PREFIX) else stored
+                of_kind[(*own, topic if topic in shown else OTHER)] += count
+            key = (*own, topic if topic in shown else OTHER)
+            tps[key] += self._rate(TOPIC_PUT_NUMS, topic)  # type: ignore[assignment]
+            size[key] += self._rate(TOPIC_PUT_SIZE, topic)  # type: ignore[assignment]
+            yield None
+        yield gauge("producer_offset", "messages stored since the creation of the topic", labels, stored)
+        yield gauge("topic_retry_offset", "messages in the retry topic", labels, retried)
+        yield gauge("topic_dlq_offset", "dead letters", (*_OWN, "group"), dead)
+        yield gauge("producer_tps", "messages put per second", labels, tps)
+        yield gauge("producer_message_size", "bytes put per second", labels, size)
+        clients = self._largest({group: len(members) for group, members in self._clients.producers.items()})
+        values = {(*own, group): count for group, count in clients.items()}
+        yield gauge("producer_count", "clients of the producer group", (*_OWN, "group"), values)
 
-    def _group_metrics(self) -> Iterator[Metric | None]:
-        labels, backlog = (*_OWN, "topic", "group"), ("group", "topic", "countOfOnlineConsumers", "msgModel")
+    def _group_metrics(self, pending: PendingMessages) -> Iterator[Metric | None]:
+        labels, backlog = (*_OWN, "topic", "group"), ("group", "topic", "msgModel")
         tps = gauge("consumer_tps", "messages read per second", labels)
         size = gauge("consumer_message_size", "bytes read per second", labels)
         done = gauge("consumer_offset", "sum of the committed consumer offsets", labels)
@@ -263,9 +319,14 @@ class BrokerCollector:
             prefix: gauge(f"group_{name}", "backlog of the group", backlog)
             for prefix, name in (("", "diff"), (RETRY_PREFIX, "retrydiff"), (DLQ_PREFIX, "dlqdiff"))
         }
-        for key, offsets in list(self._offsets.table().items()):
+        # Those with a backlog when it was counted last, then any.
+        table, limit = self._offsets.table(), self._config.metrics_group_count
+        keys = dict.fromkeys(group_key(one.topic, one.group) for one in pending.backlogs)
+        shown = [key for key in chain(keys, (key for key in table if key not in keys)) if key in table][:limit]
+        shown_total = 0
+        for key in shown:
             topic, _, group = key.partition(group_key("", ""))
-            if self._topics.get(topic) is None:
+            if self._topics.get(topic) is None or (offsets := table.get(key)) is None:
                 continue
             own, counted, committed = (*self._own, topic, group), group_key(topic, group), dict(offsets)
             # Offsets may be ahead of the queue for a moment, after a reset or on a slave: those count as no backlog.
@@ -282,16 +343,23 @@ class BrokerCollector:
             returned.add_metric(own, sent_back.stats_minute.sum if sent_back is not None else 0)
             latency.add_metric(own, latency_ms)
             members = self._clients.consumers.get(group)
-            count, model = (len(members.members), members.message_model) if members is not None else (0, "")
+            model = members.message_model if members is not None else ""
             # The backlog of retry and dead letter topics has its own metrics.
             prefix = next((kind for kind in (RETRY_PREFIX, DLQ_PREFIX) if topic.startswith(kind)), "")
-            diffs[prefix].add_metric((group, topic, str(count), model), ahead)
+            diffs[prefix].add_metric((group, topic, model), ahead)
+            shown_total += ahead if prefix != DLQ_PREFIX else 0
+        if len(shown) < len(table):
+            diffs[""].add_metric((OTHER, OTHER, ""), max(0, pending.backlog_total - shown_total))
         yield from (tps, size, done, returned, latency, *diffs.values())
-        online = gauge("group_count", "clients of the consumer group", ("caddr", "localaddr", "group"))
-        for name, consumers in self._clients.consumers.items():
-            addresses = ",".join(sorted(connection.peer for connection in consumers.members))
-            online.add_metric((addresses, ",".join(sorted(consumers.client_ids)), name), len(consumers.members))
-        yield online
+        clients = self._largest({group: len(members.members) for group, members in self._clients.consumers.items()})
+        values = {(group,): count for group, count in clients.items()}
+        yield gauge("group_count", "clients of the consumer group", ("group",), values)
+
+    def _largest(self, counts: Mapping[str, int]) -> Mapping[str, int]:
+        """Return as many of the largest counts as groups are shown, and the sum of all others."""
+        shown = dict(nlargest(self._config.metrics_group_count, counts.items(), key=itemgetter(1)))
+        others = sum(counts.values()) - sum(shown.values())
+        return shown | {OTHER: others} if len(shown) < len(counts) else shown
 
     def _pop_metrics(self) -> Iterator[Metric | None]:
         now_ms, labels = self._clock(), (*_OWN, "topic", "group")
@@ -307,6 +375,10 @@ class BrokerCollector:
             ages[own] = max(ages.get(own, 0), now_ms - since_ms)
             if step % _QUEUES_PER_STEP == 0:
                 yield None
+        for values in (ready, held, ages):
+            shown = nlargest(self._config.metrics_group_count, values, key=values.__getitem__)
+            for key in values.keys() - shown:
+                del values[key]
         yield gauge("consumer_ready_messages", "messages that the group has not received by POP", labels, ready)
         yield gauge("consumer_inflight_messages", "messages received by POP and not acknowledged", labels, held)
         yield gauge("consumer_inflight_age_ms", "age in ms of the first of them since it was received", labels, ages)

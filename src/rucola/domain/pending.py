@@ -58,10 +58,6 @@ class Backlog(msgspec.Struct, rename="camel"):
     consume_tps: float = 0.0
     """Messages read per second in the last minute."""
 
-    def add_largest(self, queue_id: int, count: int) -> None:
-        if count > self.largest_queue:
-            self.largest_queue_id, self.largest_queue = queue_id, count
-
 
 class PendingMessages(msgspec.Struct, rename="camel"):
     """What a broker must keep running for. At most MAX_ENTRIES of each list, those with the most messages."""

@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.outages import Outages
 from rucola.reliable import operations
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 class ReliableCollector(Collector):
     def __init__(
         self,
-        engine: Engine | None = None,
+        engine: Engine | AsyncEngine | None = None,
         *,
         tables: Tables | None = None,
         listeners: Mapping[str, IdempotentFunction] | None = None,

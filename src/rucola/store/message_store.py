@@ -391,6 +391,11 @@ class MessageStore:
             self._fail(f"the disk gave no space for a message: {error}")
         return PutMessageStatus.CREATE_MAPEDFILE_FAILED
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the store is writable, and had space for the last message."""
+        return self.write_state.is_writable and not self._is_full
+
     def reput(self, max_count: int | None = None, max_new_queues: int | None = None) -> int:
         """Dispatch the pending requests, call `on_arrival`, and return their number.
 

@@ -62,6 +62,8 @@ class Observability:
             connections.budget,
             connections.hold,
             access.figures,
+            serving.services.pending,
+            None if (tls := environment.tls) is None else lambda: tls.expires_ms,
         )
         collects: list[Collect] = [collector.collect]
         if environment.coordination is not None:

@@ -15,7 +15,9 @@ from rucola.broker.state import BrokerState
 from rucola.domain.pending import MAX_ENTRIES, Backlog, PendingMessages
 from rucola.domain.statistics import group_key
 from rucola.message.topics import DLQ_PREFIX
-from rucola.slices import sliced
+from rucola.slices import in_slices
+
+_QUEUES_PER_STEP = 16
 
 _Ends = dict[int, tuple[int, int]]
 """The half-open range of visible messages of each queue that has any, the longest queue first."""
@@ -25,9 +27,12 @@ class PendingService:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    @sliced
-    def pending(self) -> Generator[None, None, PendingMessages]:
+    async def pending(self) -> PendingMessages:
         """Return what waits. A group has no backlog on a topic that is deleted, not subscribed to, or broadcast."""
+        return await in_slices(self.steps())
+
+    def steps(self) -> Generator[None, None, PendingMessages]:
+        """Return the same in small steps."""
         state, now_ms = self._state, self._state.clock()
         found = PendingMessages()
         found.delayed = yield from state.delayed.due_steps(now_ms)
@@ -98,15 +103,19 @@ class PendingService:
         # groups may have offsets on a few queues of a wide topic.
         known = queues.keys() & committed.keys()
         backlog = Backlog(group, topic, total, queues=len(queues))
-        for queue_id in known:
+        for step, queue_id in enumerate(known, 1):
             begin, end = queues[queue_id]
-            consumed = max(begin, min(committed.get(queue_id, 0), end)) - begin
-            backlog.messages -= consumed
-            backlog.queues -= consumed == end - begin
-            backlog.add_largest(queue_id, end - begin - consumed)
-            yield
+            waiting = end - max(begin, min(committed.get(queue_id, 0), end))
+            backlog.messages -= end - begin - waiting
+            if not waiting:
+                backlog.queues -= 1
+            elif waiting > backlog.largest_queue:
+                backlog.largest_queue_id, backlog.largest_queue = queue_id, waiting
+            if step % _QUEUES_PER_STEP == 0:
+                yield
         for queue_id, (begin, end) in queues.items():  # the longest first
             if queue_id not in known:
-                backlog.add_largest(queue_id, end - begin)
+                if end - begin > backlog.largest_queue:
+                    backlog.largest_queue_id, backlog.largest_queue = queue_id, end - begin
                 break
         return backlog

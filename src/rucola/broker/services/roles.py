@@ -154,7 +154,7 @@ class RoleService:
         """Whether this broker stores and acknowledges messages, for which an elected master needs its lease."""
         if self._election is not None and ((figures := self._election.figures()) is None or not figures.right_s):
             return False
-        return self._store.write_state.is_writable
+        return self._store.is_accepting
 
     def _is_following(self) -> bool:
         """Tell whether this slave follows its master, and knows none of a later epoch."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from sqlalchemy import Connection
 
+from rucola.cli.extras import require_extra
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import DurationRange, namesrv_option
 from rucola.cli.output import print_json
@@ -41,6 +42,7 @@ from rucola.reliable.alerts import Sink
 from rucola.reliable.database import Database, named_errors
 from rucola.reliable.operations import PURGE_AFTER_MS
 from rucola.reliable.policy import LEAST_PURGE_AFTER_MS
+from rucola.remoting.exposure import LOOPBACK
 
 logger = logging.getLogger("rucola")
 
@@ -136,12 +138,16 @@ def migrate(where: Where) -> None:
 @click.option("--smtp", metavar="HOST:PORT", help="Mail server for alerts.")
 @click.option("--mail-from", metavar="ADDRESS", default="rucola@localhost", show_default=True, help="Sender of alerts.")
 @click.option("--mail-to", metavar="ADDRESS", multiple=True, help="Recipient of alerts. Can be repeated.")
+@click.option(
+    "--metricsPort", "metrics_port", type=click.IntRange(0, 65535), metavar="PORT",
+    help="Port of 127.0.0.1 for metrics of the outbox, for Prometheus; 0 picks a free port.",
+)  # fmt: skip
 @log_options
 @database_options
 def relay(
     where: Where, namesrv_addr: str, batch: int, max_sends: int,
     confirm_timeout: float, lease: float, keyed_resend: str, purge_older_than: float | None, webhook: str | None,
-    smtp: str | None, mail_from: str, mail_to: tuple[str, ...],
+    smtp: str | None, mail_from: str, mail_to: tuple[str, ...], metrics_port: int | None,
 ) -> None:  # fmt: skip
     """Run a relay: send the messages of an outbox, and check their confirmation.
 
@@ -162,11 +168,30 @@ def relay(
     )  # fmt: skip
     alerts = Alerts(_sinks(webhook, smtp, mail_from, mail_to))
     tables, opened = where.open()
-    with named_errors(opened):
-        asyncio.run(_relay(opened, namesrv_addr, tables=tables, policy=policy, alerts=alerts))
+    with named_errors(opened), ExitStack() as running:
+        ready = "" if metrics_port is None else f" metrics={_serve_metrics(metrics_port, opened, tables, running)}"
+        asyncio.run(_relay(opened, namesrv_addr, ready, tables=tables, policy=policy, alerts=alerts))
 
 
-async def _relay(database: Database, namesrv_addr: str, **options: Any) -> None:
+def _serve_metrics(port: int, database: Database, tables: Tables, running: ExitStack) -> str:
+    """Serve /metrics in a thread until `running` is closed; return the address."""
+    with require_extra("metrics"):
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from rucola.reliable.metrics import ReliableCollector
+    registry = CollectorRegistry()
+    registry.register(ReliableCollector(database.engine, tables=tables))
+    try:
+        server, thread = start_http_server(port, LOOPBACK, registry)
+    except OSError as error:
+        raise ReliableError(f"--metricsPort {port}: {error.strerror}") from None
+    running.callback(thread.join)
+    running.callback(server.server_close)
+    running.callback(server.shutdown)
+    return f"{LOOPBACK}:{server.server_port}"
+
+
+async def _relay(database: Database, namesrv_addr: str, ready: str, **options: Any) -> None:
     async with Relay(database, namesrv_addr, **options) as running:
         # From here on; while a relay waits for its database, a signal ends it at once.
         stopped = asyncio.Event()
@@ -174,7 +199,7 @@ async def _relay(database: Database, namesrv_addr: str, **options: Any) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         # Collections that scanned SQLAlchemy's modules delayed a message by 45 ms, most of the latency at p99.
         gc.freeze()
-        print(f"rucola ready relay={running.owner}", flush=True)
+        print(f"rucola ready relay={running.owner}{ready}", flush=True)
         await stopped.wait()
         logger.info("stopping")
 
