@@ -391,3 +391,31 @@ def test_a_program_ends_after_its_running_handlers(rocketmq: RocketMQ, number: s
     assert "Traceback" not in errors
     assert [message.body for message in rocketmq.messages("Meals")] == [b"cooked pizza"]
     rocketmq.wait_until_consumed("cooks", "Orders")
+
+
+def test_the_document_of_a_router_knows_pydantics_models_and_codecs() -> None:
+    from pydantic import BaseModel
+
+    class Dish(BaseModel):
+        name: str
+
+    class Order(BaseModel):
+        dish: Dish
+
+    class Codec:
+        def encode(self, value: object) -> bytes:
+            return b""
+
+        def decode(self, body: bytes) -> object:
+            return body
+
+    router = Router("shop")
+    router.publisher("Orders", value=Order)
+    router.publisher("Meals", value=Codec())
+    router.publisher("Raw")
+    found = router.asyncapi(version="2")
+    assert found["info"] == {"title": "shop", "version": "2"}
+    assert found["components"]["schemas"].keys() == {"Order", "Dish"}
+    assert found["components"]["schemas"]["Order"]["properties"]["dish"] == {"$ref": "#/components/schemas/Dish"}
+    assert found["channels"]["Meals"]["messages"] == {"Codec": {"title": "as Codec encodes it"}}
+    assert found["channels"]["Raw"]["messages"]["bytes"]["contentType"] == "application/octet-stream"

@@ -36,6 +36,7 @@ COMMANDS = {
     "cluster": ("rucola.cli.cluster:cluster", "Run brokers and name servers on this machine."),
     "produce": ("rucola.cli.messages:produce", "Send lines of standard input as messages."),
     "consume": ("rucola.cli.messages:consume", "Print the messages of a topic as they arrive."),
+    "router": ("rucola.cli.router:router", "Run a program of decorated handlers, or describe it."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
     "console": ("rucola.cli.console:console", "Show a cluster in a browser."),
     "mcp": ("rucola.cli.mcp:mcp", "Offer the commands of admin to an assistant, by MCP."),

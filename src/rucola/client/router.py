@@ -29,6 +29,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
+from rucola.client.asyncapi import Operation, document, summary_of
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.options import ConsumeKeywords, MessageModel
 from rucola.client.consumer.push_consumer import TAG, PushConsumer
@@ -67,6 +68,7 @@ class Router:
         self._options = options
         self._subscribers: list[_Subscriber] = []
         self._publishers: dict[Callable[..., Any], list[Publisher]] = {}
+        self._made_publishers: list[Publisher] = []
         self._producer: Producer | None = None
         self._consumers: list[PushConsumer] = []
 
@@ -103,7 +105,15 @@ class Router:
         `value` is the type of the values, or a codec; by default the handler's return annotation, or bytes and text.
         """
         check_topic(topic)
-        return Publisher(self, topic, value, tags)
+        made = Publisher(self, topic, value, tags)
+        self._made_publishers.append(made)
+        return made
+
+    def asyncapi(self, version: str = "1") -> dict[str, Any]:
+        """Return the AsyncAPI document of what this router receives and sends, for a JSON encoder."""
+        receives = [one.operation() for one in self._subscribers]
+        sends = [one.operation() for one in self._made_publishers]
+        return document(self.group, version, [*receives, *sends])
 
     async def __aenter__(self) -> Self:
         if self._producer is not None:
@@ -159,7 +169,12 @@ class Publisher:
         self.topic = topic
         self._router = router
         self._tags = tags
+        self._kind = value
         self._values = Values(value) if value is not None else None
+
+    def operation(self) -> Operation:
+        """Return what AsyncAPI knows of this publisher."""
+        return Operation("send", self.topic, self.topic, self._kind, "", {"tags": self._tags} if self._tags else {})
 
     def __call__(self, handler: Handler) -> Handler:
         """Send the results of a handler; the decorator below or above `subscriber`."""
@@ -167,6 +182,7 @@ class Publisher:
             returned = _without_none(_hints(handler).get("return"))
             if returned in (None, Any):
                 raise ConfigError(f"{_name(handler)} has no return annotation: add one, or pass value= to publisher")
+            self._kind = returned
             if returned not in (bytes, str):
                 self._values = Values(returned)
         self._router._publishers.setdefault(handler, []).append(self)
@@ -234,6 +250,12 @@ class _Subscriber(NamedTuple):
     filter: str
     filter_type: str
     options: ConsumeKeywords
+
+    def operation(self) -> Operation:
+        """Return what AsyncAPI knows of this subscriber."""
+        value = self.takes.value or self.options.get("value")
+        binding = {"group": self.group, "filter": self.filter}
+        return Operation("receive", self.group, self.topic, value, summary_of(self.handler), binding)
 
     def consumer(self, instance: ClientInstance, publishers: list[Publisher]) -> PushConsumer:
         """Return a consumer that calls the handler, and sends its result to the publishers."""
