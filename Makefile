@@ -171,6 +171,11 @@ audit-dependencies: $(STAMP) ## look up the locked dependencies in the database 
 	@build/audit/bin/python -m pip install --quiet pip-audit
 	@build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
+# pip fetches the dependencies for each environment.
+.PHONY: release-check
+release-check: $(STAMP) ## build wheels and sdist, check them, and run the first program from each in an empty environment
+	@$(VENV)/bin/python .ci/release_check.py
+
 .PHONY: clean
 clean: ## remove the output of tests, builds and the demo; keep .venv
 	@rm -rf build dist bench-output demo-output spark-warehouse metastore_db derby.log
