@@ -105,9 +105,8 @@ class _Side:
 
     common: Mapping[BrokerQueue, Range]
     recreated: Recreated = field(default_factory=dict)
-    offsets: dict[BrokerQueue, _Ranges] = field(default_factory=dict)
-    former: dict[tuple[BrokerQueue, int], _Ranges] = field(default_factory=dict)
-    """The offsets of queues before they were deleted and created again, the first time, the second time, ..."""
+    offsets: dict[tuple[BrokerQueue, int], _Ranges] = field(default_factory=dict)
+    """By queue, and how often it was created again before."""
     duplicates: list[tuple[BrokerQueue, Range]] = field(default_factory=list)
     sums: Sums = field(default_factory=dict)
     count: int = 0
@@ -115,27 +114,24 @@ class _Side:
     def read(self, batches: Batches) -> None:
         for queue, number, offsets, bodies in _by_queue(batches, self.recreated):
             self.count += len(offsets)
-            is_former = number < len(self.recreated.get(queue, ()))
-            ranges = (
-                self.former.setdefault((queue, number), _Ranges())
-                if is_former
-                else self.offsets.setdefault(queue, _Ranges())
-            )
+            ranges = self.offsets.setdefault((queue, number), _Ranges())
             for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
                 found = ranges.add(int(run[0]), int(run[-1]) + 1)
                 self.duplicates += [(queue, each) for each in found]
-            if is_former:
-                continue
-            begin, end = self.common.get(queue, (0, 0))
+            begin, end = self.common.get(queue, (0, 0)) if number == len(self.recreated.get(queue, ())) else (0, 0)
             inside = np.flatnonzero((offsets >= begin) & (offsets < end))
             if len(inside):
                 self._add_sums(queue, offsets[inside], _crcs(bodies.take(arrow(inside))))
+
+    def latest(self, queue: BrokerQueue) -> _Ranges:
+        """Return the offsets of a queue since it was last created."""
+        return self.offsets.get((queue, len(self.recreated.get(queue, ()))), _Ranges())
 
     def has_once(self, queue: BrokerQueue, span: Range) -> bool:
         """Return whether every offset of the span was read once."""
         begin, end = span
         repeated = any(each == queue and least < end and begin < most for each, (least, most) in self.duplicates)
-        return not repeated and not self.offsets.get(queue, _Ranges()).missing(begin, end)
+        return not repeated and not self.latest(queue).missing(begin, end)
 
     def _add_sums(self, queue: BrokerQueue, offsets: Array, crcs: Array) -> None:
         blocks = offsets >> BLOCK_BITS
@@ -165,7 +161,7 @@ def run(lake: str | Path | Archive, log: Log, topics: Collection[str] = ()) -> C
     differences = [*_offset_differences(progress, of_lake, of_log), *_body_differences(found, of_lake, of_log)]
     return CheckResult(
         str(archive),
-        len(of_lake.offsets.keys() | {queue for queue, _ in of_lake.former} | progress.keys()),
+        len({queue for queue, _ in of_lake.offsets} | progress.keys()),
         of_lake.count,
         sum(end - begin for begin, end in common.values()),
         tuple(sorted(differences, key=lambda each: (each.topic, each.broker_name, each.queue_id, each.begin))),
@@ -175,19 +171,20 @@ def run(lake: str | Path | Archive, log: Log, topics: Collection[str] = ()) -> C
 def _offset_differences(progress: Mapping[Origin, int], lake: _Side, log: _Side) -> Iterator[Difference]:
     for queue, end in progress.items():
         assert isinstance(queue, BrokerQueue)
-        ranges = list(lake.offsets.get(queue, ()))
+        ranges = list(lake.latest(queue))
         # What the log still has must be in the lake, and what is in the lake has no gaps.
         firsts = [begin for begin, _ in (*ranges[:1], *([lake.common[queue]] if queue in lake.common else []))]
         if firsts:
-            missing = lake.offsets.get(queue, _Ranges()).missing(min(firsts), end)
+            missing = lake.latest(queue).missing(min(firsts), end)
             yield from (Difference("gap", *queue, *each) for each in missing)
         yield from (Difference("beyond", *queue, max(least, end), most) for least, most in ranges if most > end)
         if queue in log.common:
-            missing = log.offsets.get(queue, _Ranges()).missing(*log.common[queue])
+            missing = log.latest(queue).missing(*log.common[queue])
             yield from (Difference("unread", *queue, *each) for each in missing)
-    for (queue, _), former in lake.former.items():
-        bounds = list(former)
-        yield from (Difference("gap", *queue, *each) for each in former.missing(bounds[0][0], bounds[-1][1]))
+    for (queue, number), former in lake.offsets.items():
+        if number < len(lake.recreated.get(queue, ())):
+            bounds = list(former)
+            yield from (Difference("gap", *queue, *each) for each in former.missing(bounds[0][0], bounds[-1][1]))
     yield from (Difference("duplicate", *queue, *each) for queue, each in lake.duplicates)
 
 

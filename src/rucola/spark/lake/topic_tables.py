@@ -164,7 +164,7 @@ class _Derivation:
             rows += len(chunk)
             added += self._write(table, self._decoded(table, chunk))
         progress = {
-            name: replace(each, queues={self._topic: each.queues.get(self._topic, {})}, messages={})
+            name: replace(each, queues={self._topic: each.queues.get(self._topic, {})}, messages={}, recreated={})
             for name, each in self._tables.progress().items()
         }
         # A change of the schema may have found the table that another run has continued.
