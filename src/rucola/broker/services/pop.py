@@ -103,10 +103,10 @@ class PopService:
         wanted = self._check(caller, request)
         now_ms = self._state.clock()
         self._pop.revive(now_ms)
-        queues, rest, is_cut, is_tiered = self._queues(request, now_ms)
+        queues, rest, is_cut, is_tiered, is_repeated = self._queues(request, now_ms)
         last_ms = max([self._pop.states[queue].pop_time_ms for queue in queues], default=0)
         receive = _Receive(self._state, request, wanted, now_ms, max(now_ms, last_ms + 1))
-        if request.attempt_id is None or not receive.repeat(queues):
+        if not (is_repeated and receive.repeat(queues)):
             for queue in queues:
                 if receive.left <= 0:
                     break
@@ -150,10 +150,11 @@ class PopService:
         _, wanted = self._admit(caller, fetch)
         return wanted
 
-    def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool, bool]:
+    def _queues(self, request: PopRequest, now_ms: int) -> tuple[list[PopQueue], int, bool, bool, bool]:
         """Return the queues to look at, in this order; how much the group has not read; whether there are more.
 
-        And whether some are left out, since the lake is asked where they begin.
+        And whether some are left out, since the lake is asked where they begin; and whether the queues are those of
+        an earlier receive with the same attempt id.
         """
         topic, group, attempt_id = request.topic, request.group, request.attempt_id
         if request.queue_id >= 0:
@@ -173,15 +174,16 @@ class PopService:
         new: list[PopQueue] = []
         repeated: list[PopQueue] = []
         for number in order:
-            if not (end := ends[number]) and (number == count or not request.begins_at_end):
-                continue
-            queue = names.queues[number]
-            of_topic = committed if number < count else self._state.offsets.committed(group, queue.topic)
+            queue, end = names.queues[number], ends[number]
             state = states.get(queue)
+            if not end and (number == count or (state is None and not request.begins_at_end)):
+                continue
+            of_topic = committed if number < count else self._state.offsets.committed(group, queue.topic)
             if state is None or state.committed != of_topic.get(queue.queue_id, -1):
                 rest += end
-                queues.append(queue)
-                new.append(queue)
+                if end or request.begins_at_end:
+                    queues.append(queue)
+                    new.append(queue)
                 continue
             if end > state.next_offset:
                 rest += end - state.next_offset
@@ -198,7 +200,7 @@ class PopService:
             opened = self._pop.open(new, lambda queue: self._begin(queue, request), now_ms)
             if is_tiered := len(opened) < len(new):
                 read = [queue for queue in read if queue in opened or queue not in new]
-        return read, rest, len(queues) > MAX_QUEUES, is_tiered
+        return read, rest, len(queues) > MAX_QUEUES, is_tiered, bool(repeated)
 
     def _begin(self, queue: PopQueue, request: PopRequest) -> int | None:
         if request.begins_at_end and queue.topic == request.topic:
@@ -402,7 +404,7 @@ class _Receive:
         self._room = MAX_OUTSTANDING - self._pop.count
 
     def repeat(self, queues: Sequence[PopQueue]) -> bool:
-        """Take the messages of an earlier receive with the same attempt id, if any."""
+        """Take the messages of an earlier receive with the same attempt id, if the store still has any."""
         request, attempt_id = self._request, self._request.attempt_id or ""
         for queue in queues:
             state = self._pop.states[queue]
