@@ -108,3 +108,11 @@ async def test_charts_are_drawn_and_drawn_again(tmp_path: Path) -> None:
         assert await page.evaluate("document.querySelector('details').open")
         assert await page.evaluate("document.querySelectorAll('.chart canvas').length") == 3
         assert page.problems == []
+
+        page = await chromium.page()
+        await page.without_scripts()
+        await page.goto(console.url("/group?name=billing"))
+        assert "123,457" not in await page.text(".charts")
+        await page.evaluate("document.querySelector('summary').click()")
+        assert "123,457" in await page.text(".charts"), "the table says the same"
+        assert page.problems == []

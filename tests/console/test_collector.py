@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from rucola.console.collector import LAG_WARNING, BrokerState, Snapshot
 from rucola.console.history import MAX_BYTES, RESOLUTIONS, History
 from rucola.console.pages.search import MAX_NAMES
 from rucola.console.visit import ROWS
 from rucola.domain.client import ClientConnection, ConsumerConnection
 from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rucola.domain.role import ElectionStatus, HaStatus
 from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
@@ -95,6 +98,36 @@ async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
         assert Counter(code for code, _ in asked if code in OF_ONE) == dict.fromkeys(OF_ONE, 2)
         assert max(Counter(asked).values()) == 2, "each question once at each broker"
         assert len(asked) - len(rates) - tables - 2 * len(OF_ONE) <= 2 * GROUPS
+
+
+def test_replication_that_lags_or_stops_is_an_alarm() -> None:
+    def broker(broker_id: int, end: int, **ha: Any) -> BrokerState:
+        status = HaStatus(
+            broker_name="b", broker_id=broker_id, member_id=broker_id, role="SLAVE" if broker_id else "SYNC_MASTER",
+            master_role="SYNC_MASTER", is_accepting=not broker_id, reason="", is_following=True, epoch=3, fenced_by=0,
+            begin=0, end=end, epochs=[(3, 0)], ha_address="", role_since_ms=0,
+        )  # fmt: skip
+        stats = {"commitLogMaxOffset": str(end)}
+        return BrokerState("c", "b", broker_id, f"10.0.0.{broker_id}:1", stats, msgspec.structs.replace(status, **ha))
+
+    def alarms(*brokers: BrokerState) -> list[tuple[str, str]]:
+        return [(one.subject, one.text.format(**one.fields)) for one in Snapshot(1, brokers).alarms()]
+
+    gib = 1 << 30
+    assert alarms(broker(0, gib), broker(1, gib - LAG_WARNING + 1)) == []
+    assert alarms(broker(0, gib), broker(1, gib - LAG_WARNING)) == [
+        ("b 10.0.0.1:1", "the slave lacks about 64 MiB of its master")
+    ]
+    assert alarms(broker(0, 0, fenced_by=4), broker(1, 9, is_following=False)) == [
+        ("b 10.0.0.0:1", "a newer master of epoch 4 has fenced it"),
+        ("b 10.0.0.1:1", "the slave does not follow its master"),
+    ]
+    election = ElectionStatus(
+        epoch=3, in_sync=[0, 1, 2], members=[0], missing=[1, 2], is_etcd_away=False, right_seconds=1
+    )
+    assert alarms(broker(0, 0, election=election)) == [("b 10.0.0.0:1", "members 1, 2 of the in-sync set are missing")]
+    lags = Snapshot(1, (broker(0, gib), broker(1, gib - 5), BrokerState("c", "b", 2, "10.0.0.2:1", error="away")))
+    assert [lags.replication_lag(one) for one in lags.brokers] == [None, 5, None]
 
 
 async def test_samples_are_kept_in_three_resolutions(tmp_path: Path) -> None:

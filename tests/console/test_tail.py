@@ -211,3 +211,13 @@ async def test_a_tail_in_the_browser_is_live_until_it_is_stopped(tmp_path: Path)
         await producer.send(Message("Orders", b"last"))
         await page.until(f"{rows} == 200")
         assert page.problems == []
+
+        page = await chromium.page()
+        await page.without_scripts()
+        await page.goto(console.url("/tail?topic=Orders"))
+        assert "Stop" not in await page.text()
+        await producer.send(Message("Orders", b"without scripts"))
+        await console.shows("/tail?topic=Orders", "without scripts")
+        await page.follow("main a[href*='/tail?']")
+        assert "without scripts" in await page.text("#tail")
+        assert page.problems == []
