@@ -55,3 +55,18 @@ async def test_problems_are_in_the_order_of_their_urgency(tmp_path: Path) -> Non
         assert [one.reason for one in found] == ["BROKER_SILENT", "CLOCK_DIFFERS", "DEAD_LETTERS", "NO_GROUP"]
         assert [one.reason for one in found if one.reason in NOTICES] == ["NO_GROUP"]
         assert found[1].fields["seconds"] == 60
+
+
+async def test_the_load_is_compared_with_what_a_broker_can_bear(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(max_topic_nums=10)
+        await running.create_topic(broker, "T", queues=1)
+        async with AdminClient(running.namesrv) as admin:
+            async with Producer("p", running.namesrv) as producer:
+                await producer.send(Message("T", bytes(1000)))
+            found = {one.resource: one for one in await admin.capacity.of_broker(broker.address)}
+            topics = len(await admin.topics.configs(broker.address))
+        assert (found["topics"].used, found["topics"].limit) == (topics, 10)
+        assert 0 < found["disk"].share < 2
+        assert 0 < found["mappings"].share < 1
+        assert found["recovery"].used < 1  # a log file of 1 MiB has a thousand such messages

@@ -15,6 +15,7 @@
     client.monitor        problems of consumer groups
     client.doctor         messages that wait and are not consumed
     client.health         what is wrong with a cluster, the most urgent first
+    client.capacity       how much of a broker's resources its load takes
     client.diagnosis      why a group is behind
     client.drain          a broker without messages; topics and groups on another broker
     client.roles          masters and slaves: their state, promotion, planned switchover
@@ -35,6 +36,7 @@ from typing import Self
 from rucola.acl.credentials import Credentials
 from rucola.admin.access import AccessAdmin
 from rucola.admin.brokers import BrokerAdmin
+from rucola.admin.capacity import CapacityAdmin
 from rucola.admin.cluster import ClusterAdmin
 from rucola.admin.dead_letters import DeadLetterAdmin
 from rucola.admin.doctor import DoctorAdmin
@@ -95,6 +97,7 @@ class AdminClient:
         self.diagnosis = GroupDiagnosis(self.cluster, self.brokers, self.topics, self.groups)
         self.drain = DrainAdmin(self.cluster, self.brokers, self.name_servers, self.topics, self.groups, self.offsets)
         self.health = HealthAdmin(self.cluster, self.brokers, self.groups, self.roles, self.doctor, self.diagnosis)
+        self.capacity = CapacityAdmin(self.brokers, self.topics, self.groups, self.doctor)
         self.monitor = MonitorAdmin(requests, self.groups, self.dead_letters)
 
     @property

@@ -1,11 +1,11 @@
-"""Health of a cluster: what is wrong with it, the most urgent first."""
+"""Health of a cluster: what is wrong with it, the most urgent first; and how much of its capacity is used."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import Result, command
+from rucola.admin.commands.command import Masters, Result, command
 from rucola.admin.commands.diagnosis import REMEDIES
 from rucola.admin.commands.doctor import ADVICE
 from rucola.admin.health import NOTICES
@@ -58,3 +58,32 @@ async def health(client: AdminClient) -> Result:
         values.append(to_json(one) | {"kind": kind, "explanation": _text(one)})
     table = Table((whole("#Kind"), whole("#Reason"), whole("#Subject"), whole("#Explanation")), rows)
     return Result({"findings": values}, [table if rows else "nothing is wrong"], is_failure=is_failure)
+
+
+NEARLY: Final = 0.8
+"""Share of a resource from which on it is named."""
+
+
+@command("capacity", is_repeatable=True)
+async def capacity(client: AdminClient, target: Masters) -> Result:
+    """Compare the load of a broker (-b) or of the masters of a cluster (-c) with what they can bear.
+
+    Estimates with the figures of docs/sizing.md: processor time, disk and retention at the rates of the last ten
+    minutes, topics, groups, descriptors, and the recovery after a crash. The exit code is 1 if more than 80 % of
+    anything is used.
+
+    \b
+    Examples:
+      rucola admin capacity -c DefaultCluster
+      rucola admin capacity -b localhost:10911 --json
+    """
+    found = await target.ask(client, client.capacity.of_broker)
+    rows, values = [], []
+    for address, usages in found.items():
+        for one in usages:
+            figures = f"{one.used:.4g}", f"{one.limit:.4g}", one.unit, f"{one.share:.0%}"
+            rows.append((address, one.resource, *figures, "nearly used up" if one.share > NEARLY else ""))
+            values.append(to_json(one) | {"brokerAddr": address, "share": round(one.share, 4)})
+    columns = "#Broker Addr", "#Resource", "#Used", "#Limit", "#Unit", "#Share", "#Note"
+    is_failure = any(one.share > NEARLY for usages in found.values() for one in usages)
+    return Result(values, [Table(columns, rows)], is_failure=is_failure)
