@@ -445,6 +445,7 @@ BROKER_REQUESTS: dict[int, Requests] = {
     CODE.GET_ALL_QUEUE_LOCKS: _request(CODE.GET_ALL_QUEUE_LOCKS),
     CODE.GET_DIAGNOSIS: _request(CODE.GET_DIAGNOSIS),
     CODE.GET_PENDING_MESSAGES: _request(CODE.GET_PENDING_MESSAGES),
+    CODE.GET_PROCESS_REPORT: _request(CODE.GET_PROCESS_REPORT),
     CODE.GET_HA_STATUS: _request(CODE.GET_HA_STATUS, HaStatusRequestHeader(count_from=0)),
     CODE.ASK_PROMISE: _request(
         CODE.ASK_PROMISE, AskPromiseRequestHeader(epoch=1 << 60, member=1, address=LONG, ha_address="")

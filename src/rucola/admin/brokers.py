@@ -60,6 +60,11 @@ class BrokerAdmin:
         response = await self._requests.invoke(address, RequestCode.GET_PENDING_MESSAGES, extra_ms=PENDING_MS)
         return decode_body(PendingMessages, response.body)
 
+    async def process_report(self, address: str) -> str:
+        """Return the stacks of a broker's threads and tasks. BrokerError if it is Apache's."""
+        response = await self._requests.invoke(address, RequestCode.GET_PROCESS_REPORT)
+        return response.body.decode("utf-8", "replace")
+
     # Configuration.
 
     async def config(self, address: str) -> dict[str, str]:

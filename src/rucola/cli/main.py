@@ -38,6 +38,7 @@ COMMANDS = {
     "consume": ("rucola.cli.messages:consume", "Print the messages of a topic as they arrive."),
     "router": ("rucola.cli.router:router", "Run a program of decorated handlers, or describe it."),
     "admin": ("rucola.cli.admin:admin", "Query and change a running cluster (mqadmin)."),
+    "support": ("rucola.cli.support:support", "Write one archive for those who explain a fault."),
     "console": ("rucola.cli.console:console", "Show a cluster in a browser."),
     "mcp": ("rucola.cli.mcp:mcp", "Offer the commands of admin to an assistant, by MCP."),
     "store": ("rucola.cli.store:store", "Check, search and repair a store directory."),

@@ -139,6 +139,7 @@ class RequestCode(IntEnum):
     # Rucola's own: faults that a broker finds (`rucola.domain.diagnosis`).
     GET_DIAGNOSIS = 20_010
     GET_PENDING_MESSAGES = 20_011
+    GET_PROCESS_REPORT = 20_012
     # Rucola's own: signatures of version 2 (`rucola.acl.challenge`).
     GET_CHALLENGE = 20_100
 

@@ -1,7 +1,8 @@
 """Adapter of requests about the broker itself: settings, figures, statistics.
 
 UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28), GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-(305), VIEW_BROKER_STATS_DATA (315), and Rucola's GET_DIAGNOSIS (20010) and GET_PENDING_MESSAGES (20011).
+(305), VIEW_BROKER_STATS_DATA (315), and Rucola's GET_DIAGNOSIS (20010), GET_PENDING_MESSAGES
+(20011) and GET_PROCESS_REPORT (20012).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from rucola.access import Action
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.diagnosis import DiagnosisService
 from rucola.broker.services.pending import PendingService
+from rucola.broker.services.process_report import process_report
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
@@ -48,6 +50,7 @@ class RuntimeAdapter:
             Endpoint(RequestCode.GET_BROKER_RUNTIME_INFO, Action.QUERY, self.figures),
             Endpoint(RequestCode.GET_DIAGNOSIS, Action.QUERY, self.diagnosis),
             Endpoint(RequestCode.GET_PENDING_MESSAGES, Action.QUERY, self.pending),
+            Endpoint(RequestCode.GET_PROCESS_REPORT, Action.QUERY, self.process_report),
             Endpoint(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, Action.QUERY, self.system_topics),
             Endpoint(RequestCode.VIEW_BROKER_STATS_DATA, Action.QUERY, self.statistic, statistic),
         )
@@ -57,6 +60,9 @@ class RuntimeAdapter:
 
     async def pending(self, request: Request[None]) -> Answer:
         return request.success(body=await self._pending.pending())
+
+    def process_report(self, request: Request[None]) -> Reply:
+        return request.success(body=process_report().encode("utf-8", "replace"))
 
     async def update_config(self, request: Request[None]) -> Answer:
         await self._configuration.update(request.caller, request.command.body)
