@@ -1,6 +1,6 @@
 """Sphinx extension: tables of settings, and docstrings that are written as plain text.
 
-The directive `settings` shows a dataclass of settings, one table per section:
+The directive `settings` shows a dataclass of settings, one list per section:
 
     ```{settings} rucola.broker.config.BrokerConfig
     ```
@@ -68,8 +68,8 @@ def settings_of(kind: type[Any]) -> Iterator[Setting]:
         yield Setting(section, settings.key_of(field), _type(hints[field.name]), _default(field), text)
 
 
-class SettingsTables(SphinxDirective):
-    """The settings of the dataclass that the argument names, as one table per section."""
+class SettingsList(SphinxDirective):
+    """The settings of the dataclass that the argument names, as one definition list per section: phones are narrow."""
 
     required_arguments = 1
 
@@ -81,9 +81,8 @@ class SettingsTables(SphinxDirective):
             if setting.section != section:
                 section = setting.section
                 lines += ["", f"**{section}**" if section else "", ""]
-                lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-            text = setting.text.replace("|", "\\|")
-            lines.append(f"| `{setting.key}` | {setting.type} | {setting.default} | {text} |")
+            default = f", default {setting.default}" if setting.default else ""
+            lines += [f"`{setting.key}`", f": {setting.text} *{setting.type}{default}*", ""]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
@@ -150,7 +149,7 @@ def _convert_docstring(app: Sphinx, what: str, name: str, obj: object, options: 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive and the conversion of docstrings."""
-    app.add_directive("settings", SettingsTables)
+    app.add_directive("settings", SettingsList)
     app.add_directive("values", ValuesTable)
     app.add_directive("columns", ColumnsList)
     app.connect("autodoc-process-docstring", _convert_docstring)

@@ -147,4 +147,5 @@ class SendFailed(RemotingError):
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
     """Return the sentence for an optional dependency that is not installed."""
-    return f"{error}: `pip install 'rucola-mq[{extra}]'` adds it"
+    text = str(error)
+    return text if "`pip install" in text else f"{text}: `pip install 'rucola-mq[{extra}]'` adds it"

@@ -106,3 +106,18 @@ def test_an_interrupt_during_the_imports_prints_no_traceback(tmp_path: Path) -> 
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["store", "check", "--help"]])
+def test_a_full_disk_behind_the_output_is_a_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "rucola", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, f"Error: {os.strerror(errno.ENOSPC)}\n")
+
+
+def test_without_spark_the_error_of_a_program_names_the_extra() -> None:
+    program = "import sys; sys.modules['pyspark'] = sys.modules['py4j'] = None; import rucola.spark.session"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("`pip install 'rucola-mq[spark]'` adds it")

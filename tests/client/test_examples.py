@@ -81,3 +81,15 @@ def test_every_example_has_topics_and_groups_of_its_own() -> None:
             users.setdefault(name, set()).add(path.name)
     assert len(users) > len(EXAMPLES)
     assert {name: paths for name, paths in users.items() if len(paths) > 1} == {}
+
+
+def test_the_programs_on_the_page_send_and_consume(
+    rocketmq: RocketMQ, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROCKETMQ_NAMESRV", rocketmq.namesrv)
+    sections = DOCS.sections()
+    loop, listener, _ = sections["Consuming"].texts("python")
+    for program in (*sections["Sending"].texts("python"), loop, listener):
+        exec(program, {"__name__": "__main__"})
+    stored, consumed, billed = capsys.readouterr().out.splitlines()
+    assert (stored.split()[0], consumed, billed) == ("SEND_OK", "order-1 b'one pizza'", "billed order-1")

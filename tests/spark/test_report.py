@@ -249,3 +249,12 @@ def test_one_day_is_labelled_without_the_date() -> None:
     assert TimeAxis(noon, noon + 2_500).labels == ["12:00:00", "12:00:01", "12:00:02"]
     assert TimeAxis(noon, noon + 5_400_000).labels[:2] == ["12:00", "12:01"]
     assert TimeAxis(noon, noon).unit == "second"
+
+
+def test_without_offsets_what_groups_have_consumed_is_unknown(small_store: SmallStore, tmp_path: Path) -> None:
+    """As in a lake; 0 would say that everything is consumed."""
+    small_store.put()
+    audit.run(LazySession("tests", use_spark=False), [small_store.path], tmp_path / "audit")
+    text = (tmp_path / "audit" / "report.html").read_text()
+    for name in ("groups with offsets", "waiting to be consumed"):
+        assert re.search(rf"unknown(<[^>]*>|\s)*{name}", text), name

@@ -15,9 +15,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -48,6 +50,8 @@ COMMANDS = {
     "tls": ("rucola.cli.tls:tls", "Make certificates for a first try of TLS."),
     "demo": ("rucola.cli.demo:demo", "A tour: a year of flights, sent, consumed and archived."),
 }
+T = TypeVar("T")
+
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -66,21 +70,28 @@ class Commands(SuggestingGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return _translated(partial(super().parse_args, ctx, args))  # --help and --version print
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        # Errors with a documented meaning become one line and exit code 1. Anything else is a bug, and is raised.
-        except StoreCorrupt as error:
-            raise _shown(f"{error}\n{advice(error)}".rstrip()) from None
-        except MQError as error:
-            raise _shown(str(error)) from None
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader of a pipe has exited, for example `head`; click handles this
-            why = error.strerror or str(error) or type(error).__name__
-            raise _shown(f"{error.filename}: {why}" if error.filename else why) from None
-        except KeyboardInterrupt:
-            raise SystemExit(INTERRUPTED) from None
+        return _translated(partial(super().invoke, ctx))
+
+
+def _translated(call: Callable[[], T]) -> T:
+    """Call a function; errors with a documented meaning become one line and exit code 1, all others are bugs."""
+    try:
+        return call()
+    except StoreCorrupt as error:
+        raise _shown(f"{error}\n{advice(error)}".rstrip()) from None
+    except MQError as error:
+        raise _shown(str(error)) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # the reader of a pipe has exited, for example `head`; click handles this
+        why = error.strerror or str(error) or type(error).__name__
+        raise _shown(f"{error.filename}: {why}" if error.filename else why) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _shown(text: str) -> click.ClickException:

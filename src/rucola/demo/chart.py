@@ -1,4 +1,4 @@
-"""Chart of the demonstration's results: carriers by mean delay, messages by hour of departure."""
+"""Chart of the demonstration's results: the messages' way, carriers by mean delay, messages by hour of departure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from matplotlib.figure import Figure
 GREEN, GREY = "#3f7d20", "#8a8f87"
 
 
-def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tuple[int, int]]) -> None:
-    """Write an SVG file: (name, mean departure delay in minutes), worst first, and (hour of day, messages)."""
-    figure = Figure(figsize=(11, 5), layout="constrained")
+def draw(
+    path: Path,
+    way: Sequence[tuple[str, int]],
+    carriers: Sequence[tuple[str, float]],
+    hours: Sequence[tuple[int, int]],
+) -> None:
+    """Write an SVG file: (step, messages), (name, mean delay in minutes), worst first, and (hour of day, messages)."""
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
     FigureCanvasSVG(figure)
-    left, right = figure.subplots(1, 2)
+    axes = figure.subplot_mosaic([["way", "way"], ["left", "right"]], height_ratios=[1, 2])
+    left, right = axes["left"], axes["right"]
+    steps = axes["way"].barh([step for step, _ in reversed(way)], [count for _, count in reversed(way)], color=GREEN)
+    axes["way"].bar_label(steps, fmt="{:,.0f}", padding=3, color=GREY)
+    axes["way"].set_title("The messages' way: each step has all of them")
     names = [name for name, _ in reversed(carriers)]
     bars = left.barh(names, [delay for _, delay in reversed(carriers)], color=GREEN)
     left.bar_label(bars, fmt="%.1f", padding=3, color=GREY)
@@ -26,8 +35,8 @@ def draw(path: Path, carriers: Sequence[tuple[str, float]], hours: Sequence[tupl
     right.set_title("Messages by scheduled hour of departure")
     right.set_xlabel("hour of day")
     right.set_xticks(range(0, 24, 3))
-    for axes in (left, right):
-        _style_axes(axes)
+    for each in axes.values():
+        _style_axes(each)
     figure.suptitle("Flights from New York, 2013: read back from the archive")
     figure.savefig(path)
 

@@ -327,8 +327,14 @@ def _archive_and_query(spark: SparkSession, out: Path, totals: Totals, report: R
     report.say("and the hours of the day with most departures:")
     busiest = sorted(hours, key=lambda row: row[1], reverse=True)[:5]
     report.table(("hour", "flights"), busiest)
-    draw(chart, [row[:2] for row in carriers], hours)
-    report.say(f"Both as a chart: {chart}")
+    way = [
+        ("sent", totals.sent),
+        ("stored", totals.stored),
+        ("received", totals.consumed),
+        ("archived", totals.archived),
+    ]
+    draw(chart, way, [row[:2] for row in carriers], hours)
+    report.say(f"Both, and the way of the messages, as a chart: {chart}")
 
 
 def _query_lake(spark: SparkSession, lake: Path, totals: Totals) -> tuple[list[Any], list[Any]]:

@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from py4j.protocol import Py4JJavaError
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
+from rucola.errors import ConfigError, missing_extra
 
-from rucola.errors import ConfigError
+try:
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_extra(error, "spark"), name=error.name) from None
+
 from rucola.spark import class_archive
 
 MIN_JAVA: Final = 17

@@ -197,4 +197,6 @@ async def redrive_dlq(
     counts = f"{statuses[RedriveStatus.DONE_BEFORE]} re-driven before, {statuses[RedriveStatus.FAILED]} failed"
     stubs = f", {reopened} DEAD stubs reopened" if after is not None else ""
     table = Table(("#Topic", "#Would Send" if dry_run else "#Sent"), sorted(topics.items()))
-    yield Result(None, [table], [counts + stubs], is_failure=bool(statuses[RedriveStatus.FAILED]))
+    if statuses.keys() <= {RedriveStatus.DONE_BEFORE}:
+        counts = f"there is nothing to send: {counts}"
+    yield Result(None, [table] if topics else [], [counts + stubs], is_failure=bool(statuses[RedriveStatus.FAILED]))

@@ -42,15 +42,17 @@ def _span(topics: Sequence[Row]) -> str:
 
 
 def _tiles(topics: Sequence[Row], tables: Tables) -> str:
-    waiting = sum(row["messages"] for row in tables["lags"])
+    lags = tables["lags"]
+    waiting = sum(row["messages"] for row in lags)
     dead = sum(row["messages"] for row in tables["failures"] if row["kind"] == "dead letter")
     retries = sum(row["messages"] for row in tables["failures"] if row["kind"] == "retry")
     values = [
         (number_text(sum(row["messages"] for row in topics)), "messages", False),
         (size_text(sum(row["bytes"] for row in topics)), "in the log", False),
         (number_text(len(topics)), "topics", False),
-        (number_text(len({row["group"] for row in tables["lags"]})), "groups with offsets", False),
-        (number_text(waiting), "waiting to be consumed", waiting > 0),
+        # Lakes have no offsets, so nothing is known of their groups.
+        (number_text(len({row["group"] for row in lags})) if lags else "unknown", "groups with offsets", False),
+        (number_text(waiting) if lags else "unknown", "waiting to be consumed", waiting > 0),
         (number_text(retries), "retries", False),
         (number_text(dead), "dead letters", dead > 0),
         (number_text(sum(row["repeatedIds"] for row in topics)), "repeated ids", False),
