@@ -37,7 +37,7 @@ class DrainState:
 
     pending: PendingMessages = field(default_factory=PendingMessages)
     remaining_s: float | None = None
-    """Estimate of the time until nothing waits; None if the backlog does not shrink, or somebody must act."""
+    """Estimate of the time until nothing waits; None if a group consumes nothing, or somebody must act."""
     settling_s: float = 0.0
     """Time for which clients may send by an old route."""
     error: str = ""
@@ -107,7 +107,7 @@ class DrainAdmin:
         """
         begin_s = self._clock_s()
         wiped_s: float | None = None
-        begin_total: int | None = None
+        is_first = True
         while True:
             state = DrainState()
             try:
@@ -117,15 +117,14 @@ class DrainAdmin:
                     wiped_s = self._clock_s()
                 state.pending = await self._brokers.pending(address)
             except (RemotingError, ConfigError) as error:
-                if begin_total is None:
+                if is_first:
                     raise
                 state.error = str(error)
             now_s = self._clock_s()
             state.settling_s = max(0.0, begin_s + route_s - now_s)
-            if begin_total is None:
-                begin_total, begin_s = state.pending.backlog_total, now_s
-                state.settling_s = route_s
-            state.remaining_s = _remaining_s(state, begin_total, now_s - begin_s)
+            if is_first:
+                is_first, begin_s, state.settling_s = False, now_s, route_s
+            state.remaining_s = _remaining_s(state)
             yield state
             if state.is_drained:
                 return
@@ -215,15 +214,14 @@ class DrainAdmin:
         return moved
 
 
-def _remaining_s(state: DrainState, begin_total: int, elapsed_s: float) -> float | None:
+def _remaining_s(state: DrainState) -> float | None:
     pending, now_ms = state.pending, time.time_ns() // 1_000_000
     last_due_ms = max(pending.delayed.last_due_ms, pending.timed.last_due_ms, pending.half.last_due_ms)
     parts_s = [state.settling_s, (last_due_ms - now_ms) / 1000]
     if pending.dead_letter_total or state.error:
         return None
-    if pending.backlog_total:
-        consumed = begin_total - pending.backlog_total
-        if consumed <= 0 or elapsed_s <= 0:
+    for backlog in pending.backlogs:
+        if not backlog.consume_tps:
             return None
-        parts_s.append(pending.backlog_total * elapsed_s / consumed)
+        parts_s.append(backlog.messages / backlog.consume_tps)
     return max(0.0, *parts_s)

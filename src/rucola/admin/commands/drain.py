@@ -54,7 +54,7 @@ def _left(state: DrainState) -> str:
 def _end(state: DrainState) -> str:
     if state.remaining_s is not None:
         return f"about {_span(state.remaining_s)} more"
-    return "no end in sight: the backlog does not shrink, or somebody must act"
+    return "no end in sight: a group consumes nothing, or somebody must act"
 
 
 async def _effect(client: AdminClient, broker_name: str, **given: object) -> str:
