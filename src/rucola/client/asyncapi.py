@@ -1,4 +1,4 @@
-"""The AsyncAPI document of a router: its topics, what it receives and sends, and the JSON schemas of their values."""
+"""The AsyncAPI document of a router: topics, received and sent messages, and the JSON schemas of their values."""
 
 from __future__ import annotations
 

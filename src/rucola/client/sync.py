@@ -313,7 +313,7 @@ class SimpleConsumer(_Blocking[simple_module.SimpleConsumer]):
     def receive(
         self, topic: str, max_messages: int = simple_module.MAX_MESSAGES, **options: Unpack[ReceiveKeywords]
     ) -> list[MessageExt]:
-        """Return messages that nobody else gets for `invisible_ms`; none after `wait_ms` without any."""
+        """Return messages, hidden from other receives for `invisible_ms`; none after `wait_ms` without any."""
         return self._run(self._client.receive(topic, max_messages, **options))
 
     def ack(self, messages: MessageExt | Iterable[MessageExt]) -> None:
@@ -321,7 +321,7 @@ class SimpleConsumer(_Blocking[simple_module.SimpleConsumer]):
         self._run(self._client.ack(messages))
 
     def change_invisible(self, message: MessageExt, invisible_ms: int) -> None:
-        """Let nobody else receive a message for `invisible_ms` from now."""
+        """Hide a message from other receives for `invisible_ms` from now."""
         self._run(self._client.change_invisible(message, invisible_ms))
 
 

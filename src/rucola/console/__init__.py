@@ -11,8 +11,8 @@
     charts        the history as rows of tables, which a script draws
     audit         actions, recorded before they run, with their results
     views         pages with names, for all accounts
-    accounts      who visits: passwords, sessions, proxies
-    body_policy   who may see the bodies of messages
+    accounts      accounts of visitors: passwords, sessions, proxies
+    body_policy   accounts that may see the bodies of messages
     actions       runs the commands of the catalogue for an account; the only place that does
     scans         searches through messages, which run while pages look at them
     json_results  results of commands as JSON

@@ -1,4 +1,4 @@
-"""Who visits the console: accounts with passwords, sessions, and users that a trusted proxy names.
+"""Visitors of the console: accounts with passwords, sessions, and users that a trusted proxy names.
 
 The file of accounts has a line for each, as Java's properties: the hash that `rucola console --hash-password` prints (-
 for users that only a proxy names), and the grants (see `rucola.admin.commands.authorization`):

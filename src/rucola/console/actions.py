@@ -22,7 +22,7 @@ from rucola.presentation import Table
 
 MAX_READ_S: Final = 10
 MAX_RESULTS: Final = 500
-"""Results of a stream that are kept; its reader is told that there are more."""
+"""Results of a stream that are kept; a note says that there are more."""
 MAX_SIZE: Final = 16 << 20
 """Bytes of the results of a stream that are kept, about."""
 
@@ -38,7 +38,7 @@ class Actions:
         self._collector = collector
 
     async def question(self, account: Account, one: Command, arguments: Mapping[str, Any]) -> str:
-        """Return what the command will do; empty if it need not be asked. Raises MQError."""
+        """Return what the command will do; empty without a question. Raises MQError."""
         check_remote(one)
         authorize(account, one, arguments)
         return one.effect(arguments) or (await one.question(self._client, **arguments) if one.confirm else "")

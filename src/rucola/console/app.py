@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_FORM_BYTES: Final = 5 << 20
 """A message of 4 MB, and the other fields."""
 MAX_PUBLIC_FORM_BYTES: Final = 64 << 10
-"""Of a visitor who has not logged in."""
+"""The account of a visitor without a login."""
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -64,7 +64,7 @@ class Guard:
         self._console = console
 
     def _prefix(self, scope: Scope) -> str:
-        """Return the path before this console's, and remember what a trusted proxy says of it."""
+        """Return the path before this console's, and remember the one that a trusted proxy names."""
         request = Request(scope)
         said = request.headers.get("x-forwarded-prefix", "").rstrip("/")
         if said and peer_of(request) in self._console.config.trusted_proxies and _is_prefix(said):
@@ -168,7 +168,7 @@ async def _respond(visit: Visit, page: Page, accounts: Accounts) -> Response:
 
 
 _BUSY: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
-"""Codes of a broker that would answer later; with all others it refuses what was asked."""
+"""Codes of a broker that would answer later; with all others it refuses the request."""
 
 
 def status_of(error: MQError) -> int:

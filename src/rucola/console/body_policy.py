@@ -1,6 +1,6 @@
-"""Who may see the bodies of messages: a role for each topic, in a file of Java's properties.
+"""Accounts that may see the bodies of messages: a role for each topic, in a file of Java's properties.
 
-The first pattern that matches a topic counts; bodies of other topics are shown to everyone who may view the topic:
+The first pattern that matches a topic counts; bodies of other topics are shown to all viewers of the topic:
 
     payments-*=admin
     *=operator

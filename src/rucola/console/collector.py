@@ -50,12 +50,12 @@ T = TypeVar("T")
 
 TABLES_INTERVAL_S: Final = 60.0
 TURN_SHARE: Final = 4
-"""Groups in turn take one request of so many in the budget."""
+"""The share of the budget for groups in turn: one request of this number."""
 DISK_WARNING: Final = 0.85
 LAG_WARNING: Final = 64 << 20
 """Bytes that a slave lacks of its master."""
 MAX_ARCHIVED_TOPICS: Final = 100
-"""Topics of a broker whose ends are asked for the lag of an archive; with more it is unknown."""
+"""Most topics of a broker for which the lag of an archive is measured; with more it is unknown."""
 MAX_SENDER_QUEUES: Final = 8
 TREND_LENGTH: Final = 12
 """Measurements of a group's backlog from which its end is estimated."""
@@ -280,7 +280,7 @@ class GroupProgress(Answers):
     """The last measurements before: time in ms since 1970, and backlog."""
 
     def empty_at_ms(self, now_ms: int) -> int | None:
-        """Return when the backlog is gone if it goes on as it did, an estimate; None if it does not shrink."""
+        """Return an estimate of the time at which the backlog is consumed; None if it does not shrink."""
         if not self.trend:
             return None
         before_ms, before = self.trend[0]
@@ -378,7 +378,7 @@ class Collector:
         )  # fmt: skip
 
     async def spend(self, count: int) -> None:
-        """Wait until the budget has `count` requests for somebody else."""
+        """Wait until the budget has `count` requests for another part."""
         await asyncio.sleep(self._budget.reserve(count))
 
     def forget_brokers(self) -> None:

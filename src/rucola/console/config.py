@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleConfig:
-    """Raises ConfigError if everyone who reaches the address could use the console."""
+    """Raises ConfigError if all hosts that reach the address could use the console."""
 
     bind_address: str = LOOPBACK
     port: int = 8080
@@ -36,7 +36,7 @@ class ConsoleConfig:
     accounts: Path | None = None
     """File with the accounts, see `accounts`; None lets every visitor do everything."""
     body_roles: Path | None = None
-    """File with the roles that see bodies, see `body_policy`; None shows them to all who view the topic."""
+    """File with the roles that see bodies, see `body_policy`; None shows them to all viewers of the topic."""
     user_header: str = ""
     """The header in which a trusted proxy names the user, such as `X-Remote-User`."""
     trusted_proxies: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ class McpServer:
         }  # fmt: skip
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Answer lines until their end, and what was asked by then. A `reader` has the limit MAX_LINE_BYTES."""
+        """Answer lines until their end, and finish the requests in flight. A `reader` has the limit MAX_LINE_BYTES."""
         try:
             while True:
                 try:

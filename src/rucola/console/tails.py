@@ -1,8 +1,8 @@
-"""Live tails: the newest messages of topics, read once for all who watch, without their bodies.
+"""Live tails: the newest messages of topics, read once for all watchers, without their bodies.
 
 A tail keeps its last KEPT messages, however long it runs and however slow a watcher is: what a watcher has not taken by
 then is left out, and counted. A round reads at most ROUND_MESSAGES; if more have come, the older ones are left out as
-well. A tail ends when nobody has looked at it for IDLE_S.
+well. A tail ends after IDLE_S without a watcher.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Tail:
             self.wake()
 
     def wake(self) -> None:
-        """Let those who wait look again."""
+        """Wake the watchers that wait."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -97,7 +97,7 @@ class Tails:
         self.is_closed = False
 
     async def get(self, topic: str) -> Tail:
-        """Return the tail of a topic after its first round; it starts if nobody else watches. Raises ConfigError."""
+        """Return the tail of a topic after its first round; it starts with its first watcher. Raises ConfigError."""
         tail = self._tails.get(topic)
         if tail is None:
             if len(self._tails) >= MAX_TAILS:
@@ -124,7 +124,7 @@ class Tails:
             self._watchers -= 1
 
     async def close(self) -> None:
-        """End all tails; who watches one is told so."""
+        """End all tails, and the streams of their watchers."""
         self.is_closed = True
         tails = list(self._tails.values())
         for tail in tails:
@@ -150,7 +150,7 @@ class Tails:
             self._forget(tail)
 
     def _is_idle(self, tail: Tail) -> bool:
-        """Whether nobody watches; who comes now gets another tail."""
+        """Whether it has no watcher; the next one gets another tail."""
         is_idle = time.monotonic() - tail.watched_s >= IDLE_S
         if is_idle:
             self._forget(tail)

@@ -1,4 +1,4 @@
-"""One request of a page: who asks, in which language, what the form says; and rendering the answer.
+"""One request of a page: its account, language and form; and rendering the answer.
 
 Every value that a template shows is escaped. Texts are English in the code and in templates, and translated by the
 catalogue of the visitor's language, `translations/LANGUAGE/*.json`.
@@ -301,7 +301,7 @@ class Page:
     """The setting without which the navigation does not have the page."""
     takes_forms: bool = False
     is_public: bool = False
-    """Shown to visitors who are not logged in."""
+    """Shown to visitors without a login."""
 
     def is_shown(self, config: ConsoleConfig) -> bool:
         """Whether the navigation has the page."""

@@ -21,7 +21,7 @@ from rucola.remoting.single_flight import SingleFlight
 from rucola.remoting.tls import FollowedContext
 
 CHECK_INTERVAL_S: Final = 10.0
-"""Time without a byte from the server after which it is asked for a sign of life."""
+"""Time without a byte from the server after which it gets a PING."""
 MAX_RESPONSE_SIZE: Final = 64 << 20
 MAX_UNSENT: Final = 64 << 20
 """Bytes of requests that may wait for one connection; further calls fail."""

@@ -42,7 +42,7 @@ _REFILL_PER_S: Final = 1_000
 _RESET: Final = 10
 _IDLE_FRAME: Final = 1
 _MAX_KEPT: Final = 64
-"""Receivers of finished streams that are told of a reset that crosses the end of their response."""
+"""Receivers of finished streams, to notify of a reset that crosses the end of their response."""
 _MAX_RESETS: Final = 500
 """Resets of a client's connection, after which it gets no requests for a while; in _RESET_S one is forgotten."""
 _RESET_S: Final = 0.02
@@ -117,7 +117,7 @@ class Stream:
         self.is_paused = False
         """Whether the window is not returned, until `resume`: the peer sends STREAM_WINDOW at most."""
         self.is_kept = False
-        """Whether the receiver is told of a reset that crosses the end of its response."""
+        """Whether the receiver is notified of a reset that crosses the end of its response."""
         self.has_headers = False
         """Whether the peer has sent the headers of its request or response."""
         self.has_ended = False
@@ -242,7 +242,7 @@ class Http2Connection:
         """Bytes of responses that wait for the peer's windows."""
         self._input = b""
         self.max_streams = MAX_STREAMS
-        """Streams at once: what the peer allows a client."""
+        """Concurrent streams that the peer allows a client."""
         self._rested_s = clock()
         """When no reset of this client counts any more."""
         self.is_left = False
@@ -319,7 +319,7 @@ class Http2Connection:
         return is_usable and is_calm and len(self.streams) < self.max_streams
 
     def finish_stream(self, stream: Stream, block: bytes) -> None:
-        """Send the end of a stream; a client's goes on until the response has ended."""
+        """Send the end of a stream; a client's stays open until the response has ended."""
         if self._open_stream is not None:
             self.send_block(stream.id, block, is_end=True)
             self.close_stream(stream, None if stream.has_ended else ErrorCode.NO_ERROR)

@@ -29,7 +29,7 @@ class HeaderDecoder:
         self._max_table_size = self.table.maxsize
 
     def decode(self, block: bytes) -> Headers:
-        """Return names and values. Raises HPACKError, after which the connection cannot go on."""
+        """Return names and values. Raises HPACKError, after which the connection must end."""
         fields: Headers = []
         try:
             self._decode(block, fields)

@@ -9,7 +9,7 @@ A handle of a received message is a text with eight parts:
     |  |             |     | | name of the broker
     |  |             |     | 1 for the retry topic %RETRY%group_topic, else 0
     |  |             |     999 for a receive in order, else 0
-    |  |             the time for which nobody else gets it, ms
+    |  |             the time for which no other receive returns it, ms
     |  the time of the receive, ms; greater than that of any earlier one of its queue
     the lowest queue offset of this receive in its queue
 
@@ -19,7 +19,7 @@ The client makes it from a response, in which the parts of several queues are se
     msgOffsetInfo     0 3 40,42;1 0 7              ..., all queue offsets
     orderCountInfo    0 qo3%42 2                   ..., how often it was delivered before; only in order
 
-Records of a retry topic have the topic that was asked for, and the handle as property POP_CK.
+Records of a retry topic have the requested topic, and the handle as property POP_CK.
 
 Corresponds to `ExtraInfoUtil` and the headers of Apache RocketMQ 5.
 """
@@ -124,7 +124,7 @@ class PollingInfoResponseHeader(Header, kw_only=True):
 
 
 class BatchAck(Struct, kw_only=True):
-    """Messages of one receive and one queue: bit n stands for the queue offset `start_offset` + n."""
+    """Messages of one receive and one queue: bit n is the queue offset `start_offset` + n."""
 
     consumer_group: str = field(name="c")
     topic: str = field(name="t")

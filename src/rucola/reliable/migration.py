@@ -5,7 +5,7 @@ ignore (a table, an index, a column that may be NULL or has a default). Upgrade 
 by one.
 
 `init` and `migrate` work in the caller's transaction, for example in a migration of the application. `statements` are
-for those who run SQL themselves; `leaves_out` keeps Alembic's autogenerate away from the tables.
+for DBAs; `leaves_out` keeps Alembic's autogenerate away from the tables.
 """
 
 from __future__ import annotations

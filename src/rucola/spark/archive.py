@@ -111,7 +111,7 @@ class Archive:
 
     @property
     def exists(self) -> bool:
-        """Whether the directory is an archive; with a catalog, which is asked when something is read, always."""
+        """Whether the directory is an archive; with a catalog, which is queried at the first read, always."""
         return self.catalog is not None or is_lake(Path(self.path))
 
     def _snapshot(self) -> Snapshot:
@@ -189,7 +189,7 @@ class Archive:
     def open(self, *, progress: Callable[[int, int], None] | None = None) -> Iterator[ArchiveWriter]:
         """Open the archive for appending: create it if needed, lock it, delete what a killed run has left.
 
-        `progress` is told how many files of an archive of an earlier version are part of its table, and their number.
+        `progress` gets how many files of an archive of an earlier version are part of its table, and their number.
 
         ConfigError if the directory cannot be an archive, LakeInUse if another run is writing, StoreError if other
         users can change it or it contains links, StoreCorrupt if any of its files is missing or truncated.

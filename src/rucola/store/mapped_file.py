@@ -179,7 +179,7 @@ class MappedFile:
         return "map" in self.__dict__
 
     def unmap(self) -> bool:
-        """Unmap a file that nobody holds until the next access to `map`; for the owner. Written bytes stay."""
+        """Unmap a file without holders until the next access to `map`; for the owner. Written bytes stay."""
         with _holders_lock:
             if self._holders or not self.is_mapped:
                 return False

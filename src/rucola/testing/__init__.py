@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `message` when it is asked for: pytest loads this package in every run."""
+    """Import `message` at its first use: pytest loads this package in every run."""
     if name != "message":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rucola.testing.messages import message

@@ -96,7 +96,7 @@ _UNITS_PER_READ = 1000
 _HOUR_MS = 3_600_000
 
 _WAITING_COPIES = 8
-"""Copies of a half message that nobody can be asked about, in fileReservedTime."""
+"""Copies of a half message without a producer to check, in fileReservedTime."""
 
 ENDED_MAX = 10_000
 """Ended half messages after an open one, beyond which the open one is copied so that they can be passed."""
@@ -443,7 +443,7 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         no producer is connected                                  let it wait
         otherwise                                                 copy it, and ask a producer of its group
 
-        After one that waits, messages keep their places: they are asked about there, and discarded later.
+        After one that waits, messages keep their places: they are checked there, and discarded later.
         """
         if self._is_ended_by_first(half):
             return self._moved(self._put_op(half.queue_offset, now_ms).status is PutMessageStatus.PUT_OK)

@@ -304,7 +304,7 @@ class ReceiveAdapter:
                 raise IllegalCall(Code.MESSAGE_NOT_FOUND, "the store has deleted the message")
             put = await self._retry.retry(request.caller, RetryRequest(group, peek(record).physical_offset, -1))
             await self._state.persistence.wait_persisted()
-            if self._service.holds(*delivery):  # nobody was faster
+            if self._service.holds(*delivery):  # no other receive was faster
                 put()
         missing = await self._durable(self._acknowledge(topic, group, content.receipt_handle))
         return ForwardMessageToDeadLetterQueueResponse(status=missing or OK)

@@ -1,6 +1,6 @@
 """The pull or the receive by POP at the start of a read, served from its bytes without decoding a command.
 
-It is half of what such a request costs beyond the messages. What is unusual, or refused, its processor serves.
+It is half of what such a request costs beyond the messages. Unusual and refused ones are served by their processor.
 """
 
 from __future__ import annotations

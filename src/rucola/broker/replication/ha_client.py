@@ -283,7 +283,7 @@ class _ReplicationSession:
         self._may_write = False
         """Whether `_send_reports` waits, so that others may send."""
         self._wake = asyncio.Event()
-        """Set to let `_send_reports` go on."""
+        """Set to wake `_send_reports`."""
 
     async def run(self, *, introduces: bool) -> None:
         """Copy and report until the connection ends. Always raises: StoreError, RemotingError or OSError."""

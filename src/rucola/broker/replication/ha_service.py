@@ -98,7 +98,7 @@ class _HAConnection:
         self.is_caught_up = False
         """Whether `_send` waits at the end of the log, so that others may send."""
         self.wake = asyncio.Event()
-        """Set to let `_send` go on."""
+        """Set to wake `_send`."""
         self.heartbeat: asyncio.TimerHandle | None = None
         self.dropped = asyncio.Event()
         """Set to close it."""
@@ -271,7 +271,7 @@ class HAService(Replication):
                 self._loop.call_soon_threadsafe(connection.wake.set)  # the loop may be about to wait
 
     def _send_now(self, connection: _HAConnection) -> bool:
-        """Send up to the end of the log without waiting; return False if `_send` has to go on."""
+        """Send up to the end of the log without waiting; return False if `_send` has to continue."""
         if self._config.ha_catch_up_rate and self._is_behind(connection):
             return False
         held = self._store.hold_bytes(connection.position, self._batch)

@@ -1,4 +1,4 @@
-"""`rucola pipeline forget`: a lake goes on without damaged files."""
+"""`rucola pipeline forget`: continue a lake without damaged files."""
 
 from __future__ import annotations
 

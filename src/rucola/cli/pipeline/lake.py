@@ -60,7 +60,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @json_option
 @wide_option
 def status(lake: Path | Archive, log: dict[str, str] | None, as_metrics: bool, as_json: bool) -> None:
-    """Show what a lake holds, and how far it is behind its log.
+    """Show what a lake holds, and its lag.
 
     The lag of a topic is the number of its messages in the log that are not archived, its latency the age of the oldest
     of them. Both need the log: --store or --namesrvAddr.

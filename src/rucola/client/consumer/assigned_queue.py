@@ -111,6 +111,6 @@ class Delivery:
         self.check_capacity()
 
     def check_capacity(self) -> None:
-        """Let the fetcher go on if there is capacity again."""
+        """Resume the fetcher if there is capacity again."""
         if not self.assigned.capacity.is_set() and self.process_queue.has_capacity:
             self.assigned.capacity.set()

@@ -109,7 +109,7 @@ class PopRequests:
     async def change_invisible(
         self, held: Held, queue_offset: int, invisible_ms: int, *, suspend: bool = False
     ) -> ExtraInfo:
-        """Let nobody else receive a message for `invisible_ms` from now; return its new handle. Errors as `ack`.
+        """Hide a message from other receives for `invisible_ms` from now; return its new handle. Errors as `ack`.
 
         With `suspend`, its delivery does not count as an attempt.
         """

@@ -1,6 +1,6 @@
 """SimpleConsumer: receives messages by POP, and acknowledges them one by one.
 
-    receive            up to 32 messages that nobody else gets for the invisible time
+    receive            up to 32 messages, which no other receive returns for the invisible time
     ack                finishes messages
     change_invisible   more time for a message; 0 lets others receive it at once
 
@@ -133,7 +133,7 @@ class SimpleConsumer(GroupClient):
                 await self._requests.ack(broker, of_broker)
 
     async def change_invisible(self, message: MessageExt, invisible_ms: int) -> None:
-        """Let nobody else receive a message for `invisible_ms` from now; its handle changes. Errors as `ack`."""
+        """Hide a message from other receives for `invisible_ms` from now; its handle changes. Errors as `ack`."""
         self._check_open()
         ((held, offsets),) = held_by_broker([message]).popitem()[1].items()
         handle = await self._requests.change_invisible(held, offsets[0], invisible_ms)

@@ -58,7 +58,7 @@ async def _find(visit: Visit, id: str, topic: str, broker: str, queue: str, offs
         if result.messages:
             first = min(result.messages, key=lambda one: (one.store_timestamp, one.physical_offset))
             return first, first.offset_msg_id in (origins.archived or ())
-    # Only brokers of this cluster are asked: the id says an address.
+    # Only brokers of this cluster get requests: the id has an address.
     is_here = await client.messages.is_offset_msg_id(id)
     try:
         if is_here:

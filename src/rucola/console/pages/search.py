@@ -170,7 +170,7 @@ def _question(visit: Visit) -> Question:
 
 @page("/scan", takes_forms=True)
 async def scan(visit: Visit) -> Response:
-    """The address has the question: whoever opens it sees the progress of the account's scan, or starts one."""
+    """The address has the question: its reader sees the progress of the account's scan, or starts one."""
     question = _question(visit)
     if "now" in (visit.query.get("begin", "").strip(), visit.query.get("end", "").strip()):
         return visit.redirect(

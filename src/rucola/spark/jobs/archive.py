@@ -141,7 +141,7 @@ def run(
 ) -> ArchiveResult:
     """Archive the new messages of a store directory, or on an error nothing.
 
-    For the options see `rucola.spark.source.options`. Without Spark, `progress` is told the bytes of the log that are
+    For the options see `rucola.spark.source.options`. Without Spark, `progress` gets the bytes of the log that are
     archived, and all of this run; before that, the files of a lake of an earlier version. Raises StoreError if `store`
     is no store, is damaged, or is not the one archived under this name before; ConfigError if the lake cannot be used.
     """
@@ -192,7 +192,7 @@ def run_live(
 ) -> ArchiveResult:
     """Archive the new messages of all brokers registered at these name servers, or on an error nothing.
 
-    Without Spark, `progress` is told how many messages are archived, and all of this run. Raises StoreError if
+    Without Spark, `progress` gets how many messages are archived, and all of this run. Raises StoreError if
     unarchived messages were deleted or a queue was recreated; RemotingError without name servers or for a missing
     broker (required or archived before), which without `fail_on_missing_broker` is named in the result.
     """

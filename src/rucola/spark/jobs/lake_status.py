@@ -1,4 +1,4 @@
-"""Status of a lake: what it holds, and how far it is behind the log of stores or live brokers."""
+"""Status of a lake: its contents, and its lag behind stores or live brokers."""
 
 from __future__ import annotations
 

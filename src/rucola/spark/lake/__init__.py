@@ -9,7 +9,7 @@
     rest_catalog    their catalog, served to other engines
     snapshot        the files of a lake and the archive progress, as the tables have them
     writer          what a run does: staging, publication, deletion of what a killed one has left
-    runs            what tells later runs of a killed one
+    runs            traces of killed runs for later ones
     reader          Spark DataFrames over the messages
     arrow_dataset   the messages as an Arrow dataset, for DuckDB and others
     data_files      schema, layout and opening of the Parquet files

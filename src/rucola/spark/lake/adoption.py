@@ -41,7 +41,7 @@ class _Snapshot(msgspec.Struct):
 def adopt(root: Path, tables: Tables, progress: Callable[[int, int], None] | None = None) -> None:
     """Make the files of a lake of an earlier version those of its tables; nothing for another lake.
 
-    `progress` is told how many of the files with messages are looked at, and their number.
+    `progress` gets how many of the files with messages are looked at, and their number.
     Can be repeated after a crash. Raises StoreCorrupt if it is damaged.
     """
     own = root / METADATA_DIRECTORY

@@ -72,7 +72,7 @@ def run(
 ) -> CompactionResult:
     """Merge small files of a lake, and delete files replaced more than `keep_replaced_ms` ago.
 
-    `progress` is told how many of the merged files are written, and their number.
+    `progress` gets how many of the merged files are written, and their number.
 
     A topic and day, or a size class of key runs, is merged if it has at least `min_files` small files. Raises
     StoreError if there is no lake, LakeInUse if another run is writing.
@@ -108,7 +108,7 @@ def run(
 def reindex(lake: str | Path, catalog: str | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
     """Rebuild the key index from the messages, and return the number of its entries.
 
-    `progress` is told how many files of messages are read, and their number.
+    `progress` gets how many files of messages are read, and their number.
 
     Raises StoreError if there is no lake, StoreCorrupt if messages are damaged, LakeInUse if another run is writing.
     """

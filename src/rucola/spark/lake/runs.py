@@ -1,6 +1,6 @@
 """Runs that write: a directory tells later runs that one may have left files which no table names.
 
-Without a lock, a run that another one has begun may still go on. It is taken for dead after `_DEAD_AFTER_S`, and must
+Without a lock, an earlier run may still be active. It is taken for dead after `_DEAD_AFTER_S`, and must
 not commit any longer after half of that.
 """
 

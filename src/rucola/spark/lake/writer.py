@@ -107,7 +107,7 @@ class LakeWriter:
         self._progress_directory = progress_directory
         self._run = Run(self.storage, STAGING_DIRECTORY)
         self.run = self._run.id
-        """The begin of the names of this run's files."""
+        """The prefix of the names of this run's files."""
         self.staging = self._run.directory
         """Directory for entries of the key index that are not yet in the run of the commit, in files sorted by hash."""
 
@@ -253,7 +253,7 @@ def open_lake(
     directory cannot hold a lake or the catalog cannot be used, LakeInUse if another run is writing, StoreError if other
     users can change the directory or it contains links, StoreCorrupt if the lake is damaged: a missing file's messages
     must not count as archived. Without `checks_rows`, row files may be damaged, without `checks_keys` the key index.
-    `progress` is told how many files of a lake of an earlier version are adopted, and their number.
+    `progress` gets how many files of a lake of an earlier version are adopted, and their number.
     """
     with (
         prepared(root) if catalog is None else nullcontext(root) as place,
