@@ -38,5 +38,6 @@ class RetryAdapter:
         )
         put = await self._service.retry(request.caller, retry)
         await self._writing.wait_persisted()
-        put()
+        # The consumer completes the message with this answer, so the copy must be as safe as a message that was sent.
+        await self._service.wait_durable(put())
         return request.success()

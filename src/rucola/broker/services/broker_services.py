@@ -55,7 +55,7 @@ class BrokerServices:
         self.publish = PublishService(state, durability, late.create, topics_registered)
         self.recall = RecallService(state, self.publish)
         self.reply = ReplyService(state, self.publish, producer_calls, late.receive)
-        self.retry = RetryService(state, late.read)
+        self.retry = RetryService(state, durability, late.read)
         self.transactions = TransactionService(state.transactions, state.clock, late.publish)
         self.fetch = FetchService(state)
         self.pop = PopService(state, self.fetch, durability)

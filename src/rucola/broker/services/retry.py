@@ -17,6 +17,7 @@ retryQueueNums is 0 has one retry queue, where Apache answers SUCCESS and loses 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from rucola import refusals
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import redirect_by_level
+from rucola.broker.durability import Durability
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times, next_attempt
 from rucola.broker.services.requests import RetryRequest
 from rucola.broker.state import BrokerState
@@ -37,15 +39,16 @@ logger = logging.getLogger(__name__)
 
 
 class RetryService:
-    def __init__(self, state: BrokerState, check_read: Check | None) -> None:
+    def __init__(self, state: BrokerState, durability: Durability, check_read: Check | None) -> None:
         self._state = state
+        self._durability = durability
         self._check_read = check_read
         self._delay_level_count = state.delay_level_count
 
-    async def retry(self, caller: Caller, request: RetryRequest) -> Callable[[], None]:
-        """Return a function that stores a message for another attempt of its group. Both raise Refused.
+    async def retry(self, caller: Caller, request: RetryRequest) -> Callable[[], int]:
+        """Return a function that stores a message for another attempt of its group, and returns the log's end then.
 
-        Missing topics are created before: call it when they are on disk.
+        Both raise Refused. Missing topics are created before: call it when they are on disk.
         """
         now_ms = self._state.clock()
         group = self._state.groups.find(request.group, now_ms)
@@ -68,13 +71,25 @@ class RetryService:
         attempt = self._next_attempt(message, request, None if is_dead else retry_queue, now_ms)
         origin = message.properties.get(properties.RETRY_TOPIC, message.topic)
 
-        def put() -> None:
+        def put() -> int:
             result = self._state.puts.put("retry", attempt, self._state.clock())
             if result.status is not PutMessageStatus.PUT_OK:
                 raise Refused(Reason.FAILED, self._state.puts.reason(result))
             self._state.stats.record_send_back(request.group, origin)
+            return result.physical_offset + result.size
 
         return put
+
+    async def wait_durable(self, end: int) -> None:
+        """Wait until everything before `end` is durable, or until it is known that it will not be, as without a slave.
+
+        An error then would have the consumer store further copies.
+        """
+        if not self._durability.must_wait:
+            return
+        ended = asyncio.Event()
+        self._durability.when_durable(end, lambda missing: ended.set())
+        await ended.wait()
 
     def _next_attempt(
         self,
