@@ -55,7 +55,7 @@ test-broker: ## broker and access control: 1.5 minutes
 test-broker: TESTS := tests/acl tests/broker tests/differential tests/test_compatibility.py tests/test_scenarios.py
 test-client: ## client, AdminClient and pytest fixtures: 1.5 minutes
 test-client: TESTS := tests/admin tests/client tests/testing
-test-faults: ## power cuts, kills, damage, full disks, broken networks: 1.5 minutes
+test-faults: ## power cuts, kills, damage, full disks, broken networks, simulated clusters: 5 minutes
 test-faults: TESTS := tests/chaos tests/faults tests/load/test_soak.py tests/simulation
 test-ha: ## elected groups: 2.5 minutes
 test-ha: TESTS := tests/coordination tests/load/test_elected_soak.py

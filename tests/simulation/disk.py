@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -188,6 +189,7 @@ class SyncedDisk(Disk):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._holds: dict[int, int] = {}
+        self._mappings: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
 
     def _note_new(self, table: dict[int, list[Any]], inode: int, path: str, nothing: object) -> None:
         if inode not in table:
@@ -222,7 +224,9 @@ class SyncedDisk(Disk):
         self.contents[inode] = [content]
 
     def sync_pages(self, mapped: mmap.mmap, begin: int, end: int) -> None:
-        path, inode = _mapping(mapped)
+        if mapped not in self._mappings:
+            self._mappings[mapped] = _mapping(mapped)
+        path, inode = self._mappings[mapped]
         if not path.startswith(str(self.root)):
             return
         self._note_new(self.contents, inode, path, b"")

@@ -62,7 +62,8 @@ class SimulatedSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         # Without a timer only a thread or a real socket can continue.
-        ready = super().select(None if timeout is None else 0)
+        has_threads = self.loop.thread_time is None
+        ready = super().select(None if timeout is None else 0) if has_threads or timeout is None else []
         if not ready and timeout:
             self.loop.now_s += max(timeout, _RESOLUTION_S)
         return ready

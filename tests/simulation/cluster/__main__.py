@@ -15,7 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from simulation.cluster.plan import FAULTS, draw
+import msgspec
+
+from simulation.cluster.plan import FAULTS, Plan, draw
 from simulation.cluster.seeds import fixed_process, outcome_of, outcomes, shrink
 
 
@@ -24,6 +26,7 @@ def main() -> int:
         prog="make simulate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seed", type=int, help="one run, with its transcript")
+    parser.add_argument("--plan", type=Path, help="one run of a plan in a file, as in tests/simulation/mended")
     parser.add_argument("--seeds", help="runs of seeds, such as 1-200")
     parser.add_argument("--hours", type=float, help="runs for as long")
     parser.add_argument("--begin", type=int, default=1, help="the first seed of --hours")
@@ -39,8 +42,12 @@ def main() -> int:
         from simulation.cluster.mutations import plant_all
 
         return plant_all(options.mutations, options.workers)
-    if options.seed is not None:
-        outcome = outcome_of(draw(options.seed, options.length))
+    if options.seed is not None or options.plan is not None:
+        if options.plan is None:
+            plan = draw(options.seed, options.length)
+        else:
+            plan = msgspec.json.decode(options.plan.read_bytes(), type=Plan)
+        outcome = outcome_of(plan)
         sys.stdout.write(outcome.text())
         return bool(outcome.broken)
     end_s = time.monotonic() + (options.hours or 1e6) * 3600
@@ -56,6 +63,8 @@ def main() -> int:
     for outcome in outcomes((draw(seed, options.length) for seed in seeds), options.workers, end_s):
         runs, simulated_s, cpu_s = runs + 1, simulated_s + outcome.simulated_s, cpu_s + outcome.cpu_s
         counts += outcome.counts
+        if runs % 100 == 0:
+            print(f"{runs} runs, {len(failed)} failed", file=sys.stderr, flush=True)
         if outcome.broken:
             seed = outcome.plan.seed
             failed.append(seed)
@@ -66,6 +75,7 @@ def main() -> int:
             if not options.no_shrink:
                 smallest = shrink(outcome)
                 print("the smallest run that fails:\n" + smallest.text(), flush=True)
+                print("its plan:", msgspec.json.encode(smallest.plan).decode(), flush=True)
     print(_coverage(counts))
     speed = simulated_s / cpu_s if cpu_s else 0
     print(

@@ -272,6 +272,7 @@ class Program:
     async def receive(self) -> None:
         async with SimpleConsumer(self.group, self.run.world.namesrv) as consumer:
             while not self.leaving.is_set():
+                asked_s = self.now_s()
                 try:
                     messages = await consumer.receive(
                         self.client.topic, self.chance.randrange(1, 9), invisible_ms=INVISIBLE_MS, wait_ms=3000
@@ -283,6 +284,7 @@ class Program:
                 received_s = self.now_s()
                 for message in messages:
                     delivery = self._delivery(message, self._broker_of(message))
+                    delivery.asked_s = asked_s
                     self.run.history.begin(delivery)
                     await asyncio.sleep(self.chance.choice((0.0, 0.001, 0.02)))
                     if self.chance.random() < 0.1:

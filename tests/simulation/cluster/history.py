@@ -51,6 +51,8 @@ class Delivery:
     position: Position
     body: str
     begin_s: float
+    asked_s: float | None = None
+    """When it was asked for, with POP."""
     end_s: float | None = None
     is_consumed: bool = False
 
@@ -61,8 +63,13 @@ class History:
     deliveries: list[Delivery] = field(default_factory=list)
     log: dict[Position, str] = field(default_factory=dict)
     """What the queues hold at the end."""
+    is_sync_flush: bool = False
     power_cuts: list[tuple[str, float]] = field(default_factory=list)
     """Group of brokers, and time."""
+    failed_syncs: list[tuple[str, float, float]] = field(default_factory=list)
+    """Group of brokers, and when its disk failed, from and to."""
+    replaced: dict[Queue, tuple[int, int]] = field(default_factory=dict)
+    """Offsets of messages that power cuts have taken, and that later messages got."""
     resets: list[tuple[str, float]] = field(default_factory=list)
     """Group of consumers, and time."""
     clock_jumps: list[tuple[str, float]] = field(default_factory=list)
@@ -89,7 +96,8 @@ class History:
             self._check_order(delivery, queue, offset)
         acked_s = self._acked[delivery.group].get(delivery.body)
         sent = self.sent.get(delivery.body)
-        if acked_s is not None and sent is not None and not sent.is_retried and not self.is_lossy(queue[1]):
+        is_asked_later = acked_s is not None and (delivery.asked_s or 0.0) > acked_s
+        if is_asked_later and sent is not None and not sent.is_retried and not self.may_lose(queue[1]):
             self.broken.append(
                 f"{delivery.group} gets {delivery.body} again, which it has acknowledged at {acked_s:.3f}"
             )
@@ -119,7 +127,7 @@ class History:
             )
         self._active[key] = delivery
         frontier = self._frontiers[key]
-        if offset > 0 and offset not in frontier and offset - 1 not in frontier and not self.is_lossy(queue[1]):
+        if offset > 0 and offset not in frontier and offset - 1 not in frontier and queue not in self.replaced:
             self.broken.append(f"{delivery.group} gets {delivery.body} at {queue} {offset} before {offset - 1}")
 
     def end(self, delivery: Delivery, now_s: float, *, is_consumed: bool) -> None:
@@ -134,9 +142,19 @@ class History:
             if delivery.member == process and delivery.end_s is None:
                 delivery.end_s = delivery.begin_s
 
-    def is_lossy(self, broker: str) -> bool:
-        """Whether a group of brokers had a power cut that may have cost acknowledged messages."""
-        return any(group == broker for group, _ in self.power_cuts)
+    def may_lose(self, broker: str) -> bool:
+        """Whether a group of brokers had a power cut that may have cost what was acknowledged: ASYNC_FLUSH only."""
+        return not self.is_sync_flush and any(group == broker for group, _ in self.power_cuts)
+
+    def is_replaced(self, position: Position) -> bool:
+        """Whether a power cut has taken what was at a position; then a group may have seen that, and not this one."""
+        begin, end = self.replaced.get(position.queue, (0, 0))
+        return begin <= position.offset < end
+
+    def replace(self, queue: Queue, begin: int, end: int) -> None:
+        """Note the offsets that a power cut has taken."""
+        before = self.replaced.get(queue, (begin, end))
+        self.replaced[queue] = min(begin, before[0]), max(end, before[1])
 
     def _has_jumped(self, broker: str, since_s: float) -> bool:
         return any(machine.startswith(broker) and at_s >= since_s for machine, at_s in self.clock_jumps)
@@ -144,7 +162,11 @@ class History:
     def missing(self, group: str, topic: str) -> list[str]:
         """Messages of a topic's log that a group has not consumed."""
         consumed = self._consumed[group]
-        return [body for position, body in self.log.items() if position.queue[0] == topic and body not in consumed]
+        return [
+            body
+            for position, body in self.log.items()
+            if position.queue[0] == topic and body not in consumed and not self.is_replaced(position)
+        ]
 
     # What must be true at the end.
 
@@ -154,13 +176,21 @@ class History:
             found += check()
         return found
 
-    def _may_be_lost(self, sent: Sent) -> bool:
-        """Whether a power cut came soon after an acknowledgement; by the durability table only with ASYNC_FLUSH."""
+    def may_be_lost(self, sent: Sent) -> bool:
+        """Whether a power cut came before the next good flush; by the durability table only with ASYNC_FLUSH."""
         assert sent.acked_s is not None
-        return any(
-            group == sent.broker and sent.begin_s - 0.1 <= at_s and sent.acked_s >= at_s - UNFLUSHED_S
+        return not self.is_sync_flush and any(
+            group == sent.broker and sent.begin_s - 0.1 <= at_s and sent.acked_s >= self._last_flush_s(group, at_s)
             for group, at_s in self.power_cuts
         )
+
+    def _last_flush_s(self, broker: str, at_s: float) -> float:
+        """When all that was acknowledged had been flushed last, at a time."""
+        since_s = at_s - UNFLUSHED_S
+        for group, begin_s, end_s in reversed(self.failed_syncs):
+            if group == broker and begin_s <= at_s and end_s >= since_s:
+                since_s = min(since_s, begin_s - UNFLUSHED_S)
+        return since_s
 
     def check_acked_are_in_log(self) -> Iterator[str]:
         """Each acknowledged message is in the log, where the answer said, unless the durability table allows a loss."""
@@ -169,9 +199,9 @@ class History:
             if sent.acked_s is None or sent.decision == "rollback" or sent.decision == "unknown":
                 continue
             if sent.body not in bodies:
-                if not self._may_be_lost(sent):
+                if not self.may_be_lost(sent):
                     yield f"lost: {sent.body}, acknowledged at {sent.acked_s:.3f} by {sent.broker}"
-            elif sent.position is not None and self.log.get(sent.position) != sent.body and not self._may_be_lost(sent):
+            elif sent.position is not None and self.log.get(sent.position) != sent.body and not self.may_be_lost(sent):
                 yield f"moved: {sent.body} was acknowledged at {sent.position} and is at {bodies[sent.body]}"
 
     def check_duplicates(self) -> Iterator[str]:
@@ -194,6 +224,6 @@ class History:
         for delivery in self.deliveries:
             there = self.log.get(delivery.position)
             if there != delivery.body and not delivery.position.queue[0].startswith("%"):
-                if self.is_lossy(delivery.position.queue[1]):
+                if self.is_replaced(delivery.position):
                     continue
                 yield f"{delivery.group} has read {delivery.body} at {delivery.position}, where the log has {there}"

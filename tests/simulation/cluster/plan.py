@@ -39,8 +39,10 @@ FAULTS = {
     "full": "the disk of a broker refuses to grow for a while",
     "eio": "the disk of a broker fails a sync, and the broker is started again",
     "offsets": "an operator resets the offsets of a group to the begin",
-    "topic": "an operator changes the number of a topic's queues",
+    "topic": "an operator gives a topic more queues",
 }
+FREQUENT = ("kill", "power", "power", "kill", "crash", "eio", "cut")
+"""These come more often than others."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Plan:
     is_sync_master: bool
     queues: int
     latency_s: float
+    thread_s: float
+    """How long a flush, or another call in a thread, takes on average."""
     clients: tuple[Client, ...]
     faults: tuple[Fault, ...]
     length_s: float = LENGTH_S
@@ -98,7 +102,8 @@ class Plan:
         role = "SYNC_MASTER" if self.is_sync_master else "ASYNC_MASTER"
         lines = [
             f"seed {self.seed}: {self.namesrvs} name servers, {self.groups} groups of brokers, {flush}, {role}, "
-            f"{'with' if self.has_slaves else 'without'} slaves, {self.queues} queues per topic",
+            f"{'with' if self.has_slaves else 'without'} slaves, {self.queues} queues per topic, "
+            f"latency {self.latency_s * 1000:g} ms, flushes {self.thread_s * 1000:g} ms",
             "clients: " + (", ".join(client.name for client in self.clients) or "none"),
         ]
         return lines + [f"fault at {fault.at_s:.1f} s: {fault}" for fault in self.faults]
@@ -140,6 +145,7 @@ def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
         is_sync_master=has_slaves and chance.random() < 0.6,
         queues=chance.choice((1, 2, 4)),
         latency_s=chance.choice((0.0005, 0.005, 0.05)),
+        thread_s=chance.choice((0.0005, 0.01, 0.2)),
         clients=(),
         faults=(),
         length_s=length_s,
@@ -167,7 +173,7 @@ def _faults(plan: Plan, chance: Random) -> Iterator[Fault]:
     servers, brokers = plan.servers, plan.brokers
     clients = [client.name for client in plan.clients]
     # Each run has some kinds of faults: with all of them at once, nothing works for long.
-    kinds = chance.sample(list(FAULTS), chance.randrange(1, 6))
+    kinds = chance.sample([*FAULTS, *FREQUENT], chance.randrange(1, 6))
     times = sorted(
         chance.uniform(2.0, plan.length_s) for _ in range(int(plan.length_s / 60 * chance.randrange(1, 9)) or 1)
     )

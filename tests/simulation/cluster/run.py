@@ -25,7 +25,7 @@ from rucola.store.tools.check import check
 from simulation.cluster.clients import Program
 from simulation.cluster.history import History, Position
 from simulation.cluster.plan import Client, Fault, Plan
-from simulation.cluster.world import BROKER_PORT, World, simulated_world
+from simulation.cluster.world import BROKER_PORT, Server, World, simulated_world
 from simulation.network import SimulatedLoop, current_machine
 
 DRAIN_S = 240.0
@@ -59,9 +59,10 @@ class Run:
         self.plan = world.plan
         self.loop: SimulatedLoop = world.loop
         self.transcript = world.transcript
-        self.history = History()
+        self.history = History(is_sync_flush=world.plan.is_sync_flush)
         self.counts: Counter[str] = Counter()
         self.is_sending = True
+        self.topic_queues = world.plan.queues
         self.programs: dict[str, Program] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._active_faults: Counter[str] = Counter()
@@ -164,14 +165,12 @@ class Run:
                 client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull")
                 for client in self.plan.clients
             )
-            missing = (
-                [body for body in history.missing(group, topic) if not self._is_replaced(body)] if is_consumer else []
-            )
+            missing = history.missing(group, topic) if is_consumer else []
             if missing:
                 waiting.append(f"group {group} has not got {len(missing)} messages of {topic}, such as {missing[0]}")
         bodies = set(history.log.values())
         for sent in history.sent.values():
-            if sent.acked_s is None or sent.body in bodies or history._may_be_lost(sent):
+            if sent.acked_s is None or sent.body in bodies or history.may_be_lost(sent):
                 continue
             if sent.delay_s:
                 waiting.append(f"delayed {sent.body} is not in the log")
@@ -187,15 +186,8 @@ class Run:
 
     def may_differ(self, slave: str) -> bool:
         """Whether a master may lack what its slave has: then the slave keeps that, and waits for an operator."""
-        return not self.plan.is_sync_flush and self.history.is_lossy(slave.removesuffix("-slave"))
-
-    def _is_replaced(self, body: str) -> bool:
-        """Whether a message may have taken the place of one that a power cut has taken."""
-        return any(
-            position.queue[1] in {group for group, _ in self.history.power_cuts}
-            for position, each in self.history.log.items()
-            if each == body
-        )
+        # With SYNC_FLUSH as well: a slave gets what its master has not flushed yet.
+        return any(group == slave.removesuffix("-slave") for group, _ in self.history.power_cuts)
 
     def _read_logs(self) -> None:
         """Read the queues of the masters, without a request."""
@@ -269,11 +261,23 @@ class Run:
         async with server.busy:
             if not fault.target.endswith("-slave"):
                 self.history.power_cuts.append((fault.target, self.loop.time()))
+            before = self._ends(server)
             kind = server.lose_power(chance)
             self.transcript.add(fault.target, f"has lost its power; its disk keeps {kind}")
             await asyncio.sleep(fault.length_s)
             self.loop.power_on(fault.target)
             await server.start()
+            for (topic, queue_id), end in before.items():
+                if (begin := server.recovered.get((topic, queue_id), 0)) < end and not fault.target.endswith("-slave"):
+                    self.history.replace((topic, fault.target, queue_id), begin, end)
+                    self.transcript.add(fault.target, f"has lost {topic} {queue_id} from {begin} to {end}")
+
+    def _ends(self, server: Server) -> dict[tuple[str, int], int]:
+        """The end of each queue of a broker."""
+        broker = server.server
+        if not isinstance(broker, Broker) or broker.parts is None:
+            return {}
+        return {name: end for name, (_, end) in broker.parts.storage.store.queues().items()}
 
     async def _crash(self, fault: Fault, chance: Random) -> None:
         with suppress(StopIteration):
@@ -334,11 +338,12 @@ class Run:
     async def _fail_sync(self, fault: Fault, chance: Random) -> None:
         server = self.world.servers[fault.target]
         async with server.busy:
-            server.sync_error = errno.EIO
+            server.sync_error, began_s = errno.EIO, self.loop.time()
             await asyncio.sleep(chance.uniform(0.5, 5))
             server.sync_error = 0
             server.end()
             await server.start()
+            self.history.failed_syncs.append((fault.target, began_s, self.loop.time()))
 
     async def _reset_offsets(self, fault: Fault, chance: Random) -> None:
         topic = next(client.topic for client in self.plan.clients if client.group == fault.target)
@@ -357,7 +362,8 @@ class Run:
     async def _change_topic(self, fault: Fault, chance: Random) -> None:
         if fault.target != "plain":
             return
-        queues = chance.randrange(self.plan.queues, self.plan.queues + 3)
+        # Never fewer: nobody reads what is in a queue that a topic has no more.
+        queues = self.topic_queues = max(self.topic_queues, chance.randrange(self.plan.queues, self.plan.queues + 3))
         async with AdminClient(self.world.namesrv) as admin:
             try:
                 for number in range(self.plan.groups):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import pickle
+import resource
 import select
+import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -19,8 +23,8 @@ from pathlib import Path
 from simulation.cluster.plan import Plan
 from simulation.cluster.run import Outcome, simulate
 
-MOST_S = 120.0
-"""Seconds of real time that a run may take."""
+MOST_S = 60
+"""Seconds of CPU time that a run may take."""
 MOST_ATTEMPTS = 200
 """Runs that one shrinking may need."""
 _ADDR_NO_RANDOMIZE = 0x0040000
@@ -52,22 +56,20 @@ class _Child:
         self.plan = plan
         self._root = _directory()
         self._root.rmdir()
-        self.end_s = time.monotonic() + MOST_S
         self.pipe, writing = os.pipe()
         self._data = b""
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 gc.disable()
+                resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S))
                 os.close(self.pipe)
                 prepare()
                 data = pickle.dumps(simulate(plan, self._root))
             except BaseException as error:
-                import traceback
-
                 failed = Outcome(plan, [f"fails: {error!r}\n{traceback.format_exc()}"], [], 0.0, 0.0, Counter())
                 data = pickle.dumps(failed)
-            with open(writing, "wb") as file:
+            with contextlib.suppress(BrokenPipeError), open(writing, "wb") as file:
                 file.write(data)
             os._exit(0)
         os.close(writing)
@@ -78,21 +80,20 @@ class _Child:
         self._data += data
         return not data
 
-    def outcome(self) -> Outcome:
+    def end(self) -> None:
+        """End the process, if it still runs."""
         os.close(self.pipe)
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        if self._root.exists():
-            import shutil
+        shutil.rmtree(self._root, ignore_errors=True)
 
-            shutil.rmtree(self._root, ignore_errors=True)
+    def outcome(self) -> Outcome:
+        self.end()
         if not self._data:
-            return Outcome(self.plan, [f"no end within {MOST_S:.0f} s"], [], 0.0, 0.0, Counter())
+            return Outcome(self.plan, [f"no end within {MOST_S} s"], [], 0.0, 0.0, Counter())
         result = pickle.loads(self._data)
         assert isinstance(result, Outcome)
         return result
-
-    def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
 
 
 def outcomes(
@@ -100,7 +101,16 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Run plans, so many at a time, until the monotonic time `end_s`; yield outcomes as they come."""
     running: dict[int, _Child] = {}
-    waiting = iter(plans)
+    try:
+        yield from _outcomes(iter(plans), running, workers, end_s, prepare)
+    finally:
+        for child in running.values():
+            child.end()
+
+
+def _outcomes(
+    waiting: Iterator[Plan], running: dict[int, _Child], workers: int, end_s: float, prepare: Callable[[], object]
+) -> Iterator[Outcome]:
     while True:
         while len(running) < workers and time.monotonic() < end_s and (plan := next(waiting, None)) is not None:
             child = _Child(plan, prepare)
@@ -109,8 +119,6 @@ def outcomes(
             return
         ready, _, _ = select.select(list(running), [], [], 1.0)
         for child in list(running.values()):
-            if time.monotonic() > child.end_s:
-                child.kill()
             if child.pipe in ready and child.read():
                 del running[child.pipe]
                 yield child.outcome()

@@ -34,6 +34,7 @@ from rucola.namesrv.server import Namesrv
 from rucola.store import consume_queue, flusher, index, mapped_file
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.kernel_flush import KernelFlush
+from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from simulation.cluster.plan import Plan
 from simulation.disk import SyncedDisk
@@ -53,6 +54,7 @@ HOST = "127.0.0.1"
 NAMESRV_PORT = 9876
 BROKER_PORT = 10_000
 START_TIMEOUT_S = 60.0
+MOST_STARTS = 100
 RESTART_PAUSE_S = 1.0
 """What a supervisor waits before it starts a server again."""
 FILES = {
@@ -129,6 +131,8 @@ class Server(Machine):
     """A machine with a name server or a broker."""
 
     server: Namesrv | Broker | None = None
+    recovered: dict[tuple[str, int], int] = {}
+    """The end of each queue when its store was opened last."""
     disk_error = 0
     """The errno of calls that need disk space, or 0."""
     sync_error = 0
@@ -136,7 +140,7 @@ class Server(Machine):
 
     async def start(self) -> None:
         """Start the server, again after each failure."""
-        while True:
+        for _ in range(MOST_STARTS):
             self.begin()
             self.server = self.make()
             task = self.run(self.server.start())
@@ -150,6 +154,7 @@ class Server(Machine):
             self.world.failed_starts += 1
             self.end()
             await asyncio.sleep(RESTART_PAUSE_S)
+        raise AssertionError(f"{self.name} does not start")
 
     async def stop(self) -> None:
         """Stop the server; end it if that takes too long."""
@@ -225,7 +230,7 @@ class World:
 
         self.loop.latency_of = latency
         threads = Random(f"{plan.seed}/threads")
-        self.loop.thread_time = lambda: threads.choice((0.0001, 0.0001, 0.001, 0.01, 0.1))
+        self.loop.thread_time = lambda: threads.expovariate(1 / plan.thread_s)
         self._pids: dict[str, int] = {}
 
     def client(self, name: str) -> Machine:
@@ -389,6 +394,7 @@ def simulated_world(plan: Plan, root: Path) -> Iterator[World]:
         patch.setattr(consume_queue, "ThreadPoolExecutor", _InlineThreads)
         patch.setattr(index, "threading", _OnlyLock)
         patch.setattr(flusher, "threading", _FlushThreading)
+        patch.setattr(MessageStore, "open", _opened(world, MessageStore.open))
         world.disk.recorded(patch)
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, _failing(world, getattr(os, name), is_sync=True))
@@ -400,6 +406,14 @@ def simulated_world(plan: Plan, root: Path) -> Iterator[World]:
         finally:
             world.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _opened(world: World, call: Callable[..., None]) -> Callable[..., None]:
+    def opened(store: MessageStore, *arguments: Any) -> None:
+        call(store, *arguments)
+        world.servers[current_machine()].recovered = {name: end for name, (_, end) in store.queues().items()}
+
+    return opened
 
 
 def _failing(world: World, call: Callable[..., Any], *, is_sync: bool) -> Callable[..., Any]:
