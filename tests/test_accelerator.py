@@ -46,6 +46,16 @@ def unpacked(folder: Path) -> tuple[str, list[str]]:
         return wheel.name, files.namelist()
 
 
+def version_of(package: Path) -> str:
+    """Return the version that an unpacked wheel shows, with the commit of a checkout."""
+    commit = package / "rucola/_commit"
+    return (
+        f"{rucola.__version__}+{commit.read_text().strip().replace('-', '.')}"
+        if commit.exists()
+        else rucola.__version__
+    )
+
+
 def rucola_in(package: Path, *arguments: str, **env: str) -> str:
     """Run `python -m rucola` with the package that lies in a directory, and return what it prints."""
     environment = {**os.environ, "RUCOLA_SPEED": "", "PYTHONPATH": str(package), **env}
@@ -58,7 +68,7 @@ def test_a_wheel_has_the_accelerator_for_every_later_python(tmp_path: Path) -> N
     done = build(tmp_path, RUCOLA_SPEED="")
     assert done.returncode == 0, done.stdout + done.stderr
     name, files = unpacked(tmp_path)
-    version = f"rucola, version {rucola.__version__}, "
+    version = f"rucola, version {version_of(tmp_path)}, "
     if EXTENSION in files:
         assert "-cp311-abi3-" in name
         assert ABSENT not in files
@@ -78,7 +88,7 @@ def test_without_a_compiler_a_wheel_is_pure_python_and_says_why(tmp_path: Path) 
     name, files = unpacked(tmp_path)
     assert name.endswith("-py3-none-any.whl")
     assert EXTENSION not in files
-    assert rucola_in(tmp_path, "--version") == f"rucola, version {rucola.__version__}, pure Python ({why})\n"
+    assert rucola_in(tmp_path, "--version") == f"rucola, version {version_of(tmp_path)}, pure Python ({why})\n"
 
 
 def test_an_accelerator_that_is_asked_for_must_be_built(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rucola.version import FULL_VERSION
 from support.golden_cluster import GoldenCluster, words
 
 pytestmark = pytest.mark.usefixtures("_utc")
@@ -43,7 +44,7 @@ def test_cluster_list_shows_the_brokers(cluster: GoldenCluster) -> None:
     (header, row), (expected_header, expected_row) = cluster.rows("clusterList"), cluster.expected("clusterList")
     assert header == expected_header
     assert row[:4] == expected_row[:4]
-    assert (len(row), row[4], row[5][-7:]) == (10, "V4_9_8", "(0,0ms)")
+    assert (len(row), row[4], row[5][-7:]) == (10, f"V4_9_8({FULL_VERSION})", "(0,0ms)")
     (broker,) = cluster.json("clusterList")
     assert [broker[name] for name in ("clusterName", "brokerName", "brokerId", "brokerAddr")] == [
         "DefaultCluster",
