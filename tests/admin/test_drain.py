@@ -25,6 +25,7 @@ from rucola.client import instance as instance_module
 from rucola.client.consumer import push_consumer
 from rucola.client.producer.queue_selectors import select_by_hash
 from rucola.domain.pending import DueCounts
+from rucola.domain.topic import PERM_READ, PERM_WRITE
 from rucola.errors import BrokerError, ConfigError
 from rucola.message.properties import DELAY, TIMER_DELIVER_MS
 from rucola.protocol.codes import ResponseCode
@@ -189,3 +190,44 @@ async def test_a_moved_topic_keeps_the_order_of_each_key(tmp_path: Path) -> None
         mine = [int(body) for body in received.items if int(body) % 2 == key]
         assert list(dict.fromkeys(mine)) == sorted(set(mine))
     assert {int(body) for body in received.items} >= set(sent)
+
+
+async def test_a_move_that_is_continued_skips_no_message(tmp_path: Path) -> None:
+    """What arrives at the destination in between is behind the offsets that its groups got."""
+    queue = MessageQueue("T", "broker-a", 0)
+    async with two_brokers(tmp_path) as (running, broker, other, admin):
+        await running.create_topic(broker, "T", queues=1)
+        for group in ("g", "h"):
+            await admin.offsets.commit(broker.address, group, queue, 0)
+        moving = admin.drain.move_topic("T", "broker-a", "broker-b", interval_s=0.01, route_s=0.0)
+        await anext(moving)
+        await moving.aclose()
+        # As if it had ended before the source was closed.
+        config = (await admin.topics.configs(broker.address))["T"]
+        config.perm = PERM_READ | PERM_WRITE
+        await admin.topics.create_or_update(broker.address, config)
+        async with Producer("p", running.namesrv) as producer:
+            results = [await producer.send(Message("T", b"%d" % number)) for number in range(20)]
+        assert {result.queue.broker_name for result in results} == {"broker-a", "broker-b"}
+        moving = admin.drain.move_topic("T", "broker-a", "broker-b", interval_s=0.01, route_s=0.0)
+        await anext(moving)
+        await moving.aclose()
+        committed = [(one.group, one.offset) for one in await admin.offsets.all(other.address) if one.topic == "T"]
+        assert sorted(committed) == [("g", 0), ("h", 0)]
+        assert (await admin.topics.configs(broker.address))["T"].perm == PERM_READ
+
+
+async def test_a_topic_that_both_have_is_drained_without_a_change_of_the_other(tmp_path: Path) -> None:
+    async with two_brokers(tmp_path) as (running, broker, other, admin):
+        await running.create_topic(broker, "T", queues=1)
+        await running.create_topic(other, "T", queues=4)
+        with raises(ConfigError, subject="T"):
+            await anext(admin.drain.move_topic("T", "broker-a", "broker-b"))
+        config = (await admin.topics.configs(broker.address))["T"]
+        config.perm = PERM_READ
+        await admin.topics.create_or_update(broker.address, config)
+        assert [n async for n in admin.drain.move_topic("T", "broker-a", "broker-b", interval_s=0.01, route_s=0.0)] == [
+            0
+        ]
+        left = (await admin.topics.configs(other.address))["T"]
+        assert (left.read_queue_nums, left.write_queue_nums, left.perm) == (4, 4, PERM_READ | PERM_WRITE)

@@ -22,7 +22,7 @@ PART = 25
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "simulation.cluster", *arguments]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.parametrize("seed", [7, 33])

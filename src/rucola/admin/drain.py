@@ -52,10 +52,12 @@ class MovedGroup(NamedTuple):
     backlogs: list[Backlog]
     delayed: int
     """Delayed messages on the source, some of which may be retries of the group."""
+    waiting: int
+    """Messages of the backlogs; 1 if there may be one that is not among the listed ones."""
 
     @property
     def is_complete(self) -> bool:
-        return not self.backlogs and not self.delayed
+        return not self.waiting and not self.delayed
 
 
 class DrainAdmin:
@@ -101,12 +103,13 @@ class DrainAdmin:
     ) -> AsyncGenerator[DrainState, None]:
         """Stop sends to a broker, and yield what waits, every `interval_s`, until that is nothing.
 
-        That counts from `route_s` on, when no client sends by an old route. Sends stay stopped if the generator is
-        closed early; another call goes on. Errors of the first round are raised, later ones are yielded. ConfigError
-        for an unknown broker.
+        That counts when nothing was stored for `route_s`, so that no client sends by an old route. Sends stay stopped
+        if the generator is closed early; another call continues. Errors of the first round are raised, later ones are
+        yielded. ConfigError for an unknown broker.
         """
-        begin_s = self._clock_s()
+        quiet_s = self._clock_s()
         wiped_s: float | None = None
+        log_end = ""
         is_first = True
         while True:
             state = DrainState()
@@ -115,15 +118,16 @@ class DrainAdmin:
                     address = await self._cluster.master_address(broker_name)
                     await self._name_servers.wipe_write_permission(broker_name)
                     wiped_s = self._clock_s()
+                stats = await self._brokers.runtime_stats(address)
+                if stats.get("commitLogMaxOffset", "") != log_end:
+                    log_end, quiet_s = stats.get("commitLogMaxOffset", ""), self._clock_s()
                 state.pending = await self._brokers.pending(address)
             except (RemotingError, ConfigError) as error:
                 if is_first:
                     raise
                 state.error = str(error)
-            now_s = self._clock_s()
-            state.settling_s = max(0.0, begin_s + route_s - now_s)
-            if is_first:
-                is_first, begin_s, state.settling_s = False, now_s, route_s
+            is_first = False
+            state.settling_s = max(0.0, quiet_s + route_s - self._clock_s())
             state.remaining_s = _remaining_s(state)
             yield state
             if state.is_drained:
@@ -135,13 +139,14 @@ class DrainAdmin:
     ) -> AsyncGenerator[int, None]:
         """Let another broker accept the messages of a topic, and yield how many of the old ones are not consumed.
 
-        1. The destination gets the topic with the same number of queues, which accept messages and cannot be read yet;
-           each group begins there at the first message that arrives.
-        2. The source accepts none any more.
+        1. The destination gets the topic with as many queues and without permissions, and each group the end of its
+           queues as offset.
+        2. It accepts messages, which cannot be read yet, and the source accepts none any more.
         3. When the groups have consumed what the source has, the queues of the destination can be read.
 
-        So a group gets the messages of a queue number in order. Another call goes on where one has ended early.
-        ConfigError if the brokers or the topic do not allow it.
+        So a group gets the messages of a queue number in order. Another call continues where one has ended early. With
+        more than MAX_ENTRIES backlogs on the source it waits until there are fewer. ConfigError if the brokers or the
+        topic do not allow it.
         """
         addresses = [await self._cluster.master_address(name) for name in (source, destination)]
         configs = [(await self._topics.configs(address)).get(topic) for address in addresses]
@@ -156,27 +161,40 @@ class DrainAdmin:
                 subject=topic,
             )
         if config.perm & PERM_WRITE:
-            config.perm = PERM_WRITE
-            await self._topics.create_or_update(addresses[1], config)
-            for group in await self._topics.consumer_groups_at(addresses[0], topic):
-                for queue, ends in (await self._topics.stats_at(addresses[1], topic)).items():
-                    await self._offsets.commit(addresses[1], group, queue, ends.max_offset)
+            if present is not None:
+                config.read_queue_nums = max(config.read_queue_nums, present.read_queue_nums)
+            if present is None or not present.perm & PERM_WRITE:  # no message has arrived, so that the ends are fixed
+                config.perm = 0
+                await self._topics.create_or_update(addresses[1], config)
+                ends = await self._topics.stats_at(addresses[1], topic)
+                for group in await self._topics.consumer_groups_at(addresses[0], topic):
+                    for queue, at in ends.items():
+                        await self._offsets.commit(addresses[1], group, queue, at.max_offset)
+                config.perm = PERM_WRITE
+                await self._topics.create_or_update(addresses[1], config)
             order = await self._name_servers.order_conf(topic)
             if source in order:
                 order[destination] = order.pop(source)
                 await self._name_servers.put_order_conf(topic, order)
-            config.perm = PERM_READ
-            await self._topics.create_or_update(addresses[0], config)
-        begin_s = self._clock_s()
+            closed = (await self._topics.configs(addresses[0]))[topic]
+            closed.perm = PERM_READ
+            await self._topics.create_or_update(addresses[0], closed)
+        begin_s, waiting = self._clock_s(), -1
         while True:
-            pending = await self._brokers.pending(addresses[0])
-            waiting = sum(one.messages for one in pending.backlogs if one.topic == topic)
-            yield waiting
-            if not waiting and self._clock_s() >= begin_s + route_s:
-                break
+            try:
+                pending = await self._brokers.pending(addresses[0])
+            except RemotingError:
+                if waiting < 0:
+                    raise  # of the first round; a later one may be of a restart
+            else:
+                waiting = _count(pending, [one for one in pending.backlogs if one.topic == topic])
+                yield waiting
+                if not waiting and self._clock_s() >= begin_s + route_s:
+                    break
             await asyncio.sleep(interval_s)
-        config.perm = PERM_READ | PERM_WRITE
-        await self._topics.create_or_update(addresses[1], config)
+        opened = (await self._topics.configs(addresses[1])).get(topic) or config
+        opened.perm |= PERM_READ | PERM_WRITE
+        await self._topics.create_or_update(addresses[1], opened)
 
     async def move_group(self, group: str, source: str, destination: str) -> MovedGroup:
         """Give another broker the settings and the retry topic of a group, and return what waits on the source.
@@ -208,10 +226,17 @@ class DrainAdmin:
             for queue_id in range(topics[retry].read_queue_nums):
                 await self._offsets.commit(new, group, MessageQueue(retry, destination, queue_id), 0)
         pending = await self._brokers.pending(old)
-        moved = MovedGroup([one for one in pending.backlogs if one.group == group], pending.delayed.total)
+        backlogs = [one for one in pending.backlogs if one.group == group]
+        moved = MovedGroup(backlogs, pending.delayed.total, _count(pending, backlogs))
         if moved.is_complete:
             await self._groups.delete(old, group)
         return moved
+
+
+def _count(pending: PendingMessages, chosen: list[Backlog]) -> int:
+    """Return the messages of backlogs; at least 1 if a broker has more backlogs than it lists."""
+    is_cut = sum(one.messages for one in pending.backlogs) < pending.backlog_total
+    return max(sum(one.messages for one in chosen), int(is_cut))
 
 
 def _remaining_s(state: DrainState) -> float | None:

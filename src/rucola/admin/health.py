@@ -5,6 +5,7 @@ Besides the findings of `doctor` and `group_diagnosis`, which keep their reasons
     reason               meaning                                                   fields
     NO_MASTER            no broker of this name accepts messages                   brokerName
     BROKER_SILENT        a registered broker does not answer                       brokerName address error
+    NOT_CHECKED          a broker refuses a question, so that the rest is unknown  brokerName address error
     NOT_ACCEPTING        a master refuses messages                                 brokerName address why
     NOT_IN_SYNC          a slave lags, or a member of the in-sync set is missing   brokerName why
     NO_SLAVE_IN_SYNC     a SYNC_MASTER without a slave: sends are not acknowledged brokerName
@@ -37,6 +38,7 @@ from rucola.domain.diagnosis import Finding
 from rucola.domain.pending import Backlog
 from rucola.domain.role import MASTER_ID
 from rucola.errors import BrokerError, MQError
+from rucola.protocol.codes import ResponseCode
 
 MAX_DIAGNOSED: Final = 10
 MAX_GROUPS: Final = 200
@@ -49,7 +51,7 @@ NOTICES: Final = frozenset({"NO_GROUP", "NOT_DIAGNOSED", "TOPIC_MISSING", "NO_RE
 """Reasons of findings that may be meant."""
 
 URGENCY: Final = (
-    "NO_MASTER", "BROKER_SILENT", "NOT_ACCEPTING", "NO_SLAVE_IN_SYNC", "NOT_IN_SYNC", "DISK_FULL",
+    "NO_MASTER", "BROKER_SILENT", "NOT_CHECKED", "NOT_ACCEPTING", "NO_SLAVE_IN_SYNC", "NOT_IN_SYNC", "DISK_FULL",
     "CERTIFICATE_EXPIRES", "CONSUME_DISABLED", "TOPIC_NOT_READABLE", "NO_CLIENT", "QUEUE_STUCK", "POP_BLOCKED",
     "CLIENT_SILENT", "CLIENT_ID_SHARED", "SUBSCRIPTIONS_DIFFER", "NOT_SUBSCRIBED", "QUEUE_UNASSIGNED", "CLIENT_FULL",
     "CONSUME_FAILS", "ONE_QUEUE", "TOO_FEW_QUEUES", "CLOCK_DIFFERS", "MAPPINGS_USED", "DEAD_LETTERS", "QUEUE_NOT_READ",
@@ -102,18 +104,23 @@ class HealthAdmin:
         try:
             return await check
         except BrokerError as error:
-            return [Finding("NOT_DIAGNOSED", address, {"brokerName": name, "error": str(error)})]
+            is_apache = error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            fields = {"brokerName": name, "address": address, "error": str(error)}
+            return [Finding("NOT_DIAGNOSED" if is_apache else "NOT_CHECKED", address, fields)]
         except MQError as error:
             fields = {"brokerName": name, "address": address, "error": str(error)}
             return [Finding("BROKER_SILENT", address, fields)]
 
     async def _machine(self, name: str, address: str) -> list[Finding]:
         """Check what a slave has as well: disk, clock, certificate, descriptors."""
+        disk = float((await self._brokers.runtime_stats(address)).get("commitLogDiskRatio", 0))
+        full = [Finding("DISK_FULL", address, {"brokerName": name, "used": f"{disk:.0%}"})]
+        return (full if disk >= DISK_RATIO else []) + await self._answered(name, address, self._own(name, address))
+
+    async def _own(self, name: str, address: str) -> list[Finding]:
+        """Check what a broker of Rucola alone says of itself."""
         found: list[Finding] = []
         at = {"brokerName": name, "address": address}
-        disk = float((await self._brokers.runtime_stats(address)).get("commitLogDiskRatio", 0))
-        if disk >= DISK_RATIO:
-            found.append(Finding("DISK_FULL", address, {"brokerName": name, "used": f"{disk:.0%}"}))
         before_ms = time.time() * 1000
         own = await self._doctor.diagnosis(address)
         now_ms = time.time() * 1000
@@ -143,7 +150,9 @@ class HealthAdmin:
                 subject = f"{backlog.topic} {name}:{backlog.largest_queue_id}"
                 found.append(Finding("ONE_QUEUE", subject, queue | counts))
         for topic, messages in pending.unread.items():
-            found.append(Finding("NO_GROUP", topic, {"brokerName": name, "topic": topic, "messages": messages}))
+            found.append(
+                Finding("NO_GROUP", f"{topic} {name}", {"brokerName": name, "topic": topic, "messages": messages})
+            )
         found += await self._doctor.check_broker(address, name)
         groups = list(await self._groups.configs(address))[:MAX_GROUPS]
         return found + [

@@ -24,6 +24,7 @@ import tarfile
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ from rucola.cli.option_types import PathType, namesrv_option
 from rucola.errors import MQError
 from rucola.name_server_addresses import DEFAULT_NAMESRV
 from rucola.presentation import to_json
+from rucola.remoting.client import host_and_port
+from rucola.remoting.exposure import is_loopback
 from rucola.store.tools.stat import stat as stat_store
 
 MAX_LOG_SIZE: Final = 2 << 20
@@ -152,7 +155,7 @@ async def _broker(archive: SupportArchive, client: AdminClient, address: str) ->
         return settings.render(dict(sorted((await client.brokers.config(address)).items())))
 
     async def metrics() -> str:
-        return await asyncio.to_thread(_metrics, settings.parse(given))
+        return await asyncio.to_thread(_metrics, settings.parse(given), address)
 
     given = await archive.ask(f"{at}/config.properties", config)
     if given is None:
@@ -167,10 +170,18 @@ async def _broker(archive: SupportArchive, client: AdminClient, address: str) ->
         await archive.ask(f"{at}/metrics.txt", metrics)
 
 
-def _metrics(config: dict[str, str]) -> str:
-    """Return the metrics of a broker whose endpoint this machine reaches, by default one on it. OSError."""
+def _metrics(config: dict[str, str], address: str) -> str:
+    """Return the metrics of the broker at an address. OSError if this machine does not reach its endpoint."""
     host, port = config["metricsPromExporterHost"], config["metricsPromExporterPort"]
-    url = f"http://{host}:{port}/metrics"
-    with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as response:
-        content: bytes = response.read(MAX_METRICS_SIZE)
+    own = host_and_port(address)[0]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - it listens there
+        host = own
+    if is_loopback(host) and not is_loopback(own):
+        raise OSError(f"the endpoint of {address} listens on {host}, which only its own machine reaches")
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as response:
+            content: bytes = response.read(MAX_METRICS_SIZE)
+    except HTTPException as error:
+        raise OSError(f"{url} sent no metrics: {error!r}") from None
     return content.decode("utf-8", "replace")

@@ -35,7 +35,10 @@ def document(title: str, version: str, operations: Iterable[Operation]) -> dict[
         channel = channels.setdefault(one.topic, {"address": one.topic, "messages": {}})
         channel["messages"][name] = message
         pointer = f"#/channels/{one.topic}"
-        described[f"{one.action}_{one.name}"] = {
+        key, number = f"{one.action}_{one.name}", 2
+        while key in described:
+            key, number = f"{one.action}_{one.name}_{number}", number + 1
+        described[key] = {
             "action": one.action,
             "channel": {"$ref": pointer},
             "messages": [{"$ref": f"{pointer}/messages/{name}"}],

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
@@ -72,8 +72,8 @@ class Telemetry:
         """Wrap the sending methods of a producer; its constructor calls this."""
         for name in ("send", "send_oneway", "request", "send_in_transaction"):
             if method := getattr(producer, name, None):
-                setattr(producer, name, self._wrap(method, producer.group, lambda message: [message]))
-        setattr(producer, "send_batch", self._wrap(producer.send_batch, producer.group, list))  # noqa: B010
+                setattr(producer, name, self._wrap(method, producer.group))
+        setattr(producer, "send_batch", self._wrap_batch(producer.send_batch, producer.group))  # noqa: B010
         setattr(producer, "send_many", self._wrap_many(producer.send_many, producer.group))  # noqa: B010
 
     def send_completed(self, send: CompletedSend) -> None:
@@ -87,22 +87,31 @@ class Telemetry:
         """Add the outcome of a transaction to the span of its send, if that is current."""
         trace.get_current_span().add_event("transaction ended", {"messaging.rocketmq.transaction_state": state})
 
-    def _wrap(self, method: Callable[..., Any], group: str, messages_of: Callable[[Any], list[Any]]) -> Any:
-        async def traced(first: Any, *arguments: Any, **options: Any) -> Any:
-            messages = messages_of(first)
-            if not messages or not all(isinstance(message, Message) for message in messages):
-                return await method(first, *arguments, **options)  # which refuses it
-            send = _Send(self._tracer, group, messages)
-            with trace.use_span(send.span, record_exception=False, set_status_on_exception=False):
-                try:
-                    result = await method(messages if messages_of is list else first, *arguments, **options)
-                except BaseException as error:
-                    self._fail(send, error)
-                    raise
-            send.end(result[0] if isinstance(result, list) else result)
-            return result
+    def _wrap(self, method: Callable[..., Any], group: str) -> Any:
+        async def traced(message: Any, *arguments: Any, **options: Any) -> Any:
+            return await self._traced(group, [message], lambda: method(message, *arguments, **options))
 
         return traced
+
+    def _wrap_batch(self, method: Callable[..., Any], group: str) -> Any:
+        async def traced(messages: Iterable[Any], *arguments: Any, **options: Any) -> Any:
+            batch = list(messages)
+            return await self._traced(group, batch, lambda: method(batch, *arguments, **options))
+
+        return traced
+
+    async def _traced(self, group: str, messages: list[Any], call: Callable[[], Awaitable[Any]]) -> Any:
+        if not messages or not all(map(_is_sendable, messages)):
+            return await call()  # which refuses it
+        send = _Send(self._tracer, group, messages)
+        with trace.use_span(send.span, record_exception=False, set_status_on_exception=False):
+            try:
+                result = await call()
+            except BaseException as error:
+                self._fail(send, error)
+                raise
+        send.end(result[0] if isinstance(result, list) else result)
+        return result
 
     def _wrap_many(self, method: Callable[..., Results[SendResult]], group: str) -> Any:
         def traced(messages: Iterable[Message] | AsyncIterable[Message], *arguments: Any, **options: Any) -> Any:
@@ -110,7 +119,8 @@ class Telemetry:
 
             async def taken() -> AsyncGenerator[Message, None]:
                 async for message in _stream(messages):
-                    sends.append(_Send(self._tracer, group, [message]))
+                    if _is_sendable(message):  # the producer refuses any other
+                        sends.append(_Send(self._tracer, group, [message]))
                     yield message
 
             async def results(untraced: Results[SendResult]) -> AsyncGenerator[SendResult, None]:
@@ -202,6 +212,10 @@ class _Send:
             self.span.record_exception(error)
             self.span.set_status(StatusCode.ERROR, str(error))
         self.span.end()
+
+
+def _is_sendable(message: object) -> bool:
+    return isinstance(message, Message) and isinstance(message.body, bytes | bytearray | memoryview)
 
 
 def _destination(operation: str, group: str, topic: str) -> dict[str, AttributeValue]:

@@ -224,6 +224,8 @@ class _Parameters(NamedTuple):
             if _is_message(hint):
                 names.append("message")
                 (of_message,) = get_args(hint) or (None,)
+                if of_message is Any:
+                    of_message = None
             else:
                 names.append("value")
                 value = hint

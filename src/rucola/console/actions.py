@@ -82,9 +82,12 @@ class Actions:
         return results
 
     async def _results(self, one: Command, arguments: Mapping[str, Any]) -> list[Result]:
+        if any(argument.name == "timeout_s" and argument.default is None for argument in one.arguments()):
+            # It waits for the cluster, as `drain`: the wait ends with the request, and another one continues it.
+            arguments = {**arguments, "timeout_s": min(arguments.get("timeout_s") or MAX_READ_S, MAX_READ_S)}
         results: list[Result] = []
         later: list[Result] = []
-        note, size = "", 0
+        note, size, has_failed = "", 0, False
         is_read = one.risk_of(arguments) is Risk.READ
         try:
             # A change is never interrupted, however many results it has; the last one may be their sum.
@@ -102,4 +105,5 @@ class Actions:
                             break
         except TimeoutError:
             note = f"stopped after {MAX_READ_S} s: the results are incomplete"
-        return [*results, *([] if is_read else later), *([Result(None, [], [note])] if note else [])]
+            has_failed = not one.is_stream  # without any result
+        return [*results, *([] if is_read else later), *([Result(None, [], [note], has_failed)] if note else [])]

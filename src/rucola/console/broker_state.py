@@ -69,7 +69,8 @@ async def pending(client: AdminClient, address: str) -> Pending:
                 for offset, unit in enumerate(units.queue_data, begin)
                 if unit.tags_code > now_ms
             ]
-            is_cut = len(waiting) == UNITS and begin > at[0]
+            # Delay levels are ordered by due time; timed messages are in the order in which they came.
+            is_cut = begin > at[0] and (topic == TIMER_TOPIC or len(waiting) == UNITS)
             found.append(DelayedQueue(queue, sorted(waiting), is_cut))
     return Pending(found, await _half_count(client, address), await _discarded_count(client, address))
 

@@ -42,7 +42,13 @@ class SavedViews:
         name = name.strip()
         if not (name and len(name) <= MAX_NAME):
             raise ConfigError(f"the name of a view has 1 to {MAX_NAME} characters", subject="name")
-        if not path.startswith("/") or path.startswith("//") or "\\" in path or len(path) > MAX_PATH:
+        if (
+            not path.startswith("/")
+            or path.startswith("//")
+            or "\\" in path
+            or not path.isprintable()
+            or len(path) > MAX_PATH
+        ):
             raise ConfigError(f"a view is a page of this console, with at most {MAX_PATH} characters", subject="path")
         row = name, path, account, time.time_ns() // 1_000_000
 

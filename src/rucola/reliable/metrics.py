@@ -26,6 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rucola.outages import Outages
 from rucola.reliable import operations
 from rucola.reliable.database import Database
+from rucola.reliable.errors import ReliableError
 from rucola.reliable.idempotent import IdempotentFunction
 from rucola.reliable.operations import Unsettled
 from rucola.reliable.schema import CONFIRMED, STATUSES, Tables
@@ -64,8 +65,8 @@ class ReliableCollector(Collector):
         up = GaugeMetricFamily("rucola_reliable_up", "Whether the database answered.")
         try:
             unsettled = database.run_sync(operations.unsettled, self._tables)
-        except DBAPIError as error:
-            self._outages.failed("a query for the metrics of the outbox", error.orig)
+        except (DBAPIError, ReliableError) as error:
+            self._outages.failed("a query for the metrics of the outbox", getattr(error, "orig", error))
             up.add_metric((), 0)
             yield up
             return

@@ -85,7 +85,10 @@ def claim(connection: Connection, tables: Tables, delivery: GroupDelivery, lease
     # A message that is done or void yields no source row: the statement then inserts nothing and returns no owner.
     statement = _upsert(connection.dialect.name, tables, source, list(row))
     # If another worker holds the receipt, the upsert leaves its owner: the token differs, or no row is returned.
-    return bool(connection.scalar(statement.returning(receipt.c.owner)) == delivery.token)
+    if connection.dialect.insert_returning:
+        return bool(connection.scalar(statement.returning(receipt.c.owner)) == delivery.token)
+    connection.execute(statement)
+    return bool(connection.scalar(select(receipt.c.owner).where(*_of(receipt, delivery))) == delivery.token)
 
 
 def state(connection: Connection, tables: Tables, delivery: GroupDelivery, has_done_table: bool) -> ClaimState:

@@ -41,7 +41,8 @@ def fixed_process() -> None:
     fixed = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
     if before & _ADDR_NO_RANDOMIZE and all(os.environ.get(name) == value for name, value in fixed.items()):
         return
-    library.personality(ctypes.c_ulong(before | _ADDR_NO_RANDOMIZE))
+    if library.personality(ctypes.c_ulong(before | _ADDR_NO_RANDOMIZE)) == -1:
+        sys.exit("addresses cannot be fixed here (personality is refused, as by Docker's seccomp profile)")
     os.execve(sys.executable, sys.orig_argv, os.environ | fixed)
 
 

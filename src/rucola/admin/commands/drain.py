@@ -14,8 +14,8 @@ from rucola.presentation import time_text
 SHOWN: Final = 5
 """Backlogs in one line."""
 
-Source = Annotated[str, Option("-f --from", "Broker name that has it.")]
-Destination = Annotated[str, Option("-d --to", "Broker name that gets it.")]
+FromBroker = Annotated[str, Option("-f --from", "Broker name that has it.")]
+ToBroker = Annotated[str, Option("-d --to", "Broker name that gets it.")]
 Interval = Annotated[float, Option("-i --interval", "Seconds between two looks.", min=0.01)]
 RouteTime = Annotated[
     float, Option("-r --routeTime", "Seconds for which clients use an old route: their pollNameServerInterval.", min=0)
@@ -104,27 +104,27 @@ async def drain(
             lines = [f"{broker_name} is drained: nothing is left on it that somebody needs. It can be stopped."]
             if unread:
                 lines.append(f"{unread} messages of topics that no group consumes stay in its store")
-            yield Result(value, lines, undo=undo)
+            yield Result(value, lines)
             return
         if timeout_s is not None and now_s >= begin_s + timeout_s:
             lines = [f"{broker_name} is not drained after {_span(now_s - begin_s)}: {_left(state)}"]
-            yield Result(value | {"event": "TIMEOUT"}, lines, is_failure=True, undo=undo)
+            yield Result(value | {"event": "TIMEOUT"}, lines, is_failure=True)
             return
         left = _left(state)
         if left != last or now_s >= said_s + 60:
             last, said_s = left, now_s
-            yield Result(value, [f"{time_text(time.time_ns() // 1_000_000)} {left}; {_end(state)}"], undo=undo)
+            yield Result(value, [f"{time_text(time.time_ns() // 1_000_000)} {left}; {_end(state)}"])
 
 
 @command(
     "moveTopic",
-    confirm="stop sends of {topic} to broker {source}, and give them to {destination} when all groups have consumed",
+    confirm="stop sends of {topic} to broker {from_broker}, and give them to {to_broker} when all groups have consumed",
 )
 async def move_topic(
     client: AdminClient,
     topic: Topic,
-    source: Source,
-    destination: Destination,
+    from_broker: FromBroker,
+    to_broker: ToBroker,
     interval_s: Interval = 5.0,
     route_s: RouteTime = CLIENT_ROUTE_S,
     timeout_s: Timeout = None,
@@ -143,24 +143,24 @@ async def move_topic(
       rucola admin moveTopic -t Orders --from broker-a --to broker-b --yes
     """
     begin_s, last = time.monotonic(), -1
-    async for waiting in client.drain.move_topic(topic, source, destination, interval_s=interval_s, route_s=route_s):
-        value = {"topic": topic, "from": source, "to": destination, "waiting": waiting}
+    async for waiting in client.drain.move_topic(topic, from_broker, to_broker, interval_s=interval_s, route_s=route_s):
+        value = {"topic": topic, "from": from_broker, "to": to_broker, "waiting": waiting}
         if timeout_s is not None and time.monotonic() >= begin_s + timeout_s:
-            lines = [f"{topic} is not moved: {waiting} messages on {source} are not consumed"]
+            lines = [f"{topic} is not moved: {waiting} messages on {from_broker} are not consumed"]
             yield Result(value | {"event": "TIMEOUT"}, lines, is_failure=True)
             return
         if waiting != last:
             last = waiting
-            yield Result(value | {"event": "WAITING"}, [f"{waiting} messages on {source} are not consumed yet"])
+            yield Result(value | {"event": "WAITING"}, [f"{waiting} messages on {from_broker} are not consumed yet"])
     lines = [
-        f"{topic} is on {destination} now, and {source} accepts none. Its delayed, timed and half messages on {source} "
-        f"arrive there; `rucola admin drain -b {source}` waits for them"
+        f"{topic} is on {to_broker} now, and {from_broker} accepts none. Its delayed, timed and half messages on "
+        f"{from_broker} arrive there; `rucola admin drain -b {from_broker}` waits for them"
     ]
     yield Result(value | {"event": "MOVED"}, lines)
 
 
-@command("moveGroup", confirm="move the settings and the retry topic of group {group} from {source} to {destination}")
-async def move_group(client: AdminClient, group: ConsumerGroup, source: Source, destination: Destination) -> Result:
+@command("moveGroup", confirm="move settings and retry topic of group {group} from {from_broker} to {to_broker}")
+async def move_group(client: AdminClient, group: ConsumerGroup, from_broker: FromBroker, to_broker: ToBroker) -> Result:
     """Move a group's settings and retry topic to another broker, after its topics.
 
     The group is deleted on the first broker if nothing waits for it there: otherwise the exit code is 1, and another
@@ -171,12 +171,16 @@ async def move_group(client: AdminClient, group: ConsumerGroup, source: Source, 
     Examples:
       rucola admin moveGroup -g billing --from broker-a --to broker-b --yes
     """
-    moved = await client.drain.move_group(group, source, destination)
-    value = {"group": group, "from": source, "to": destination, "backlogs": moved.backlogs, "delayed": moved.delayed}
-    lines = [f"{destination} has group {group}"]
+    moved = await client.drain.move_group(group, from_broker, to_broker)
+    value = {
+        "group": group, "from": from_broker, "to": to_broker, "backlogs": moved.backlogs, "delayed": moved.delayed,
+    }  # fmt: skip
+    lines = [f"{to_broker} has group {group}"]
     if moved.is_complete:
-        lines.append(f"it is deleted on {source}")
+        lines.append(f"it is deleted on {from_broker}")
     else:
-        lines += [f"{one.messages} messages of {one.topic} wait on {source}" for one in moved.backlogs]
-        lines += [f"{moved.delayed} delayed messages wait on {source}, maybe retries of it"] * bool(moved.delayed)
+        lines += [f"{one.messages} messages of {one.topic} wait on {from_broker}" for one in moved.backlogs]
+        lines += [f"{moved.delayed} delayed messages wait on {from_broker}, maybe retries of it"] * bool(moved.delayed)
+        if moved.waiting and not moved.backlogs:
+            lines.append(f"{from_broker} has more backlogs than it lists: wait until there are fewer")
     return Result(value, lines, is_failure=not moved.is_complete)

@@ -15,6 +15,7 @@ from rucola.presentation import Table, to_json, whole
 TEXTS: Final = {
     "NO_MASTER": "no master is registered: start it, or `rucola admin promote` a slave",
     "BROKER_SILENT": "the broker does not answer: {error}",
+    "NOT_CHECKED": "the broker refuses a question: {error}",
     "NOT_ACCEPTING": "the master accepts no messages: {why}",
     "NO_SLAVE_IN_SYNC": "no slave follows the SYNC_MASTER: sends are answered SLAVE_NOT_AVAILABLE",
     "NOT_IN_SYNC": "{why}: `rucola admin haStatus`",

@@ -32,17 +32,18 @@ class PopProcessQueue(ProcessQueue):
         super().__init__(0, limits, read_ahead)
         self._acknowledge = acknowledge
         self._threshold = threshold
-        self._waiting: dict[int, tuple[MessageExt, Held]] = {}
-        """Each message that was not delivered yet, with those that it was received with."""
-        self._started: dict[int, tuple[MessageExt, Held]] = {}
+        self._waiting: dict[int, tuple[MessageExt, Held, int]] = {}
+        """Each message that was not delivered yet, those that it was received with, and the size of its body then."""
+        self._started: dict[int, tuple[MessageExt, Held, int]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._started)
 
     def receive(self, received: Received) -> None:
         messages = received.messages
-        self._waiting.update(zip(map(id, messages), zip(*received, strict=True), strict=True))
-        size = sum([len(message.body) for message in messages])
+        sizes = [len(message.body) for message in messages]
+        self._waiting.update(zip(map(id, messages), zip(messages, received.held, sizes, strict=True), strict=True))
+        size = sum(sizes)
         self.size += size
         self._read_ahead.size += size
 
@@ -76,18 +77,18 @@ class PopProcessQueue(ProcessQueue):
         entry = self._started.pop(key := id(message), None) or self._waiting.pop(key, None)
         if entry is None:
             return None
-        size = len(message.body)
+        _, held, size = entry
         self.size -= size
         if not self.is_dropped:
             self._release(size)
-        return entry[1]
+        return held
 
     def give_up_waiting(self) -> list[tuple[Held, int]]:
         """Give up what was not delivered."""
         waiting = list(self._waiting.values())
-        for message, _ in waiting:
+        for message, _, _ in waiting:
             self.give_up(message)
-        return [(held, message.queue_offset) for message, held in waiting]
+        return [(held, message.queue_offset) for message, held, _ in waiting]
 
     @property
     def room(self) -> int:

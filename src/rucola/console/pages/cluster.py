@@ -36,6 +36,8 @@ def _total(values: list[float | None]) -> float | None:
 
 @page("/broker")
 async def broker(visit: Visit) -> Response:
+    visit.require("brokerStatus")
+    visit.require("haStatus")
     address = visit.query.get("address", "")
     snapshot = await visit.console.collector.wait_first()
     found = next((one for one in snapshot.brokers if one.address == address), None)

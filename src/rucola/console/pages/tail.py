@@ -65,6 +65,8 @@ async def _events(visit: Visit, tail: Tail, after: int) -> AsyncIterator[str]:
             yield "retry: 2000\n\n"
             failures: Mapping[str, str] = {}
             while time.monotonic() < end_s and not tails.is_closed:
+                if tail.task is None or tail.task.done():
+                    return  # the page connects again, and gets another tail
                 news = await tail.news(after, HEARTBEAT_S)
                 after = news.number
                 if tail.failures != failures:

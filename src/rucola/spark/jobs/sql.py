@@ -74,6 +74,7 @@ def run(
     """
     config: dict[str, Any] = {
         "autoload_known_extensions": False, "enable_external_access": False, "memory_limit": memory,
+        "temp_directory": "",  # what does not fit into the memory fails, and fills no disk
     }  # fmt: skip
     dataset = Archive(lake).scan(topics).dataset()
     with (
@@ -89,14 +90,27 @@ def run(
         found = connection.execute(statements[0])
         rows: list[tuple[Any, ...]] = []
         size = 0
+        count = 1  # of the next rows, by the size of the last one
         while len(rows) <= limit and size < max_bytes:
-            some = found.fetchmany(min(_FETCHED_ROWS, limit + 1 - len(rows)))
+            some = found.fetchmany(min(count, _FETCHED_ROWS, limit + 1 - len(rows)))
             if not some:
                 break
             rows += some
-            size += sum(len(value) for row in some for value in row if isinstance(value, str | bytes))
+            size += sum(map(_size, some))
+            count = max(1, (max_bytes - size) // max(1, _size(some[-1])))
         is_cut = len(rows) > limit or size >= max_bytes
         return QueryResult(tuple(column[0] for column in found.description), rows[:limit], is_cut)
+
+
+def _size(value: Any) -> int:
+    match value:
+        case str() | bytes():
+            return len(value)
+        case list() | tuple():
+            return sum(map(_size, value))
+        case dict():
+            return sum(map(_size, value.keys())) + sum(map(_size, value.values()))
+    return 8
 
 
 def _is_number(value: Any) -> bool:

@@ -244,8 +244,9 @@ class Tables:
             try:
                 _check_unused(self.storage)
             except StoreCorrupt:
-                catalog.drop_table(_MESSAGES_TABLE)
-                raise
+                if self.messages.current_snapshot() is None:  # else another run has begun the lake
+                    catalog.drop_table(_MESSAGES_TABLE)
+                    raise
         if len(self.messages.specs()) > 1:
             raise StoreError(f"another engine has changed the partitions of {found}, which is not supported")
 

@@ -275,14 +275,17 @@ class QueueReader:
     # -- places --------------------------------------------------------------------------------------------------------
 
     def _at(self, topic: str, queue_id: int, queue_offset: int) -> _Row | None:
-        """Return the row of a message."""
+        """Return the row of a message, of several the latest: older lakes do not say where queues begin again."""
         begin = self._begin(topic, queue_id)
+        found: tuple[int, _Row] | None = None
         for file in self._files.get(topic, ()):
             for group in self._groups_of(file, begin, queue_offset, queue_offset):
                 rows = self._queue_rows(group, queue_id, begin)
-                if len(matching := np.flatnonzero(rows.queue_offsets == queue_offset)):
-                    return _Row(group, rows, int(matching[0]))
-        return None
+                for number in np.flatnonzero(rows.queue_offsets == queue_offset).tolist():
+                    place = int(rows.physical_offsets[number])
+                    if found is None or place > found[0]:
+                        found = place, _Row(group, rows, number)
+        return None if found is None else found[1]
 
     def _begin(self, topic: str, queue_id: int) -> int:
         """Return where a queue begins, as physical offset."""
