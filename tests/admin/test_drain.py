@@ -24,6 +24,7 @@ from rucola.client import (
 from rucola.client import instance as instance_module
 from rucola.client.consumer import push_consumer
 from rucola.client.producer.queue_selectors import select_by_hash
+from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.pending import DueCounts
 from rucola.domain.topic import PERM_READ, PERM_WRITE
 from rucola.errors import BrokerError, ConfigError
@@ -231,3 +232,23 @@ async def test_a_topic_that_both_have_is_drained_without_a_change_of_the_other(t
         ]
         left = (await admin.topics.configs(other.address))["T"]
         assert (left.read_queue_nums, left.write_queue_nums, left.perm) == (4, 4, PERM_READ | PERM_WRITE)
+
+
+async def test_retries_and_messages_that_a_group_has_not_begun_with_are_waited_for(tmp_path: Path) -> None:
+    """Groups without an offset: one that is connected, and those of retries, by POP as well."""
+    async with two_brokers(tmp_path) as (running, broker, _, admin):
+        for topic in ("T", "%RETRY%g", "%RETRY%g_T"):
+            await running.create_topic(broker, topic, queues=1)
+        await admin.groups.create_or_update(broker.address, SubscriptionGroupConfig(group_name="g"))
+        async with Producer("p", running.namesrv) as producer:
+            for topic in ("T", "%RETRY%g", "%RETRY%g_T"):
+                await producer.send(Message(topic, b"x"))
+        await admin.groups.delete(broker.address, "g_T")  # the send has created it
+        found = await admin.brokers.pending(broker.address)
+        assert {(one.group, one.topic) for one in found.backlogs} == {("g", "%RETRY%g"), ("g", "%RETRY%g_T")}
+        assert found.unread == {"T": 1}
+        consumer = PushConsumer("h", running.namesrv, consume_from=FIRST)
+        consumer.subscribe("T")
+        async with consumer:
+            found = await admin.brokers.pending(broker.address)
+            assert ("h", "T") in {(one.group, one.topic) for one in found.backlogs}

@@ -250,3 +250,32 @@ def test_the_log_may_be_elsewhere(tmp_path: Path) -> None:
         bodies = put(store, 25)
         backup(tmp_path / "store", BackupDirectory(tmp_path / "out"), settings=settings, now_ms=0)
     assert restored(tmp_path) == bodies
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_backup_stays_whole_while_its_log_is_replaced_by_another(tmp_path: Path) -> None:
+    """A log that was cut, as after a power failure, and filled again, has other bytes between the same offsets."""
+    with sound_store(tmp_path / "store") as store:
+        common = put(store, 10)
+        former = common + put(store, 20, "b")
+        taken(tmp_path)
+    shutil.rmtree(tmp_path / "store")
+
+    copied: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        if 2 * done > total:  # the second half is the copy
+            copied.append(done)
+        if len(copied) == 2:
+            raise Interrupted
+
+    with sound_store(tmp_path / "store") as store:
+        latter = put(store, 10) + put(store, 20, "c")
+        with pytest.raises(Interrupted):
+            backup(tmp_path / "store", BackupDirectory(tmp_path / "out"), now_ms=0, progress=stop)
+        assert restored(tmp_path, "before") == former
+        taken(tmp_path)
+    assert restored(tmp_path, "after") == latter

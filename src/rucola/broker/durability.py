@@ -67,6 +67,12 @@ class Durability:
             self._when_replicated(physical_offset, partial(end, "replication"))
             self._when_flushed(physical_offset, partial(end, "flush"))
 
+    @property
+    def may_acknowledge(self) -> bool:
+        """Whether messages that are stored now count: the store has not failed, and the right to write is held."""
+        is_held = self._lease is None or self._lease.is_held()
+        return is_held and self._store.write_state.failure is None
+
     def _when_flushed(self, physical_offset: int, done: Callable[[Missing | None], None]) -> None:
         timeout_ms = self._store.config.sync_flush_timeout
         self._group_commit.when_flushed(

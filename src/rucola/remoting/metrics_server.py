@@ -99,6 +99,13 @@ class MetricsServer:
         if self._server is not None:
             await self._server.wait_closed()
 
+    async def clear(self) -> None:
+        """Have no metrics any more; a collection that runs is cancelled."""
+        self.collect = tuple
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.gather(self._collecting, return_exceptions=True)
+
     @property
     def answering(self) -> set[asyncio.Task[None]]:
         """The requests whose head has arrived."""

@@ -25,6 +25,7 @@ class Observability:
         self._environment = environment
         self._recovered = recovered
         self._is_ready = False
+        self._is_stopping = False
         self._server: MetricsServer | None = None
         self._failure: RemotingError | None = None
 
@@ -44,8 +45,8 @@ class Observability:
         running.push_async_callback(self._server.stop)
         config.metrics_prom_exporter_port = self._server.port
 
-    def serve(self, access: Access, serving: Serving, connections: Connections) -> None:
-        """Serve the metrics. Raises RemotingError if the address is in use."""
+    def serve(self, access: Access, serving: Serving, connections: Connections, running: AsyncExitStack) -> None:
+        """Serve the metrics until `running` ends. Raises RemotingError if the address is in use."""
         if self._failure is not None:
             raise self._failure
         if self._server is None:
@@ -70,12 +71,20 @@ class Observability:
             figures = environment.coordination.figures
             collects.append(ElectionCollector(config.broker_cluster_name, config.broker_name, figures).collect)
         self._server.collect = lambda: chain.from_iterable(collect() for collect in collects)
+        running.push_async_callback(self._leave, self._server)
 
     def ready(self) -> None:
         self._is_ready = True
 
+    async def _leave(self, server: MetricsServer) -> None:
+        """Collect nothing more: the store is closed before the endpoint."""
+        self._is_ready, self._is_stopping = False, True
+        await server.clear()
+
     def _unready(self) -> str:
         if self._is_ready:
             return ""
+        if self._is_stopping:
+            return "stopping"
         done, end = self._recovered()
         return f"opening the store: the log is read up to {done}, and ends before {end}" if end else "starting"

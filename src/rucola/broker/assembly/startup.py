@@ -125,7 +125,7 @@ async def start_broker(
     access.schedule(scheduler)
 
     # 7. to 10. Open the broker to the network. The port of the HA service is announced by the registration.
-    opened.observability.serve(access, serving, connections)
+    opened.observability.serve(access, serving, connections, running)
     replication.start(scheduler, running)
     await connections.listen(running, serving.read_hooks)
     await metadata.register(running)

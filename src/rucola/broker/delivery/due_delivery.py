@@ -109,11 +109,16 @@ def _own_queue(message: MessageExt) -> tuple[str, int]:
     return topic, queue_id
 
 
-def indexed(store: MessageStore, topic: str, unique_key: str | None, since: int) -> Iterator[MessageExt]:
-    """Yield what the index has of a topic for a unique key after a physical offset, other keys of its hash included."""
+def indexed(
+    store: MessageStore, topic: str, unique_key: str | None, since: int, begin_ms: int = 0
+) -> Iterator[MessageExt]:
+    """Yield what the index has of a topic for a unique key after a physical offset, other keys of its hash included.
+
+    Index files that end before `begin_ms` are not read.
+    """
     if unique_key is None:
         return
-    for record in store.query(topic, unique_key, DELIVERY_BATCH, after=since).records:
+    for record in store.query(topic, unique_key, DELIVERY_BATCH, begin_ms, after=since).records:
         try:
             found = decode(record, decompress=False, check_crc=False)
         except InvalidMessage:  # a damaged record of another message must not block this one

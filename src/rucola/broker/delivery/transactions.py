@@ -332,7 +332,9 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
         """Whether a half message was committed before a crash that has lost its op message, according to the index."""
         if half.queue_offset >= self._loaded_end and properties.TRANSACTION_CHECK_TIMES not in half.properties:
             return False
-        committed = self._continued(half, 0)
+        is_copy = properties.TRANSACTION_CHECK_TIMES in half.properties  # the message before it may be committed
+        begin_ms = max(0, min(half.born_timestamp, half.store_timestamp) - _HOUR_MS)
+        committed = self._continued(half, 0 if is_copy else half.physical_offset, begin_ms=begin_ms)
         return any(sysflag.transaction_state(found.sys_flag) == sysflag.TRANSACTION_COMMIT for found in committed)
 
     def _put_committed(self, half: MessageExt, now_ms: int) -> PutResult:
@@ -590,10 +592,10 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
                 del self._discarded[first]
         return None
 
-    def _continued(self, half: MessageExt, since: int, *topics: str) -> Iterator[MessageExt]:
+    def _continued(self, half: MessageExt, since: int, *topics: str, begin_ms: int = 0) -> Iterator[MessageExt]:
         """Yield the messages that a half message became after a physical offset, according to the index."""
         for topic in (*topics, half.properties.get(properties.REAL_TOPIC, ""), SCHEDULE_TOPIC, TIMER_TOPIC):
-            for found in indexed(self._store, topic, half.unique_key, since):
+            for found in indexed(self._store, topic, half.unique_key, since, begin_ms):
                 if _identity(found) == _identity(half):
                     yield found
 

@@ -12,7 +12,7 @@ from rucola.access import Action
 from rucola.broker.services.configuration import ConfigurationService
 from rucola.broker.services.diagnosis import DiagnosisService
 from rucola.broker.services.pending import PendingService
-from rucola.broker.services.process_report import process_report
+from rucola.broker.services.process_report import report_steps
 from rucola.broker.services.runtime_info import RuntimeInfoService
 from rucola.protocol.broker_stats import ViewBrokerStatsDataRequestHeader
 from rucola.protocol.codes import RequestCode
@@ -21,6 +21,7 @@ from rucola.protocol.kv import KVTable
 from rucola.protocol.route import TopicList
 from rucola.remoting.connection import Answer, Reply
 from rucola.remoting.endpoints import Endpoint, Endpoints, Request
+from rucola.slices import in_slices
 
 
 class ConfigVersionHeader(Header, kw_only=True):
@@ -61,8 +62,8 @@ class RuntimeAdapter:
     async def pending(self, request: Request[None]) -> Answer:
         return request.success(body=await self._pending.pending())
 
-    def process_report(self, request: Request[None]) -> Reply:
-        return request.success(body=process_report().encode("utf-8", "replace"))
+    async def process_report(self, request: Request[None]) -> Answer:
+        return request.success(body=(await in_slices(report_steps())).encode("utf-8", "replace"))
 
     async def update_config(self, request: Request[None]) -> Answer:
         await self._configuration.update(request.caller, request.command.body)

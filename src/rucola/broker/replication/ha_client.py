@@ -70,6 +70,8 @@ LONG_WAIT_S = 5.0
 """Longest delay after a session that copied nothing, or failed locally."""
 INTRODUCTIONS = 4
 """Attempts with epochs before one without: a master that is about to start or to stop may close connections, too."""
+UNINTRODUCED_S = 600.0
+"""How long a session without an introduction lasts: its master may be a newer one, which was not reached before."""
 
 AHEAD_ADVICE = (
     "That master has lost messages that this slave has, and that may be acknowledged. Nothing is copied until this is "
@@ -231,9 +233,15 @@ class HAClient:
         try:
             if self._credentials is not None:
                 await prove(stream, self._credentials, self._config.ha_housekeeping_interval)
-            await _ReplicationSession(
+            session = _ReplicationSession(
                 self._config, self._store, self._replica, self._follower, self._group_commit, stream, self._on_compared
-            ).run(introduces=introduces)
+            )
+            async with asyncio.timeout(None if introduces else UNINTRODUCED_S) as limit:
+                await session.run(introduces=introduces)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._refusals = INTRODUCTIONS - 1  # the next session introduces itself again
         finally:
             self._is_connected = False
             stream.close()

@@ -14,7 +14,7 @@ from rucola.broker.services.groups import is_subscribed
 from rucola.broker.state import BrokerState
 from rucola.domain.pending import MAX_ENTRIES, Backlog, PendingMessages
 from rucola.domain.statistics import group_key
-from rucola.message.topics import DLQ_PREFIX
+from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.slices import in_slices
 
 _QUEUES_PER_STEP = 16
@@ -42,11 +42,13 @@ class PendingService:
         totals = {topic: sum(end - begin for begin, end in queues.values()) for topic, queues in topics.items()}
         backlogs, dead, unread = list[Backlog](), Counter[str](), Counter[str]()
         groups_of: Counter[str] = Counter()
+        known: set[tuple[str, str]] = set()
         for key, committed in list(state.offsets.table().items()):
             yield
             topic, _, group = key.partition(group_key("", ""))
             if topic not in topics:
                 continue
+            known.add((topic, group))
             if topic.startswith(DLQ_PREFIX):
                 for queue_id, offset in list(committed.items()):  # read by anybody is read, and re-driven as well
                     if queue_id in topics[topic]:
@@ -65,6 +67,9 @@ class PendingService:
                 backlog.clients = len(members.members) if members is not None else 0
                 backlog.consume_tps = state.stats.consume_tps(group, topic, now_ms)
                 backlogs.append(backlog)
+        for topic, group in (yield from self._without_offsets(topics)) - known:
+            groups_of[topic] += 1
+            backlogs.append((yield from self._backlog(group, topic, topics[topic], totals[topic], {})))
         for topic, queues in topics.items():
             count = sum(end - begin for begin, end in queues.values())
             if count and topic.startswith(DLQ_PREFIX):
@@ -93,6 +98,24 @@ class PendingService:
         found: dict[str, _Ends] = {}
         for size, topic, queue_id, begin in sorted(sizes, reverse=True):
             found.setdefault(topic, {})[queue_id] = begin, begin + size
+            yield
+        return found
+
+    def _without_offsets(self, topics: Mapping[str, _Ends]) -> Generator[None, None, set[tuple[str, str]]]:
+        """Return topics and groups that need them without an offset: of members, and for retries."""
+        state, found = self._state, set[tuple[str, str]]()
+        for group, members in list(state.clients.consumers.items()):
+            if members.message_model != "BROADCASTING" and state.groups.get(group) is not None:
+                found |= {(topic, group) for topic in members.subscriptions if topic in topics}
+            yield
+        for topic in topics:
+            if topic.startswith(RETRY_PREFIX):
+                name = topic.removeprefix(RETRY_PREFIX)
+                # By POP, the topic of the message follows the group.
+                names = [name, *(name[:at] for at, character in enumerate(name) if character == "_")]
+                owner = next((group for group in names if state.groups.get(group) is not None), None)
+                if owner is not None:
+                    found.add((topic, owner))
             yield
         return found
 

@@ -21,11 +21,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 from rucola import refusals
 from rucola.access import Caller, Check, Reason, Refused, Resource
 from rucola.broker.delivery.delay import redirect_by_level
-from rucola.broker.durability import Durability
+from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times, next_attempt
 from rucola.broker.services.requests import RetryRequest
 from rucola.broker.state import BrokerState
@@ -36,6 +37,9 @@ from rucola.message import MessageExt, MessageInner, properties
 from rucola.store.config import PutMessageStatus
 
 logger = logging.getLogger(__name__)
+
+DURABLE_S = 3.0
+"""Clients wait 5 s for the answer."""
 
 
 class RetryService:
@@ -81,15 +85,20 @@ class RetryService:
         return put
 
     async def wait_durable(self, end: int) -> None:
-        """Wait until everything before `end` is durable, or until it is known that it will not be, as without a slave.
+        """Wait until everything before `end` is durable, for DURABLE_S, or until it is known that it will not be.
 
-        An error then would have the consumer store further copies.
+        Without a slave, for example, an error would have the consumer store further copies. Raises Refused if the copy
+        may be lost, since the store has failed or another broker may be master.
         """
         if not self._durability.must_wait:
             return
-        ended = asyncio.Event()
-        self._durability.when_durable(end, lambda missing: ended.set())
-        await ended.wait()
+        outcome: asyncio.Future[Missing | None] = asyncio.get_running_loop().create_future()
+        self._durability.when_durable(end, lambda missing: None if outcome.done() else outcome.set_result(missing))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DURABLE_S):
+                missing = await outcome
+                if missing is not None and not self._durability.may_acknowledge:
+                    raise Refused(Reason.FAILED, missing[1])
 
     def _next_attempt(
         self,

@@ -150,10 +150,13 @@ class StoredPiece(msgspec.Struct, frozen=True, rename="camel"):
     sha256: str = ""
     head: str = ""
     tail: str = ""
+    generation: int = 0
+    """Above 0 if the backup before has other bytes between the same offsets."""
 
     @property
     def path(self) -> str:
-        return f"commitlog/{file_name(self.begin)}-{file_name(self.end)}"
+        suffix = f"-{self.generation}" if self.generation else ""
+        return f"commitlog/{file_name(self.begin)}-{file_name(self.end)}{suffix}"
 
     @property
     def size(self) -> int:
@@ -266,7 +269,8 @@ def _backup(
         if before is not None and kept and not timestamp:
             timestamp = before.last_store_timestamp
         tables = first | dict(_config_files(store, lambda name: name not in _PROGRESS | _LEFT_OUT))
-        pieces = list(_copy_log(files, begin, end, out, _half(progress, 1)))
+        used = set() if before is None else {piece.path for piece in before.log}
+        pieces = list(_copy_log(files, begin, end, out, used, _half(progress, 1)))
         stored = [_store_file(out, name, content, before) for name, content in sorted(tables.items())]
         shown = {key: getattr(settings, name) for key, name in _SETTINGS.items()}
         shown["mappedFileSizeCommitLog"] = files.file_size or settings.mapped_file_size_commit_log
@@ -275,11 +279,18 @@ def _backup(
         files.close()
     log_pieces = (*kept, *pieces)
     manifest = Manifest(FORMAT, now_ms, log_begin, end, timestamp, shown, log_pieces, tuple(stored))
+    if _read_manifest(out, may_lack=True) != before:  # an object store has no lock
+        raise StoreError(f"another backup into {out.location} has ended meanwhile: begin again", subject=out.location)
     _write(out, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
     named = {piece.path for piece in log_pieces} | {each.path for each in stored}
-    for found in list(chain(out.files("commitlog"), out.files("files"))):
-        if found.path not in named:
-            out.delete(found.path)
+    there = {found.path for found in chain(out.files("commitlog"), out.files("files"))}
+    if named - there:
+        raise StoreError(
+            f"another backup into {out.location} has deleted {min(named - there)}: begin again, one at a time",
+            subject=out.location,
+        )
+    for path in there - named:
+        out.delete(path)
     unsaved = (before.end, log_begin) if before is not None and not kept and before.end < log_begin else None
     return BackupResult(
         store, out.location, log_begin, end, sum(piece.size for piece in pieces), sum(piece.size for piece in kept),
@@ -405,13 +416,16 @@ def _is_dispatched(store: Path, file: MappedFile, position: int) -> bool:
 
 
 def _copy_log(
-    files: MappedFileQueue, begin: int, end: int, out: BackupStorage, progress: ProgressCallback | None
+    files: MappedFileQueue, begin: int, end: int, out: BackupStorage, used: set[str], progress: ProgressCallback | None
 ) -> Iterator[StoredPiece]:
+    """Copy the log in pieces, with names that are not `used`: the backup before stays whole until the end."""
     for file in files:
         first, last = max(begin, file.begin), min(end, file.end)
         if first >= last:
             continue
         digest, piece = hashlib.sha256(), StoredPiece(first, last)
+        while piece.path in used:
+            piece = StoredPiece(first, last, generation=piece.generation + 1)
         with memoryview(file.map) as mapped, out.writing(piece.path) as target:
             for at in range(first, last, _STEP):
                 with mapped[at - file.begin : min(at + _STEP, last) - file.begin] as part:
@@ -420,7 +434,7 @@ def _copy_log(
                 if progress is not None:
                     progress(at - files.begin, files.end - files.begin)
         edges = _head_of(files, piece), _tail_of(files, piece)
-        yield StoredPiece(first, last, digest.hexdigest(), *edges)
+        yield StoredPiece(first, last, digest.hexdigest(), *edges, piece.generation)
 
 
 def _store_file(out: BackupStorage, name: str, content: bytes, before: Manifest | None) -> StoredFile:
