@@ -257,3 +257,16 @@ def test_without_telemetry_nothing_of_it_is_imported() -> None:
     code = "import sys, rucola.client, rucola.client.sync; print([m for m in sys.modules if 'opentelemetry' in m])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout == "[]\n"
+
+
+async def test_a_traced_producer_takes_and_refuses_what_others_do(rocketmq: RocketMQ, recorded: Recorded) -> None:
+    async with client.Producer("shop", rocketmq.namesrv, trace=recorded.telemetry) as producer:
+        await producer.send(message=Message("Orders", b"1"))
+        assert len(await producer.send_batch(messages=(Message("Orders", b"%d" % n) for n in range(3)))) == 3
+        wrong: Any = "no message"
+        with raises(InvalidMessage):
+            await producer.send(wrong)
+        with pytest.raises(AttributeError):  # as without a trace
+            await producer.send_batch(one for one in [wrong])
+        assert len(await asyncio.to_thread(rocketmq.messages, "Orders")) == 4
+    assert len(recorded.spans("send Orders")) == 2

@@ -106,6 +106,23 @@ async def take_all(consumer: PushConsumer, count: int) -> list[int]:
     return seen.items
 
 
+async def test_a_listener_may_change_its_messages(tmp_path: Path) -> None:
+    async with cluster_with_topic(tmp_path, range(50)) as (running, _):
+        received: Tally[bytes] = Tally()
+
+        async def listen(message: MessageExt) -> None:
+            received.add(message.body)
+            message.body = None if len(received.items) % 2 else b""  # type: ignore[assignment]
+
+        consumer = member(running, concurrency=1)
+        consumer.listen(listen)
+        async with consumer:
+            await received.reach(50)
+            await until(lambda: all_committed(running))
+            assert (consumer.stats()["T"].held, consumer.stats()["T"].held_size) == (0, 0)
+        assert set(received.items) == {b"%d" % number for number in range(50)}
+
+
 async def test_a_failed_message_comes_again_and_in_the_end_is_a_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,13 @@ async def test_a_view_is_saved_with_its_query_for_all(tmp_path: Path) -> None:
             fields = {"path": field(await console.get(saving), "path"), "name": name}
             assert fields["path"] == "/topics?q=Ord&sort=queues"
             await console.post("/views", fields, form=saving)
-            for path in ("//evil.example/", "https://evil.example/", "/\\evil.example", "/" + "x" * 3000):
+            for path in (
+                "//evil.example/",
+                "https://evil.example/",
+                "/\\evil.example",
+                "/\t/evil.example",
+                "/" + "x" * 3000,
+            ):
                 refused = await console.post("/views", {"path": path, "name": "evil"}, form=saving)
                 assert refused.status_code == 400, path
             for wrong in (" ", "x" * 101):
