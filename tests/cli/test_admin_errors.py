@@ -19,9 +19,9 @@ NO_MESSAGE = "7F00000100000001" + 16 * "0"  # an offsetMsgId with the address of
 
 VALUES = {
     "actions": "All", "broker_name": "broker-a", "cluster": "DefaultCluster", "decision": "Allow",
-    "destination": "broker-a", "group": "g",
+    "from_broker": "broker-a", "group": "g",
     "method": "get", "msg_id": NO_MESSAGE, "msg_ids": NO_MESSAGE, "offsets": "broker-a:0:0",
-    "source": "broker-a", "subject": "User:u", "unique_key": NO_MESSAGE,
+    "subject": "User:u", "to_broker": "broker-a", "unique_key": NO_MESSAGE,
 }  # fmt: skip
 """Values of required arguments that could not be any text or number."""
 MORE = {"sendMsgStatus": ["-c", "1"], "startMonitoring": ["--once"], "updateUser": ["-s", "disable"]}
