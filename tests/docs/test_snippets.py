@@ -54,6 +54,7 @@ EXECUTED = {
 }
 """The test of each page."""
 NOT_EXECUTED = {
+    "docs/simulation.md": "the commands simulate for long; tests/simulation runs some seeds",
     "docs/upgrade.md": "the commands ask a broker at its default port; tests/cli/test_upgrade.py follows the order",
     "docs/console.md": "the servers have their default ports; tests/console starts them on free ones",
     "docs/deployment.md": "Docker needs its daemon; tests/docs/test_deploy.py builds from the same files",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,12 @@ def test_a_process_without_descriptors_takes_messages_again(open_store: OpenStor
     check_all(store, sent)
 
 
+def limit_with_free(count: int) -> int:
+    """Return the limit below which so many descriptors are free now."""
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    return next(islice((number for number in itertools.count() if number not in used), count, None))
+
+
 def test_more_queues_than_descriptors(tmp_path: Path) -> None:
     """Each has messages, is read and flushed, and recovered after a crash and after a clean stop."""
     count, settings = 600, config(tmp_path / "store", mapped_file_size_commit_log=1 << 20)
@@ -181,9 +189,7 @@ def test_more_queues_than_descriptors(tmp_path: Path) -> None:
         store.reput()
         assert store.stall is None
 
-    probe = os.open(tmp_path, os.O_RDONLY)
-    os.close(probe)
-    with limited(resource.RLIMIT_NOFILE, probe + 160):
+    with limited(resource.RLIMIT_NOFILE, limit_with_free(160)):
         store = MessageStore(settings)
         store.open(1)
         put_in_each(store, b"first")

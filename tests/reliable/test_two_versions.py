@@ -57,8 +57,8 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     edit(reliable / "migration.py", last, f'{last} "{NEWER}": upgrade_to_the_next,')
     edit(
         reliable / "schema.py",
-        '        Column("error", _TEXT),',
-        '        Column("error", _TEXT), Column("note", _TEXT),',
+        '        Column("error", _TEXT, doc="why the last send failed"),',
+        '        Column("error", _TEXT, doc="why the last send failed"), Column("note", _TEXT),',
     )
     return {"PYTHONPATH": str(path)}
 

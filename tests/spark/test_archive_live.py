@@ -154,12 +154,12 @@ async def test_alternating_runs_archive_each_message_once(
         await running.create_topic(await running.start_broker("broker-a"), "T")
         sent = await send(running, "T", 4)
 
-        def open_later(opened: Archive) -> Any:
+        def open_later(opened: Archive, **options: Any) -> Any:
             monkeypatch.undo()
             with Producer("senders", running.namesrv) as producer:
                 sent.extend(producer.send(Message("T", b"later")).msg_id for _ in range(8))
             assert archive.run_live(spark, running.namesrv, lake).rows == 12
-            return opened.open()
+            return opened.open(**options)
 
         monkeypatch.setattr(Archive, "open", open_later)
         assert (await archiving()).rows == 0

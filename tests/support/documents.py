@@ -83,8 +83,9 @@ class Document:
 
 
 def check_command(line: str) -> None:
-    """Fail unless a command of `rucola` exists and has every option that the line gives."""
+    """Fail unless a command of `rucola` exists and has every option that the line gives, up to a pipe."""
     _, *arguments = shlex.split(line)
+    arguments = arguments[: arguments.index("|")] if "|" in arguments else arguments
     command: click.Command = main
     with click.Context(main) as context:
         while isinstance(command, click.Group):

@@ -85,6 +85,6 @@ async def capacity(client: AdminClient, target: Masters) -> Result:
             figures = f"{one.used:.4g}", f"{one.limit:.4g}", one.unit, f"{one.share:.0%}"
             rows.append((address, one.resource, *figures, "nearly used up" if one.share > NEARLY else ""))
             values.append(to_json(one) | {"brokerAddr": address, "share": round(one.share, 4)})
-    columns = "#Broker Addr", "#Resource", "#Used", "#Limit", "#Unit", "#Share", "#Note"
+    columns = whole("#Broker Addr"), "#Resource", "#Used", "#Limit", "#Unit", "#Share", "#Note"
     is_failure = any(one.share > NEARLY for usages in found.values() for one in usages)
     return Result(values, [Table(columns, rows)], is_failure=is_failure)
