@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).resolve().parent.parent
 WORKERS = 2
-SEEDS = 200
+SEEDS = 50
 PART = 25
 
 
