@@ -34,7 +34,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from rucola.client.producer.options import CompletedSend
-from rucola.client.producer.producer import Producer
+from rucola.client.producer.producer import Producer, iterate
 from rucola.client.producer.send_request import SendResult
 from rucola.client.results import Results
 from rucola.message import Message, MessageExt
@@ -118,7 +118,7 @@ class Telemetry:
             sends: deque[_Send] = deque()
 
             async def taken() -> AsyncGenerator[Message, None]:
-                async for message in _stream(messages):
+                async for message in iterate(messages):
                     if _is_sendable(message):  # the producer refuses any other
                         sends.append(_Send(self._tracer, group, [message]))
                     yield message
@@ -251,12 +251,3 @@ def _links(contexts: Iterable[Context]) -> list[Link]:
 
 def _span_context(one: Context) -> trace.SpanContext:
     return trace.get_current_span(one).get_span_context()
-
-
-async def _stream(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncGenerator[Message, None]:
-    if isinstance(messages, AsyncIterable):
-        async for message in messages:
-            yield message
-    else:
-        for message in messages:
-            yield message

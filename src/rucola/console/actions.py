@@ -82,8 +82,7 @@ class Actions:
         return results
 
     async def _results(self, one: Command, arguments: Mapping[str, Any]) -> list[Result]:
-        if any(argument.name == "timeout_s" and argument.default is None for argument in one.arguments()):
-            # It waits for the cluster, as `drain`: the wait ends with the request, and another one continues it.
+        if one.waits:  # as `drain`: the wait ends with the request
             arguments = {**arguments, "timeout_s": min(arguments.get("timeout_s") or MAX_READ_S, MAX_READ_S)}
         results: list[Result] = []
         later: list[Result] = []

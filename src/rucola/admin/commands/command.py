@@ -138,6 +138,8 @@ class Command:
     """The results have bodies of messages."""
     effects: Mapping[str, str] = field(default_factory=dict)
     """Arguments with which a command that reads changes something, and what: a template for its arguments."""
+    waits: bool = False
+    """The command waits for the cluster, at most `timeout_s` of its arguments; another call continues it."""
 
     def effect(self, arguments: Mapping[str, Any]) -> str:
         """Return what a command that otherwise reads changes with these arguments; empty for nothing."""
@@ -205,13 +207,14 @@ def command(
     is_repeatable: bool = False,
     shows_bodies: bool = False,
     effects: Mapping[str, str] | None = None,
+    waits: bool = False,
 ) -> Callable[[C], C]:
     """Add a coroutine to the catalogue; with `confirm` it is dangerous."""
     risk = Risk.DANGEROUS if confirm else Risk.WRITE if writes else Risk.READ
 
     def add(call: C) -> C:
         CATALOGUE[name] = Command(
-            name, call, columns, risk, confirm, preview, is_repeatable, shows_bodies, effects or {}
+            name, call, columns, risk, confirm, preview, is_repeatable, shows_bodies, effects or {}, waits
         )
         return call
 

@@ -64,7 +64,7 @@ async def _effect(client: AdminClient, broker_name: str, **given: object) -> str
     return f"stop all sends to broker {broker_name} and wait until nothing is left on it{lost}"
 
 
-@command("drain", confirm=_effect)
+@command("drain", confirm=_effect, waits=True)
 async def drain(
     client: AdminClient,
     broker_name: BrokerName,
@@ -119,6 +119,7 @@ async def drain(
 @command(
     "moveTopic",
     confirm="stop sends of {topic} to broker {from_broker}, and give them to {to_broker} when all groups have consumed",
+    waits=True,
 )
 async def move_topic(
     client: AdminClient,

@@ -196,7 +196,7 @@ class Producer(GroupClient, Generic[V]):
     ) -> AsyncGenerator[SendResult, None]:
         window: deque[asyncio.Future[SendResult] | StartedSend] = deque()
         try:
-            async for message in _iterate(messages):
+            async for message in iterate(messages):
                 if len(window) >= in_flight:
                     yield await self._result_of(window.popleft())
                 with self._call():
@@ -313,7 +313,8 @@ class Producer(GroupClient, Generic[V]):
         )
 
 
-async def _iterate(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[Message]:
+async def iterate(messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[Message]:
+    """Yield the messages of either kind of stream."""
     if isinstance(messages, AsyncIterable):
         async for message in messages:
             yield message
