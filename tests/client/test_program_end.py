@@ -162,7 +162,13 @@ consumer = PushConsumer("c", sys.argv[1], consume_from=ConsumeFromWhere.CONSUME_
 consumer.subscribe("T")
 consumer.listen(lambda message: print(message.body.decode() + "\\n", end="", flush=True))
 consumer.open()
-threading.Thread(target=sys.stdin.read).start()
+
+def outlive():
+    threading.main_thread().join()
+    print("ended", flush=True)
+    sys.stdin.read()
+
+threading.Thread(target=outlive).start()
 """
 
 
@@ -175,6 +181,7 @@ def test_a_consumer_goes_on_when_the_main_thread_ends(tmp_path: Path) -> None:
         with program:
             assert program.stdin is not None
             assert program.stdout is not None
+            assert program.stdout.readline() == "ended\n"
             fill(namesrv)
             assert {int(program.stdout.readline()) for _ in range(COUNT)} == set(range(COUNT))
             program.stdin.close()

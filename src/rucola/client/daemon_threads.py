@@ -26,13 +26,25 @@ class DaemonThreads:
         self._lock = threading.Lock()
         self._reset()
 
+    def start(self) -> None:
+        """Start the first thread before a call needs it. RuntimeError if the system has no further thread.
+
+        Python 3.12.0 and 3.12.1 start no thread once the main thread has ended, although others run.
+        """
+        with self._lock:
+            if not self._started:
+                self._start_thread()
+                self._idle.release()
+
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function in a thread. RuntimeError if the system has no further thread."""
+        """Call a function in a thread. RuntimeError if there is none, and the system has no further thread."""
         with self._lock:
             if not self._idle.acquire(blocking=False) and self._started < self._count:
-                name = f"{self._name} {self._started}"
-                threading.Thread(target=_work, args=(self._calls, self._idle), name=name, daemon=True).start()
-                self._started += 1
+                try:
+                    self._start_thread()
+                except RuntimeError:
+                    if not self._started:
+                        raise
             future: Future[T] = Future()
             self._calls.put((future, function))
             return future
@@ -47,6 +59,11 @@ class DaemonThreads:
                 call[0].cancel()
         for _ in range(started):
             calls.put(None)
+
+    def _start_thread(self) -> None:
+        name = f"{self._name} {self._started}"
+        threading.Thread(target=_work, args=(self._calls, self._idle), name=name, daemon=True).start()
+        self._started += 1
 
     def _reset(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()

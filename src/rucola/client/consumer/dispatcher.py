@@ -84,6 +84,9 @@ class Dispatcher:
         """Start the workers, if there is a listener. No effect if they run."""
         if self._sentinel is not None or self.listener is None:
             return
+        if self.listener.needs_thread:
+            with suppress(RuntimeError):  # the first call says so
+                self._threads.start()
         self._closing = asyncio.Event()
         self._sentinel = self._tasks.start(self._wait_for_closing(), f"sentinel of {self._group}")
         for number in range(self._concurrency):

@@ -294,6 +294,8 @@ class Producer(GroupClient, Generic[V]):
             try:
                 async with deadline.scope():
                     compressed = await asyncio.to_thread(compressed_body, body)
+            except RuntimeError:  # the main thread has ended, and Python's thread pools accept nothing more
+                pass
             except TimeoutError:
                 raise RemotingTimeout(
                     f"the timeout of {deadline.timeout_ms:g} ms ended while a message for topic {message.topic} waited "

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeAlias, Unpack
 
@@ -100,6 +101,8 @@ class TransactionProducer(Producer[V]):
 
     async def _join(self) -> None:
         await super()._join()
+        with suppress(RuntimeError):  # the first call says so
+            self._threads.start()
         await self.instance.routes.find_all(self.topics)
         if self.topics:
             await self.instance.send_heartbeats()
