@@ -121,6 +121,7 @@ class Run:
         await self._drain()
         for client in plan.clients:
             await self.leave(client)
+        self._read_logs()  # until its end a client may have read what came after everything was delivered
         await self._stop_servers()
 
     async def _create_topics(self) -> None:
