@@ -11,7 +11,7 @@ import click
 
 from rucola.admin import AdminClient
 from rucola.admin.commands.authorization import Account, parse_grants
-from rucola.cli.console import body_roles_option, default_directory
+from rucola.cli.console_options import body_roles_option, default_directory
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.servers import run_server

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -24,9 +24,8 @@ from rucola import settings
 from rucola.broker import config as broker_config
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
-from rucola.broker.services.configuration import default_properties
 from rucola.cli import banner, systemd
-from rucola.cli.extras import require_extra
+from rucola.cli.console_options import console_options, console_server, directory_option, refuse_options
 from rucola.cli.interpreter import CHECK_INTERVAL_S, tuned_for_serving
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import PathType, namesrv_option
@@ -40,6 +39,9 @@ from rucola.remoting.byte_stream import run_until_first_ends
 from rucola.remoting.exposure import is_loopback
 from rucola.remoting.tls import ClientTls
 from rucola.store.config import StoreConfig
+
+if TYPE_CHECKING:
+    from rucola.console.server import ConsoleServer
 
 logger = logging.getLogger("rucola")
 
@@ -85,11 +87,19 @@ IMPORTANT_SETTINGS = """
 @click.option(
     "--console-port", type=PORT, default=8080, show_default=True, help="Port of the console; 0 picks a free one."
 )
+@click.option(
+    "--console-bind",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address on which the console listens; others need --accounts.",
+)
+@directory_option("STORE-console")
+@console_options
 @config_option
 @log_options
 def standalone(
     store: Path, namesrv_port: int, broker_port: int | None, grpc_port: int | None, has_console: bool,
-    console_port: int, config_file: Path | None,
+    config_file: Path | None, **of_console: Any,
 ) -> None:  # fmt: skip
     """Run a name server and a broker in one process, on one store directory.
 
@@ -102,9 +112,20 @@ def standalone(
       rucola standalone --store data
       rucola standalone --store data --namesrv-port 0 --broker-port 0
       rucola standalone --store data --console             and open http://127.0.0.1:8080/
+      rucola standalone --store data --console --lake lake
       rucola standalone --store data -c broker.conf
       rucola standalone --store data -c certificates/server.properties      with TLS, see `rucola tls init`
     """
+    console = None
+    if has_console:
+        console = console_server(
+            bind_address=of_console.pop("console_bind"), port=of_console.pop("console_port"),
+            # Not in the store, whose check knows every file.
+            directory=of_console.pop("directory") or store.absolute().with_name(f"{store.absolute().name}-console"),
+            **of_console,
+        )  # fmt: skip
+    else:
+        refuse_options(of_console)
     properties = read_properties(config_file)
     set_store_directory(properties, store)
     properties.setdefault("enablePropertyFilter", "true")  # for trying things, SQL92 works without a configuration
@@ -117,10 +138,12 @@ def standalone(
     config, store_config = broker_settings(properties, config_file)
     config.tls = config.tls.of_own_client()
     broker = Broker(config, store_config, config_file=config_file)
-    run_server(_standalone(broker, namesrv_port, console_port if has_console else None))
+    run_server(_standalone(broker, namesrv_port, console))
 
 
-async def _standalone(broker: Broker, namesrv_port: int, console_port: int | None) -> None:
+async def _standalone(
+    broker: Broker, namesrv_port: int, console: Callable[[ConnectionOptions], ConsoleServer] | None
+) -> None:
     # A damaged store is reported before a port that another broker has.
     async with AsyncExitStack() as running:
         await broker.open()
@@ -143,17 +166,9 @@ async def _standalone(broker: Broker, namesrv_port: int, console_port: int | Non
         ready = f"rucola ready namesrv={broker.config.namesrv_addr} broker={broker.address}"
         if broker.grpc_endpoint:
             ready += f" grpc={broker.grpc_endpoint}"
-        if console_port is not None:
-            with require_extra("console"):
-                from rucola.console.config import ConsoleConfig
-                from rucola.console.server import ConsoleServer
+        if console is not None:
             cluster = ConnectionOptions(broker.config.namesrv_addr, ClientTls.of(broker.config.tls))
-            store = broker.store_config.store_path_root_dir.absolute()
-            directory = store.with_name(f"{store.name}-console")  # not in the store, whose check knows every file
-            defaults = default_properties()
-            console_config = ConsoleConfig(port=console_port, directory=directory, default_settings=defaults)
-            console = ConsoleServer(cluster, console_config)
-            ready += f" console={(await running.enter_async_context(console)).url}"
+            ready += f" console={(await running.enter_async_context(console(cluster))).url}"
 
         async def reload() -> None:
             namesrv.reload_certificates()
