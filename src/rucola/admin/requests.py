@@ -8,7 +8,8 @@ unresponsive servers cost one timeout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from rucola.client.connection_options import ConnectionOptions
@@ -129,8 +130,9 @@ async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
     # A TaskGroup raises a group of errors; callers expect a single MQError.
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_within(limit, request)) for request in requests]
+        with _closing(requests) as waiting:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(_within(limit, request)) for request in waiting]
     except* MQError as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -139,11 +141,23 @@ async def gather_fail_fast(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T
 async def gather_to_completion(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return all results in order, or raise the first failure once all have ended: for changes."""
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
-    results = await asyncio.gather(*(_within(limit, request) for request in requests), return_exceptions=True)
+    with _closing(requests) as waiting:
+        results = await asyncio.gather(*(_within(limit, request) for request in waiting), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
     return cast(list[T], results)
+
+
+@contextmanager
+def _closing(requests: Iterable[Coroutine[Any, Any, T]]) -> Iterator[list[Coroutine[Any, Any, T]]]:
+    """Close requests that were not awaited, since their tasks were cancelled first: others have ended by then."""
+    waiting = list(requests)
+    try:
+        yield waiting
+    finally:
+        for request in waiting:
+            request.close()
 
 
 async def _within(limit: asyncio.Semaphore, request: Coroutine[Any, Any, T]) -> T:
