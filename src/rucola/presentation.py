@@ -123,6 +123,17 @@ def size_text(size: float) -> str:
     return f"{short_number(size)} B"
 
 
+def duration_text(milliseconds: float | None) -> str:
+    """Format a duration in its largest unit: 350 ms, 3.4 s, 45 s, 12 min, 3.5 h, 2.1 d; a dash for None."""
+    if milliseconds is None:
+        return "-"
+    units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
+    size, unit = next((one for one in units if abs(milliseconds) >= one[0]), (1000, "s"))
+    value = milliseconds / size
+    text = f"{value:,.1f}".removesuffix(".0") if abs(value) < 9.95 else f"{value:,.0f}"
+    return f"{text} {unit}"
+
+
 def to_json(value: Any) -> Any:
     """Convert a value to JSON's types, with the fields of structs and dataclasses in camelCase; keys of dicts stay."""
     match value:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from rucola.presentation import LAYOUT, Column, optional, printable, time_text, to_json, whole
+from rucola.presentation import LAYOUT, Column, duration_text, optional, printable, time_text, to_json, whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -143,17 +143,6 @@ def cell_width(text: str) -> int:
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
-
-
-def duration_text(milliseconds: float | None) -> str:
-    """Format a duration: `45 s`, `12.0 min`, `3.5 h`, `2.1 d`; a dash for None."""
-    if milliseconds is None:
-        return "-"
-    seconds = milliseconds / 1000
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if abs(seconds) >= size * 2:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 class ProgressBar:

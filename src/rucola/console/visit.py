@@ -30,7 +30,7 @@ from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.message import MessageExt
 from rucola.message.topics import is_system_topic
-from rucola.presentation import END_OF_TIMES_MS, printable, size_text
+from rucola.presentation import END_OF_TIMES_MS, duration_text, printable, size_text
 
 COOKIE: Final = "rucola_session"
 PREFIX: Final = "rucola.prefix"
@@ -78,16 +78,6 @@ def number_text(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
-def duration(milliseconds: float | None) -> str:
-    if milliseconds is None:
-        return "–"
-    seconds = milliseconds / 1000
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.0f} s"
-
-
 def measure(value: float | None, unit: str) -> str:
     """Return a value of a chart as text."""
     match unit:
@@ -96,7 +86,9 @@ def measure(value: float | None, unit: str) -> str:
         case "rate":
             return number_text(value, 1)
         case "seconds":
-            return duration(value * 1000)
+            return duration_text(value * 1000)
+        case "milliseconds":
+            return duration_text(value)
         case "percent":
             return f"{value:.0%}"
         case "size":
@@ -110,8 +102,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "time": time_element, "clock": clock_element, "number": number_text, "duration": duration,
-        "printable": printable, "rate": lambda value: measure(value, "rate"),
+        "time": time_element, "clock": clock_element, "number": number_text, "printable": printable,
+        "duration": lambda value: measure(value, "milliseconds"), "rate": lambda value: measure(value, "rate"),
         "percent": lambda value: measure(value, "percent"),
         "size": lambda value: measure(value, "size"), "measure": measure,
     }  # fmt: skip

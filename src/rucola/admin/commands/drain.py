@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import BrokerName, ConsumerGroup, Option, Result, Topic, command
 from rucola.admin.drain import CLIENT_ROUTE_S, DrainState
-from rucola.presentation import time_text
+from rucola.presentation import duration_text, time_text
 
 SHOWN: Final = 5
 """Backlogs in one line."""
@@ -21,16 +21,6 @@ RouteTime = Annotated[
     float, Option("-r --routeTime", "Seconds for which clients use an old route: their pollNameServerInterval.", min=0)
 ]
 Timeout = Annotated[float | None, Option("--timeout", "Give up after so many seconds, with exit code 1.", min=0)]
-
-
-def _span(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [
-        f"{value} {unit}" for value, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")) if value
-    ]
-    return " ".join(parts[:2]) or "0 s"
 
 
 def _left(state: DrainState) -> str:
@@ -53,7 +43,7 @@ def _left(state: DrainState) -> str:
 
 def _end(state: DrainState) -> str:
     if state.remaining_s is not None:
-        return f"about {_span(state.remaining_s)} more"
+        return f"about {duration_text(state.remaining_s * 1000)} more"
     return "no end in sight: a group consumes nothing, or somebody must act"
 
 
@@ -107,7 +97,7 @@ async def drain(
             yield Result(value, lines)
             return
         if timeout_s is not None and now_s >= begin_s + timeout_s:
-            lines = [f"{broker_name} is not drained after {_span(now_s - begin_s)}: {_left(state)}"]
+            lines = [f"{broker_name} is not drained after {duration_text(timeout_s * 1000)}: {_left(state)}"]
             yield Result(value | {"event": "TIMEOUT"}, lines, is_failure=True)
             return
         left = _left(state)

@@ -86,7 +86,7 @@ def status(lake: Path | Archive, log: dict[str, str] | None, as_metrics: bool, a
         return
     rows = []
     for each in found.topics:
-        lags = () if log is None else ("-" if each.lag is None else each.lag, _age(each.latency_ms))
+        lags = () if log is None else ("-" if each.lag is None else each.lag, duration_text(each.latency_ms))
         rows.append((each.topic, each.rows, *lags, each.files, each.size, time_text(each.newest_ms or 0)))
     lag_columns = () if log is None else ("#Lag", "#Latency")
     print_table(
@@ -96,10 +96,6 @@ def status(lake: Path | Archive, log: dict[str, str] | None, as_metrics: bool, a
         f"{found.rows} messages in {found.files} files; {found.snapshots} snapshots, "
         f"the last of {time_text(found.committed_ms or 0) or 'never'}"
     )
-
-
-def _age(latency_ms: int | None) -> str:
-    return "-" if latency_ms is None else duration_text(latency_ms)
 
 
 @click.command()

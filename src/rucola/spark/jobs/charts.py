@@ -126,16 +126,6 @@ def number_text(value: float) -> str:
     return short_number(value)
 
 
-def duration_text(milliseconds: float | None) -> str:
-    """Format a duration as 12 ms, 3.4 s, 5.0 min, 2.1 h or 3.0 d; a dash for None."""
-    if milliseconds is None:
-        return "–"
-    for limit, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
-        if abs(milliseconds) >= limit:
-            return f"{milliseconds / limit:.1f} {unit}"
-    return f"{short_number(milliseconds)} ms"
-
-
 def _scale(most: float) -> tuple[float, list[float]]:
     """Return the upper end of an axis that includes `most`, and its round ticks: for 930, 0, 250, 500, 750, 1000."""
     rough = most / _TICKS

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
+from rucola.presentation import duration_text
 from rucola.reliable.schema import CONFIRMED, STATUSES, VOID
 from rucola.spark.jobs import charts, html_page
-from rucola.spark.jobs.charts import duration_text, number_text
+from rucola.spark.jobs.charts import number_text
 from rucola.spark.jobs.html_page import Column, Row, section, table, tiles, truncated
 
 TITLES: Final = {

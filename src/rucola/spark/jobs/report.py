@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from rucola.presentation import size_text
+from rucola.presentation import duration_text, size_text
 from rucola.spark.jobs import charts, html_page
-from rucola.spark.jobs.charts import Series, duration_text, number_text
+from rucola.spark.jobs.charts import Series, number_text
 from rucola.spark.jobs.html_page import Column, Row, section, table, tiles, truncated
 from rucola.spark.jobs.time_axis import TimeAxis
 
