@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from rucola.acl.credentials import Credentials
@@ -13,8 +15,13 @@ from rucola.admin import AdminClient
 from rucola.broker.services.configuration import default_properties
 from rucola.client import LocalTransactionState, Producer, PushConsumer, TransactionProducer
 from rucola.client.connection_options import ConnectionOptions
+from rucola.console.broker_state import UNITS
 from rucola.domain.user import PolicyEntryInfo
 from rucola.message import Message, MessageExt
+from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.remoting.connection import Connection
 from support.cluster import cluster
 from support.console import field, live_cluster, text_of, visitor
 
@@ -135,11 +142,61 @@ async def test_delayed_and_half_messages_wait_by_their_time(tmp_path: Path) -> N
             await transactions.send_in_transaction(Message("Orders", b"half"), execute)
             text = await console.shows("/delayed", "broker-b 15 1 ")
             assert re.search(r"broker-b time of its own 1 20\d\d-\S+ \S+ UTC 20\d\d-", text)
-            assert re.search(r"(19\.\d|20\.0) min broker-b:14:0 .* (1\.9|2\.0) h broker-b:0:0 ", text)
+            assert re.search(r"(19|20) min broker-b:14:0 .* (1\.9|2) h broker-b:0:0 ", text)
             assert re.search(r"broker-a (0 0 broker-b 1|1 0 broker-b 0) 0 ", text)
+            assert "broker-b delay levels 0 0 1 0 0 broker-b time of its own 0 0 0 1 0 " in text
+            assert "estimate" not in text
             page = await console.get("/delayed")
             (path, _) = re.findall(r'href="(/message[^"]*)"', page.text)
             assert "soon" in await console.text(path.replace("&amp;", "&"))
+
+
+async def test_what_a_delay_level_delivered_does_not_wait(tmp_path: Path) -> None:
+    """From a broker of Apache's, too, which says how far each level is, but not how many transactions are open."""
+    now_ms = time.time_ns() // 1_000_000
+    level = {"brokerName": "apache", "topic": SCHEDULE_TOPIC, "queueId": 2}
+    half = {"brokerName": "apache", "topic": "RMQ_SYS_TRANS_HALF_TOPIC", "queueId": 0}
+    asked: list[tuple[int, int]] = []
+
+    def table(queue: dict[str, Any], **at: int) -> bytes:
+        return b'{"offsetTable":{%s:%s}}' % (msgspec.json.encode(queue), msgspec.json.encode(at))
+
+    def answer(_: Connection, command: RemotingCommand) -> RemotingCommand:
+        fields = command.ext_fields
+        body: bytes
+        match RequestCode(command.code):
+            case RequestCode.GET_BROKER_RUNTIME_INFO:
+                body = msgspec.json.encode({"table": {"scheduleMessageOffset_3": "700,1000"}})
+            case RequestCode.GET_TOPIC_STATS_INFO if fields["topic"] == SCHEDULE_TOPIC:
+                body = table(level, lastUpdateTimestamp=1, maxOffset=1000, minOffset=0)
+            case RequestCode.QUERY_CONSUME_QUEUE:
+                begin, count = int(fields["index"]), int(fields["count"])
+                asked.append((begin, count))
+                units = range(begin, min(1000, begin + count))
+                data = [
+                    {"physicOffset": n, "physicSize": 1, "tagsCode": now_ms + 1000 * (n - 700) + 600_000} for n in units
+                ]
+                body = msgspec.json.encode({"maxQueueIndex": 1000, "minQueueIndex": 0, "queueData": data})
+            case RequestCode.GET_CONSUME_STATS:
+                body = table(half, brokerOffset=9, consumerOffset=5, lastTimestamp=1)
+            case _:
+                return command.response(ResponseCode.TOPIC_NOT_EXIST, remark="none")
+        return command.response(ResponseCode.SUCCESS, body=body)
+
+    codes = (
+        RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_TOPIC_STATS_INFO, RequestCode.QUERY_CONSUME_QUEUE,
+        RequestCode.GET_CONSUME_STATS,
+    )  # fmt: skip
+    async with cluster(tmp_path) as running:
+        await running.scripted_broker("apache", "Orders", dict.fromkeys(codes, answer))
+        async with visitor(running.namesrv) as console:
+            page = await console.get("/delayed")
+    text = text_of(page)
+    assert re.search(r"apache 3 300 20\d\d-\S+ \S+ UTC 20\d\d-", text)
+    assert re.search(r"(9\.\d|10) min apache:2:700 ", text), "the next one, not one of the newest"
+    assert asked == [(700, UNITS), (999, UNITS)]
+    assert "apache at most 4 0 " in text
+    assert "an estimate" in text
 
 
 @pytest.mark.parametrize("path", ["/clients?kind=producers", "/configuration", "/access", "/delayed"])

@@ -42,7 +42,7 @@ async def test_a_visitor_sees_cluster_topics_and_groups(tmp_path: Path) -> None:
         assert "billing" in topic
         assert "billing 30 – " in await console.text("/groups"), "it has consumed nothing of a queue: unknown"
         group = await console.text("/group?name=billing")
-        assert re.search(r"Orders broker-a 0 5 10 5 \d+ s .* Orders broker-b 1 0 10 10 ", group)
+        assert re.search(r"Orders broker-a 0 5 10 5 \S+ m?s .* Orders broker-b 1 0 10 10 ", group)
         for path in ("/topic?name=none", "/group?name=none", "/topic"):
             assert (await console.get(path)).status_code in (400, 404)
         assert (await console.get("/run/none")).status_code == 400

@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from rucola.admin import AdminClient, MessageQueue
+from rucola.admin import AdminClient, MessageQueue, ResponseCode
 from rucola.admin.access import AclVersions
+from rucola.domain.pending import PendingMessages
 from rucola.domain.user import AclInfo, UserInfo
 from rucola.errors import BrokerError
 from rucola.message.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 
 UNITS: Final = 200
-"""The newest messages of a queue of delayed ones that are looked at."""
+"""Messages of a queue of delayed ones that are looked at."""
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 """The group whose offsets are a broker's progress with transactions."""
 ACCESS_REQUESTS: Final = 3
-PENDING_REQUESTS: Final = 24
-"""At most: a table for each of two topics, the units of their 19 queues, and three for transactions."""
+PENDING_REQUESTS: Final = 43
+"""At most: two tables of queues, figures and pending messages; two for each of 18 levels, one for timed messages; two
+for transactions."""
 
 
 class Delayed(NamedTuple):
@@ -35,10 +37,12 @@ class DelayedQueue:
     """Messages of a delay level, or with a time of their own, that a broker has not delivered yet."""
 
     queue: MessageQueue
-    pending: Sequence[Delayed]
-    """Those among the newest UNITS that are due later, the next one first."""
-    is_cut: bool
-    """All of these are: there may be more."""
+    count: int
+    seen: Sequence[Delayed]
+    """At most UNITS, the next one first: of a level the first ones, of others those that came last."""
+    next_ms: int | None
+    """Delivery of the first one; None if it may be one that was not looked at."""
+    last_ms: int | None
 
     @property
     def level(self) -> int:
@@ -51,28 +55,56 @@ class Pending:
     """Delayed and half messages of one broker."""
 
     delayed: Sequence[DelayedQueue]
+    exact: PendingMessages | None
+    """What the broker counts itself; None if it is Apache's."""
     half_count: int | None
-    """Half messages from the oldest open one on, of which some may have ended; None if the broker does not say."""
+    """Open transactions; of Apache's broker an upper limit, or None."""
     discarded_count: int
     """Transactions that were checked too often and are not checked again."""
 
 
 async def pending(client: AdminClient, address: str) -> Pending:
     now_ms = time.time_ns() // 1_000_000
-    found = []
-    for topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
-        for queue, at in sorted((await _queues(client, address, topic)).items()):
-            begin = max(at[0], at[1] - UNITS)
-            units = await client.topics.consume_queue_units(address, topic, queue.queue_id, begin, UNITS)
-            waiting = [
-                Delayed(unit.tags_code, queue, offset)
-                for offset, unit in enumerate(units.queue_data, begin)
-                if unit.tags_code > now_ms
-            ]
-            # Delay levels are ordered by due time; timed messages are in the order in which they came.
-            is_cut = begin > at[0] and (topic == TIMER_TOPIC or len(waiting) == UNITS)
-            found.append(DelayedQueue(queue, sorted(waiting), is_cut))
-    return Pending(found, await _half_count(client, address), await _discarded_count(client, address))
+    exact = await _exact(client, address)
+    levels = await _queues(client, address, SCHEDULE_TOPIC)
+    # Asked after the ends, so that nothing delivered is counted.
+    figures = await client.brokers.runtime_stats(address) if levels else {}
+    delayed = []
+    for queue, (first, end) in sorted(levels.items()):
+        delivered, _, _ = figures.get(f"scheduleMessageOffset_{queue.queue_id + 1}", "0").partition(",")
+        if (begin := max(first, int(delivered))) < end:
+            delayed.append(await _level(client, address, queue, begin, end))
+    if exact is not None and exact.timed.total:  # Apache's broker of 4.x has none
+        for queue, (first, end) in (await _queues(client, address, TIMER_TOPIC)).items():
+            seen = await _units(client, address, queue, max(first, end - UNITS))
+            seen = sorted(one for one in seen if one.due_ms > now_ms)
+            next_ms = seen[0].due_ms if len(seen) == exact.timed.total else None
+            delayed.append(DelayedQueue(queue, exact.timed.total, seen, next_ms, exact.timed.last_due_ms or None))
+    half_count = exact.half.total if exact is not None else await _half_count(client, address)
+    return Pending(delayed, exact, half_count, await _discarded_count(client, address))
+
+
+async def _exact(client: AdminClient, address: str) -> PendingMessages | None:
+    try:
+        return await client.brokers.pending(address)
+    except BrokerError as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        return None
+
+
+async def _level(client: AdminClient, address: str, queue: MessageQueue, begin: int, end: int) -> DelayedQueue:
+    """The messages of a delay level, which are ordered by due time."""
+    seen = await _units(client, address, queue, begin)
+    last = seen if end - begin <= UNITS else await _units(client, address, queue, end - 1)
+    next_ms, last_ms = (seen[0].due_ms if seen else None), (last[-1].due_ms if last else None)
+    return DelayedQueue(queue, end - begin, seen, next_ms, last_ms)
+
+
+async def _units(client: AdminClient, address: str, queue: MessageQueue, begin: int) -> list[Delayed]:
+    """Up to UNITS messages of a queue of delayed ones, whose tags code is their due time."""
+    found = await client.topics.consume_queue_units(address, queue.topic, queue.queue_id, begin, UNITS)
+    return [Delayed(unit.tags_code, queue, offset) for offset, unit in enumerate(found.queue_data, begin)]
 
 
 async def _queues(client: AdminClient, address: str, topic: str) -> dict[MessageQueue, tuple[int, int]]:

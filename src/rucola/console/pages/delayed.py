@@ -22,7 +22,6 @@ async def delayed(visit: Visit) -> Response:
     collector = visit.console.collector
     brokers = (await collector.wait_first()).masters
     found, missing = await collector.of_brokers(collector.pending, brokers)
-    # Until the first message that is not looked at, the order is right.
-    waiting: list[Delayed] = [one for of in found.values() for queue in of.delayed for one in queue.pending]
+    waiting: list[Delayed] = [one for of in found.values() for queue in of.delayed for one in queue.seen]
     by_broker = [(one, found[one.address]) for one in brokers if one.address in found]
     return visit.render("delayed.html", by_broker=by_broker, missing=missing, next=nsmallest(NEXT, waiting))
