@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rucola.admin import AdminClient
+from rucola.admin.drain import MovedGroup
 from rucola.broker.broker import Broker
 from rucola.client import (
     ConsumeFromWhere,
@@ -46,12 +47,14 @@ def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def two_brokers(path: Path) -> AsyncIterator[tuple[Cluster, Broker, Broker, AdminClient]]:
+async def two_brokers(
+    path: Path, levels: str = "1s 1s 1h"
+) -> AsyncIterator[tuple[Cluster, Broker, Broker, AdminClient]]:
     """Their stores are checked at the end."""
     async with cluster(path) as running:
-        levels = {"message_delay_level": "1s 1s 1h"}
-        one = await running.start_broker("broker-a", store=levels)
-        other = await running.start_broker("broker-b", store=levels)
+        one, other = [
+            await running.start_broker(name, store={"message_delay_level": levels}) for name in ("broker-a", "broker-b")
+        ]
         async with AdminClient(running.namesrv) as admin, asyncio.timeout(60):
             yield running, one, other, admin
     for store in running.stores:
@@ -107,7 +110,6 @@ async def test_a_broker_is_drained_under_load_and_nothing_is_lost(tmp_path: Path
                 for number in range(1_000_000):
                     await producer.send(Message("T", b"%d" % number, properties=late if number % 10 == 0 else {}))
                     sent.add(b"%d" % number)
-                    await asyncio.sleep(0.002)
 
             sending = asyncio.create_task(send())
             await until(lambda: len(sent) > 100)
@@ -163,11 +165,9 @@ async def test_a_moved_topic_keeps_the_order_of_each_key(tmp_path: Path) -> None
                         except BrokerError as error:
                             if error.code != ResponseCode.NO_PERMISSION:
                                 raise
-                            await asyncio.sleep(0.01)
                         else:
                             break
                     sent.append(number)
-                    await asyncio.sleep(0.002)
 
             sending = asyncio.create_task(send())
             async with consumer_of(running, received, orderly=True):
@@ -191,6 +191,54 @@ async def test_a_moved_topic_keeps_the_order_of_each_key(tmp_path: Path) -> None
         mine = [int(body) for body in received.items if int(body) % 2 == key]
         assert list(dict.fromkeys(mine)) == sorted(set(mine))
     assert {int(body) for body in received.items} >= set(sent)
+
+
+async def test_a_moved_group_keeps_settings_offsets_and_order_while_it_consumes(tmp_path: Path) -> None:
+    """Its topic first. Each tenth message fails once, so that some wait as retries on both brokers."""
+    settings = SubscriptionGroupConfig(group_name="g", retry_max_times=7, retry_queue_nums=2)
+    received, failed = Tally[MessageExt](), set[bytes]()
+    async with two_brokers(tmp_path, "1s 1s 1s") as (running, broker, other, admin):
+        await running.create_topic(broker, "T", queues=1)
+        await admin.groups.create_or_update(broker.address, settings)
+
+        async def listen(message: MessageExt) -> None:
+            if int(message.body) % 10 == 0 and message.body not in failed:
+                failed.add(message.body)
+                raise RuntimeError("once")
+            received.add(message)
+
+        def consumer() -> PushConsumer:
+            made = PushConsumer("g", running.namesrv, consume_from=FIRST)
+            made.subscribe("T")
+            made.listen(listen)
+            return made
+
+        async with Producer("p", running.namesrv) as producer:
+            async with consumer():
+                for number in range(20):
+                    await producer.send(Message("T", b"%d" % number))
+                with raises(ConfigError, subject="g"):
+                    await admin.drain.move_group("g", "broker-a", "broker-b")
+                async for _ in admin.drain.move_topic("T", "broker-a", "broker-b", interval_s=0.01, route_s=0.5):
+                    pass
+                while not (moved := await admin.drain.move_group("g", "broker-a", "broker-b")).is_complete:
+                    assert moved.clients == 1
+                for number in range(20, 40):
+                    await producer.send(Message("T", b"%d" % number))
+                await received.reach(40)
+                for address in (broker.address, other.address):  # a heartbeat would create it again, without settings
+                    assert (await admin.groups.configs(address))["g"] == settings
+            assert await admin.drain.move_group("g", "broker-a", "broker-b") == MovedGroup([], 0, 0, 0)
+            assert "g" not in await admin.groups.configs(broker.address)
+            assert [state async for state in admin.drain.drain("broker-a", interval_s=0.01, route_s=0.0)][-1].is_drained
+            await broker.stop()  # for ever
+            async with consumer():
+                await producer.send(Message("T", b"40"))
+                await received.reach(41)
+    # Each message once, and those that did not fail in their order.
+    bodies = [int(message.body) for message in received.items]
+    assert sorted(bodies) == list(range(41))
+    assert [body for body in bodies if body % 10] == [number for number in range(40) if number % 10]
 
 
 async def test_a_move_that_is_continued_skips_no_message(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class MovedGroup(NamedTuple):
     """Delayed messages on the source, some of which may be retries of the group."""
     waiting: int
     """Messages of the backlogs; 1 if there may be one that is not among the listed ones."""
+    clients: int
+    """Members that are connected to the source."""
 
     @property
     def is_complete(self) -> bool:
@@ -199,15 +201,17 @@ class DrainAdmin:
     async def move_group(self, group: str, source: str, destination: str) -> MovedGroup:
         """Give another broker the settings and the retry topic of a group, and return what waits on the source.
 
-        If that is nothing, the group is deleted there. ConfigError if a topic with offsets of the group still
-        accepts messages there.
+        If that is nothing, the group is deleted there, except while members are connected: their next heartbeat would
+        create it again, without its settings. ConfigError if a topic that it consumes still accepts messages there.
         """
         old, new = [await self._cluster.master_address(name) for name in (source, destination)]
         config = (await self._groups.configs(old)).get(group)
         if config is None:
             raise ConfigError(f"group {group} cannot be moved: {source} does not have it", subject=group)
         topics = await self._topics.configs(old)
+        connection = await self._groups.find_consumer_connection(group, old)
         consumed = {one.topic for one in await self._offsets.all(old) if one.group == group}
+        consumed |= connection.subscription_table.keys() if connection is not None else set()
         accepting = sorted(
             topic
             for topic in consumed & topics.keys()
@@ -227,8 +231,9 @@ class DrainAdmin:
                 await self._offsets.commit(new, group, MessageQueue(retry, destination, queue_id), 0)
         pending = await self._brokers.pending(old)
         backlogs = [one for one in pending.backlogs if one.group == group]
-        moved = MovedGroup(backlogs, pending.delayed.total, _count(pending, backlogs))
-        if moved.is_complete:
+        clients = len(connection.connection_set) if connection is not None else 0
+        moved = MovedGroup(backlogs, pending.delayed.total, _count(pending, backlogs), clients)
+        if moved.is_complete and not clients:
             await self._groups.delete(old, group)
         return moved
 

@@ -155,8 +155,9 @@ async def move_group(client: AdminClient, group: ConsumerGroup, from_broker: Fro
     """Move a group's settings and retry topic to another broker, after its topics.
 
     The group is deleted on the first broker if nothing waits for it there: otherwise the exit code is 1, and another
-    call goes on. Not moved: its retries and dead letters, which are consumed or re-driven where they are, and its
-    offsets, which belong to the queues of the first broker.
+    call goes on. While its clients are connected there it stays, with exit code 0, since their heartbeats would create
+    it again. Not moved: its retries and dead letters, which are consumed or re-driven where they are, its offsets,
+    which belong to the queues of the first broker, and its request modes (setConsumeMode).
 
     \b
     Examples:
@@ -165,9 +166,12 @@ async def move_group(client: AdminClient, group: ConsumerGroup, from_broker: Fro
     moved = await client.drain.move_group(group, from_broker, to_broker)
     value = {
         "group": group, "from": from_broker, "to": to_broker, "backlogs": moved.backlogs, "delayed": moved.delayed,
+        "clients": moved.clients,
     }  # fmt: skip
     lines = [f"{to_broker} has group {group}"]
-    if moved.is_complete:
+    if moved.is_complete and moved.clients:
+        lines.append(f"nothing waits on {from_broker}, where it stays while its {moved.clients} clients are connected")
+    elif moved.is_complete:
         lines.append(f"it is deleted on {from_broker}")
     else:
         lines += [f"{one.messages} messages of {one.topic} wait on {from_broker}" for one in moved.backlogs]
