@@ -9,13 +9,19 @@ import pytest
 
 from rucola.broker.background.retention import disk_usage
 from rucola.message.record import decode_many
+from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
 from rucola.protocol.pull import PullMessageResponseHeader
+from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import StoreConfig
 from rucola.store.config_files import config_path, write_config
 from rucola.store.message_store import MessageStore
+from rucola.store.retention import DiskUsage
 from support.aging_broker import AGING, NOON_MS, ClockAndDisk, aging_broker
+from support.broker_peer import broker_peer
+from support.metrics import scrape
 from support.peer import Peer
 from support.stores import HOST, inner
 from support.waiting import until
@@ -69,6 +75,27 @@ async def test_a_full_disk_refuses_messages_and_recovers_by_itself(tmp_path: Pat
         assert decode_many((await peer.pull(queue_offset=begin)).body)[0].queue_offset == begin
         world.percent = 90
         await until(lambda: is_taken(peer))
+
+
+async def test_the_figures_of_a_disk_are_those_that_messages_are_refused_by(tmp_path: Path) -> None:
+    """Of the log's disk, which may be another one than that of the queues."""
+    world = ClockAndDisk()
+
+    def probe(path: Path) -> DiskUsage:
+        return DiskUsage(path, 30 << 30, 100 << 30) if path == tmp_path / "queues" else world.probe_disk(path)
+
+    metrics = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
+    store = AGING | {"store_path_commit_log": tmp_path / "log"}
+    async with broker_peer(tmp_path / "queues", store, world.clock, probe, **metrics) as peer:
+        world.percent = 91
+        await until(lambda: is_refused(peer))
+        figures = decode_body(KVTable, (await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+        samples = await scrape(peer.broker)
+    assert (figures["commitLogDiskRatio"], figures["consumeQueueDiskRatio"]) == ("0.91", "0.30")
+    assert figures["commitLogDirCapacity"] == "Total : 100.0 GiB, Free : 9.0 GiB."
+    names = ("commitlog_disk_ratio", "consumequeue_disk_ratio", "commitlogdir_capacity_free")
+    values = [samples[f"rocketmq_brokeruntime_{name}"][0][1] for name in names]
+    assert values == [0.91, 0.3, 9 << 30]
 
 
 async def test_a_broker_that_starts_on_a_full_disk_refuses_messages(tmp_path: Path) -> None:

@@ -50,13 +50,11 @@ has these keys, but other names of metrics. Figures that only Apache's broker ha
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
 from itertools import chain
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client import ProcessCollector
@@ -81,6 +79,7 @@ from rucola.domain.statistics import (
 )
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.remoting.budget import ServerBudget
+from rucola.store.retention import DiskUsage
 
 _RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
@@ -126,14 +125,14 @@ _NO_VALUES: _Values = {}
 
 
 class BrokerCollector:
-    """Collects the metrics of one broker. `figures` returns GET_BROKER_RUNTIME_INFO's; `directory` is the store's."""
+    """Collects the metrics of one broker. `figures` returns GET_BROKER_RUNTIME_INFO's."""
 
     def __init__(
         self,
         state: BrokerState,
         figures: Callable[[], dict[str, str]],
         roles: RoleService,
-        directory: str | Path,
+        disks: Callable[[], tuple[DiskUsage, DiskUsage]],
         budget: ServerBudget,
         hold: PullRequestHold,
         access_figures: Callable[[], AccessFigures],
@@ -162,7 +161,7 @@ class BrokerCollector:
         self._clock = state.clock
         self._figures = figures
         self._roles = roles
-        self._directory = directory
+        self._disks = disks
 
     def collect(self) -> Iterator[Metric | None]:
         """Yield all metrics with their current values, and None at every small step (see `MetricsServer`)."""
@@ -256,10 +255,10 @@ class BrokerCollector:
         values: dict[str, str | int] = {name: figures[key] for key, name in _RUNTIME.items()}
         for key, name in _RUNTIME_RATES.items():
             values |= {f"{name}{seconds}": rate for seconds, rate in zip(_WINDOWS_S, figures[key].split(), strict=True)}
-        disk = shutil.disk_usage(self._directory)
+        log_disk, _ = self._disks()
         values |= {
-            "commitlogdir_capacity_total": disk.total,
-            "commitlogdir_capacity_free": disk.free,
+            "commitlogdir_capacity_total": log_disk.total,
+            "commitlogdir_capacity_free": log_disk.total - log_disk.used,
             "remain_howmanydata_toflush": self._store.max_physical_offset - self._store.flushed_physical_offset,
         }
         for name, value in values.items():

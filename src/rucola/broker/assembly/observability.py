@@ -59,7 +59,7 @@ class Observability:
             serving.state,
             serving.services.runtime_info.figures,
             serving.services.roles,
-            environment.store_config.store_path_root_dir,
+            serving.services.runtime_info.disks,
             connections.budget,
             connections.hold,
             access.figures,

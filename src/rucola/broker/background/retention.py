@@ -32,6 +32,14 @@ def disk_usage(path: Path) -> DiskUsage:
     return DiskUsage(path, used, used + figures.f_bavail * figures.f_frsize)
 
 
+def disks_of(config: StoreConfig, probe_disk: DiskUsageProbe) -> tuple[DiskUsage, DiskUsage]:
+    """Return the usage of the disks of the CommitLog and of the store directory. Raises OSError; may block."""
+    log = config.commit_log_directory
+    while not log.exists():  # the directory is created by the first put
+        log = log.parent
+    return probe_disk(log), probe_disk(Path(config.store_path_root_dir))
+
+
 class RetentionTask:
     """Applies the retention of one store. All methods must be called in its event loop.
 
@@ -58,7 +66,7 @@ class RetentionTask:
 
     async def check_disks(self) -> None:
         """Report the time, the local hour and the disk usage to the store. Raises OSError."""
-        disks = await in_thread(self._disks)
+        disks = await in_thread(disks_of, self._config, self._probe_disk)
         now_ms = self._clock()
         self._store.begin_retention_round(now_ms, time.localtime(now_ms / 1000).tm_hour, disks)
 
@@ -82,9 +90,3 @@ class RetentionTask:
                 return
             await in_thread(self._store.delete_expired)
             await asyncio.sleep(self._config.delete_commit_log_files_interval / 1000)
-
-    def _disks(self) -> list[DiskUsage]:
-        log = self._config.commit_log_directory
-        while not log.exists():  # the directory is created by the first put
-            log = log.parent
-        return [self._probe_disk(path) for path in dict.fromkeys((log, Path(self._config.store_path_root_dir)))]

@@ -6,7 +6,7 @@ and buffers, which do not exist here, are 0.
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 
 from rucola import refusals
 from rucola.access import Refused
@@ -15,18 +15,21 @@ from rucola.domain.statistics import BrokerStatsData
 from rucola.domain.version import VERSION, VERSION_TEXT
 from rucola.message.record import peek
 from rucola.message.topics import SCHEDULE_TOPIC
+from rucola.store.retention import DiskUsage
 from rucola.version import FULL_VERSION
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class RuntimeInfoService:
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, disks: Callable[[], tuple[DiskUsage, DiskUsage]]) -> None:
         self._state = state
         self._stats = state.stats
         self._clock = state.clock
         self._store = state.store
         self._delayed = state.delayed
+        self.disks = disks
+        """Returns the usage of the disks of the CommitLog and of the store directory. Raises OSError."""
 
     def figures(self) -> dict[str, str]:
         """Return all figures by Apache's names, sorted."""
@@ -98,17 +101,16 @@ class RuntimeInfoService:
 
     def _space(self) -> dict[str, str]:
         store = self._store
-        log, root = store.config.commit_log_directory, store.config.store_path_root_dir
-        disk = shutil.disk_usage(root)
-        ratio = f"{disk.used / disk.total:.2f}"
+        log, queues = self.disks()
+        ratio = f"{log.used / max(log.total, 1):.2f}"
         first = store.record_at(store.min_physical_offset)
         return {
             "commitLogMinOffset": str(store.min_physical_offset),
             "commitLogMaxOffset": str(store.max_physical_offset),
             "commitLogDiskRatio": ratio,
-            f"commitLogDiskRatio_{log}": ratio,
-            "consumeQueueDiskRatio": ratio,
-            "commitLogDirCapacity": f"Total : {_bytes_text(disk.total)}, Free : {_bytes_text(disk.free)}.",
+            f"commitLogDiskRatio_{store.config.commit_log_directory}": ratio,
+            "consumeQueueDiskRatio": f"{queues.used / max(queues.total, 1):.2f}",
+            "commitLogDirCapacity": f"Total : {_bytes_text(log.total)}, Free : {_bytes_text(log.total - log.used)}.",
             "remainHowManyDataToFlush": _bytes_text(store.max_physical_offset - store.flushed_physical_offset),
             "dispatchBehindBytes": "0",
             "pageCacheLockTimeMills": "0",
