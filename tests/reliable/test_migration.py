@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, func, insert, inspect, select, text
-from sqlalchemy.engine.interfaces import ReflectedIndex
+from sqlalchemy import func, insert, inspect, select
 
 from rucola.reliable import migration
 from rucola.reliable.errors import ReliableError, SchemaError
@@ -15,34 +13,7 @@ from rucola.reliable.migration import VERSION
 from rucola.reliable.schema import DEAD, LANES, Tables, now_ms
 from support.databases import OutboxDatabase
 from support.errors import raises
-
-
-def set_version(connection: Connection, tables: Tables, version: str) -> None:
-    connection.execute(text(f"UPDATE {tables.version_table} SET version_num = '{version}'"))
-
-
-def where_of(index: ReflectedIndex) -> list[str]:
-    return [str(where) for name, where in index.get("dialect_options", {}).items() if name.endswith("_where")]
-
-
-def described(connection: Connection, tables: Tables) -> dict[str, Any]:
-    """What a database knows of the tables, by name without their prefix."""
-    inspector = inspect(connection)
-    found: dict[str, Any] = {}
-    for table in tables.metadata.tables.values():
-        columns = {c["name"]: (str(c["type"]), c["nullable"]) for c in inspector.get_columns(table.name)}
-        found[table.name.removeprefix(tables.prefix)] = (
-            columns,
-            {
-                str(index["name"]).removeprefix(tables.prefix): (
-                    index["column_names"],
-                    index["unique"],
-                    where_of(index),
-                )
-                for index in inspector.get_indexes(table.name)
-            },
-        )
-    return found
+from support.versions_of_tables import described, make_version_1_0, set_version
 
 
 def test_tables_of_version_1_0_are_upgraded_with_their_rows(db: OutboxDatabase) -> None:
@@ -52,15 +23,8 @@ def test_tables_of_version_1_0_are_upgraded_with_their_rows(db: OutboxDatabase) 
     old = {"message_id": "old", "topic": "T", "properties": "{}", "body": b"", "lane": 0, "status": DEAD}
     old |= {"awaiting": ",billing,", "created_at": 1}
     with db.engine().begin() as connection:
-        tables.ledger.drop(connection)
-        connection.execute(text(f"ALTER TABLE {stub.name} DROP COLUMN reopened_at"))
-        if db.name != "mysql":
-            connection.execute(text(f"DROP INDEX {stub.name}_order"))
-            where = "shard_key IS NOT NULL AND status IN ('NEW', 'MANUAL')"
-            of_keys = f"{stub.name} (shard_key, status, seq) WHERE {where}"
-            connection.execute(text(f"CREATE INDEX {stub.name}_order ON {of_keys}"))
+        make_version_1_0(connection, tables)
         connection.execute(insert(stub).values(**old))
-        set_version(connection, tables, "1.0")
     with db.engine().connect() as connection, pytest.raises(SchemaError):
         migration.check(connection, tables)
     with db.engine().begin() as connection:

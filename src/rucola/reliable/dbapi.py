@@ -1,4 +1,4 @@
-"""DB-API connections of applications: sqlite3, psycopg and PyMySQL, directly or below Django.
+"""DB-API connections of applications: sqlite3, psycopg, PyMySQL and mysqlclient, directly or below Django.
 
 `DriverConnection` runs statements in the application's transaction; it never commits or rolls back. A
 `django.db.connection` is recognized by the name of its module, so Django need not be installed.
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from sqlalchemy import ClauseElement, Dialect
+from sqlalchemy.dialects.mysql.mysqldb import MySQLDialect_mysqldb
 from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -49,16 +50,21 @@ def _is_autocommit_pymysql(connection: Any) -> bool:
     return bool(connection.get_autocommit()) and not connection.server_status & _MYSQL_IN_TRANSACTION
 
 
+def _is_autocommit_mysqlclient(connection: Any) -> bool:
+    return bool(connection.get_autocommit())  # it does not say whether BEGIN was executed
+
+
 _make_psycopg_dialect: Callable[..., Dialect] = PGDialect_psycopg  # its constructor has no annotations
 
 _DRIVERS: Final = {
     "sqlite3": _Driver(SQLiteDialect_pysqlite(paramstyle="qmark"), _is_autocommit_sqlite),
     "psycopg": _Driver(_make_psycopg_dialect(paramstyle="pyformat"), _is_autocommit_psycopg),
     "pymysql": _Driver(MySQLDialect_pymysql(paramstyle="pyformat"), _is_autocommit_pymysql),
+    "MySQLdb": _Driver(MySQLDialect_mysqldb(paramstyle="pyformat"), _is_autocommit_mysqlclient),
 }
 SUPPORTED: Final = (
-    "a Session, AsyncSession or Connection of SQLAlchemy, a connection of sqlite3, psycopg or PyMySQL, or Django's "
-    "connection over one of these"
+    "a Session, AsyncSession or Connection of SQLAlchemy, a connection of sqlite3, psycopg, PyMySQL or "
+    "mysqlclient, or Django's connection over one of these"
 )
 
 

@@ -5,7 +5,7 @@ ignore (a table, an index, a column that may be NULL or has a default). Upgrade 
 by one.
 
 `init` and `migrate` work in the caller's transaction, for example in a migration of the application. `statements` are
-for DBAs; `leaves_out` keeps Alembic's autogenerate away from the tables.
+for DBAs and `rucola.reliable.django`; `leaves_out` keeps Alembic's autogenerate away from the tables.
 """
 
 from __future__ import annotations
@@ -72,17 +72,8 @@ def migrate(connection: Connection, tables: Tables) -> tuple[str | None, str]:
     """
     _check_server(connection)
     before = version_of(connection, tables)
-    if before is None:
-        _create(connection, tables)
-        _set_version(connection, tables, VERSION)
-        return None, VERSION
-    if _parts(before)[0] > _parts(VERSION)[0]:
-        raise SchemaError(f"version {before} is newer than this program's {VERSION}; upgrade rucola")
-    for version, upgrade in UPGRADES.items():
-        if _parts(version) > _parts(before):
-            upgrade(connection, tables)
-            _set_version(connection, tables, version)  # after each, since MariaDB commits every change of a table
-    return before, max(before, VERSION, key=_parts)
+    _upgrade(connection, tables, before)
+    return before, VERSION if before is None else max(before, VERSION, key=_parts)
 
 
 def drop(connection: Connection, tables: Tables) -> None:
@@ -93,11 +84,21 @@ def drop(connection: Connection, tables: Tables) -> None:
         connection.execute(text(f"DROP FUNCTION IF EXISTS {_announce_function(connection, tables)}()"))
 
 
-def statements(database: str, tables: Tables) -> list[str]:
+def statements(database: str, tables: Tables, before: str | None = None) -> list[str]:
     """Return the SQL that creates the tables in a database, such as "postgresql", without a connection.
 
-    For one database: another needs statements of its own, since each has an id. ReliableError for an unknown one.
+    With `before`, the SQL that upgrades tables of that version. For one database: another needs statements of its own,
+    since each has an id. ReliableError for an unknown database, SchemaError for tables of a newer major version.
     """
+    return _recorded(database, lambda connection: _upgrade(connection, tables, before))
+
+
+def drop_statements(database: str, tables: Tables) -> list[str]:
+    """Return the SQL of `drop`, without a connection."""
+    return _recorded(database, lambda connection: drop(connection, tables))
+
+
+def _recorded(database: str, work: Callable[[Any], None]) -> list[str]:
     if database not in DATABASES:
         raise ReliableError(f"{database} is not supported: use one of {', '.join(DATABASES)}")
     found: list[str] = []
@@ -109,8 +110,7 @@ def statements(database: str, tables: Tables) -> list[str]:
         found.extend(texts)
 
     connection: Any = create_mock_engine(f"{database}://", add)
-    _create(connection, tables, checks=False)
-    _set_version(connection, tables, VERSION)
+    work(connection)
     return found
 
 
@@ -129,10 +129,23 @@ def leaves_out(tables: Tables) -> Callable[[str | None, str, Mapping[str, str | 
     return include_name
 
 
-def _create(connection: Connection, tables: Tables, *, checks: bool = True) -> None:
+def _upgrade(connection: Connection, tables: Tables, before: str | None) -> None:
+    if before is None:
+        _create(connection, tables)
+        _set_version(connection, tables, VERSION)
+        return
+    if _parts(before)[0] > _parts(VERSION)[0]:
+        raise SchemaError(f"version {before} is newer than this program's {VERSION}; upgrade rucola")
+    for version, upgrade in UPGRADES.items():
+        if _parts(version) > _parts(before):
+            upgrade(connection, tables)
+            _set_version(connection, tables, version)  # after each, since MariaDB commits every change of a table
+
+
+def _create(connection: Connection, tables: Tables) -> None:
     # Rows come last: MariaDB commits every change of a table, so an interrupted creation can be repeated.
-    tables.metadata.create_all(connection, checkfirst=checks)
-    _version_table(tables).create(connection, checkfirst=checks)
+    tables.metadata.create_all(connection)
+    _version_table(tables).create(connection, checkfirst=True)
     if connection.dialect.name == "postgresql":
         _announce_new_stubs(connection, tables)
     connection.execute(tables.lane.insert(), [{"lane": number} for number in range(LANES)])
@@ -200,10 +213,14 @@ def _parts(version: str) -> tuple[int, int]:
 def _check_server(connection: Connection) -> None:
     dialect = connection.dialect
     name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+    check_server(name, dialect.server_version_info or ())
+
+
+def check_server(name: str, version: tuple[Any, ...]) -> None:
+    """Raise ReliableError unless this version of a database is supported."""
     least = DATABASES.get(name)
     if least is None:
         raise ReliableError(f"{name} is not supported: use SQLite, PostgreSQL, MariaDB or MySQL 8")
-    version = dialect.server_version_info or ()
     if version < least:
         shown, wanted = ".".join(map(str, version)), ".".join(map(str, least))
         raise ReliableError(f"{name} {shown} is too old: version {wanted} or newer is needed")

@@ -10,7 +10,7 @@ message does not exist. `add` is a plain function and accepts every kind of tran
     Session, AsyncSession    the stub joins the session's unit of work: stubs of one flush share an INSERT; also the
                              session of a scoped_session or async_scoped_session, such as Flask-SQLAlchemy's db.session
     Connection               executed at once; `await connection.run_sync(outbox.add, message)` for AsyncConnection
-    a DB-API connection      of sqlite3, psycopg or PyMySQL, or `engine.raw_connection()`: executed at once by a cursor
+    a DB-API connection      of sqlite3, psycopg, PyMySQL or mysqlclient, or `engine.raw_connection()`: executed at once
     django.db.connection     the same, inside transaction.atomic(); the relay of this process is woken on commit
 
 A delayed message (DELAY, TIMER_DELIVER_MS and the like) is held in its table until it is due, and then sent without a
