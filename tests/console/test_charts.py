@@ -83,10 +83,14 @@ class Lake:
 
 
 async def test_the_cluster_page_says_what_a_lake_lacks(tmp_path: Path) -> None:
-    async with live_cluster(tmp_path) as running, visitor(running.namesrv, lake=Lake(tmp_path / "broker-b")) as console:
+    lake = Lake(tmp_path / "broker-b")
+    async with live_cluster(tmp_path) as running, visitor(running.namesrv, lake=lake) as console:
         text = await console.shows("/", "Not archived yet")
         assert "Last commit of the lake: 2001-09-09 01:46:40 UTC" in text
         assert re.search(r"broker-b \S+ KiB broker-a 6 messages gone unknown ", text)
+        text = await console.shows("/", " d As of")
+        assert "Put/s Got/s Not archived yet Not archived yet Age of the last commit 20" in text
+        assert re.search(r" UTC \S+ \S+ 6 \S+ KiB [\d,]+ d ", text), "messages of broker-a, bytes of broker-b's log"
 
 
 @pytest.mark.external

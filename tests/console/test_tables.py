@@ -55,7 +55,7 @@ async def test_the_lake_is_shown_and_queried_within_limits(tmp_path: Path, monke
         live_cluster(tmp_path / "cluster") as running,
         visitor(running.namesrv, lake=lake, query_lake=partial(sql.run, lake)) as console,
     ):
-        text = await console.text("/tables")
+        text = await console.shows("/tables", "Time Not archived yet Age of the last commit 20")
         assert "Orders 5 1 " in text
         assert "append 7 7" in text
         found = await console.get(sql_path("SELECT keys[1] AS k, tags, queueOffset FROM messages WHERE topic='Orders'"))

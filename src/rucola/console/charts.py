@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from rucola.console.collector import ARCHIVE_AGE, ArchiveState
 from rucola.console.history import History
 
 RANGES: Final = {"2h": 2 * 3600, "2d": 2 * 86_400, "90d": 90 * 86_400}
@@ -49,6 +50,19 @@ class Charts:
             for number, column in enumerate(self.columns)
             if column.chart == chart and any(values[number] is not None for _, values in self.rows)
         ]
+
+
+def archive_charts(state: ArchiveState | None, text: Callable[[str], str]) -> list[Chart]:
+    """Return the charts of what a lake lacks, of all brokers, and of its last commit; none without a lake."""
+    if state is None:
+        return []
+    title, age = text("Not archived yet"), text("Age of the last commit")
+    charts = []
+    for unit, is_bytes in (("number", False), ("size", True)):
+        names = [lag.series(name) for name, lag in state.lags.items() if lag.is_bytes is is_bytes]
+        if names:
+            charts.append(Chart(title, unit, {title: names}))
+    return [*charts, Chart(age, "seconds", {age: [ARCHIVE_AGE]})]
 
 
 async def charts_of(history: History, range_: str, wanted: Iterable[Chart]) -> Charts:

@@ -56,6 +56,8 @@ LAG_WARNING: Final = 64 << 20
 """Bytes that a slave lacks of its master."""
 MAX_ARCHIVED_TOPICS: Final = 100
 """Most topics of a broker for which the lag of an archive is measured; with more it is unknown."""
+ARCHIVE_AGE: Final = "archive_age_s"
+"""The series with the age of the lake's last commit."""
 MAX_SENDER_QUEUES: Final = 8
 TREND_LENGTH: Final = 12
 """Measurements of a group's backlog from which its end is estimated."""
@@ -152,6 +154,10 @@ class ArchiveLag(NamedTuple):
     amount: int | None
     """None if it is unknown."""
     is_bytes: bool
+
+    def series(self, name: str) -> str:
+        """Return the series of the history, of a broker or store by its name in `ArchiveState.lags`."""
+        return f"archive_lag_{'bytes' if self.is_bytes else 'messages'} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +519,9 @@ class Collector:
                 progress = await asyncio.to_thread(lake.progress)
                 lags = {name: await self._archive_lag(name, archived) for name, archived in progress.items()}
                 state = ArchiveState(now_ms, status.committed_ms, lags)
+                self._pending |= {one.series(name): one.amount for name, one in lags.items() if one.amount is not None}
+                if status.committed_ms is not None:
+                    self._pending[ARCHIVE_AGE] = (now_ms - status.committed_ms) / 1000
             except (MQError, OSError) as error:
                 state = ArchiveState(now_ms, error=str(error))
             self.archive = state

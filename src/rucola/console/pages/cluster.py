@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from rucola.console.charts import Chart, charts_of
+from rucola.console.charts import Chart, archive_charts, charts_of
 from rucola.console.visit import Visit, page
 from rucola.errors import ConfigError
 
@@ -17,15 +17,17 @@ async def cluster(visit: Visit) -> Response:
         visit.text("Got/s"): [f"gets_per_s {one.label}" for one in snapshot.brokers],
     }
     rates = Chart(visit.text("Messages per second"), "rate", series)
+    archive = visit.console.collector.archive
+    wanted = [rates, *archive_charts(archive, visit.text)]
     return visit.render(
         "cluster.html",
         alarms=snapshot.alarms(),
-        archive=visit.console.collector.archive,
+        archive=archive,
         topics=sum(visit.may_view_topic(name) for name in snapshot.topics),
         groups=sum(visit.may_view_group(name) for name in snapshot.groups),
         puts_per_s=_total([one.puts_per_s for one in snapshot.brokers if one.is_master]),
         gets_per_s=_total([one.gets_per_s for one in snapshot.brokers]),
-        charts=await charts_of(visit.console.history, visit.query.get("range", ""), [rates]),
+        charts=await charts_of(visit.console.history, visit.query.get("range", ""), wanted),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from rucola.admin.commands import InvalidArguments
 from rucola.console.api import response
+from rucola.console.charts import archive_charts, charts_of
 from rucola.console.lake import MAX_EXPORTED_ROWS, MAX_ROWS, MAX_S
 from rucola.console.visit import Paging, Visit, page
 from rucola.errors import ConfigError, MQError
@@ -48,9 +49,11 @@ async def tables(visit: Visit) -> Response:
             headers={"content-disposition": 'attachment; filename="rucola.csv"'},
         )  # fmt: skip
     paging = Paging.of(visit, len(topics))
+    wanted = archive_charts(visit.console.collector.archive, visit.text)
     return visit.render(
         "tables.html", state=status, topics=topics[paging.rows], paging=paging, sql=sql, example=EXAMPLE, error=error,
         found=found, hidden=hidden, max_s=MAX_S, max_rows=MAX_ROWS,
+        charts=await charts_of(visit.console.history, visit.query.get("range", ""), wanted),
         cells=[[_shortened(cell) for cell in row] for row in found.cells()] if found is not None else [],
     )  # fmt: skip
 
