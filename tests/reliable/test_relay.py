@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import create_mock_engine, event, select, update
 from sqlalchemy.orm import Session
 
 from rucola.client import Message, MessageExt, MessageQueue
@@ -22,7 +24,7 @@ from rucola.reliable.idempotent import idempotent
 from rucola.reliable.outbox import Outbox
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import Relay
-from rucola.reliable.schema import LANES, NEW, SENT
+from rucola.reliable.schema import LANES, NEW, SENT, Tables
 from rucola.reliable.stub_claims import Outcome
 from rucola.testing.rocketmq import RocketMQ
 from support.cancelling import CancelledAt
@@ -49,6 +51,24 @@ def claim_batch(db: OutboxDatabase, owner: str, held: frozenset[int] = ALL, **op
 
 def record(db: OutboxDatabase, owner: str, *outcomes: Outcome) -> int:
     return transact(db, stub_claims.record, owner, outcomes)
+
+
+def test_no_assignment_depends_on_one_before_it_where_mysql_promises_no_order() -> None:
+    """In an UPDATE of joined tables. MariaDB computes all values first, so the statement itself would not show it."""
+    statements: list[str] = []
+
+    def keep(statement: Any, *_: Any) -> Any:
+        statements.append(str(statement))
+        return SimpleNamespace(rowcount=1)
+
+    connection: Any = create_mock_engine("mysql+pymysql://", keep)
+    assert stub_claims.record(connection, Tables(), "relay", [Outcome(1, NEW, SENT)]) == 1
+    assignments = re.split(r", (?=s\.\w+ = )", statements[0].partition(" SET ")[2])
+    assert len(assignments) == 11
+    for assignment in assignments:
+        column, _, value = assignment.partition(" = ")
+        others = set(re.findall(r"\bs\.\w+", value.replace("s.status IN (v.seen, v.status)", ""))) - {column}
+        assert others == set(), assignment
 
 
 async def test_messages_are_sent_after_the_commit_and_settled_by_the_broker(

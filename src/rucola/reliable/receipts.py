@@ -210,7 +210,7 @@ def register_ledger(connection: Connection, tables: Tables, group: str, ledger_i
 
 
 def _confirmation(tables: Tables, message_id: str, group: str) -> Update:
-    """Return one UPDATE. MariaDB assigns from left to right: `awaiting` must be last, and removed from only once."""
+    """Return one UPDATE. On MariaDB and MySQL an assignment sees the ones before; removing a group twice is no harm."""
     stub = tables.stub
     # ",billing,stock," without "billing" is ",stock,"; the list of the last group becomes ",".
     rest = func.replace(stub.c.awaiting, f",{group},", ",")
@@ -242,8 +242,8 @@ def _of(table: Table, delivery: GroupDelivery) -> tuple[ColumnElement[bool], Col
 def _upsert(dialect: str, tables: Tables, source: Select[Any], names: list[str]) -> Insert:
     """Return an upsert: insert the receipt, or take over an expired one, keeping its time of receipt."""
     receipt = tables.receipt
-    # MariaDB has no WHERE in ON DUPLICATE KEY UPDATE, so each assignment repeats the condition. `lease_until` is last:
-    # the condition reads it, and assignments are evaluated from left to right.
+    # ON DUPLICATE KEY UPDATE has no WHERE, so each assignment repeats the condition. `lease_until`, which it reads, is
+    # last: MariaDB and MySQL evaluate the assignments of a single table from left to right.
     if dialect in ("mysql", "mariadb"):
         statement = mysql.insert(receipt).from_select(names, source)
         is_over = receipt.c.lease_until <= now_ms()

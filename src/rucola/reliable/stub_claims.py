@@ -354,7 +354,11 @@ _COLUMNS = {
 
 
 def _record_statement(dialect: str, tables: Tables, connection: Connection) -> str:
-    """Return an UPDATE joined to JSON. MariaDB assigns left to right, hence compare with `seen` and `status`."""
+    """Return an UPDATE joined to JSON.
+
+    MariaDB and MySQL let an assignment see the ones before, and MySQL promises no order if tables are joined. So each
+    column depends on itself alone, and on the status by a comparison that is the same before and after its assignment.
+    """
     stub = connection.dialect.identifier_preparer.format_table(tables.stub)
     now = str(now_ms().compile(dialect=connection.dialect))
     is_as_seen = "s.status IN (v.seen, v.status)"
