@@ -17,49 +17,13 @@ from rucola.errors import InvalidMessage, MQError
 from rucola.testing.rocketmq import RocketMQ
 from support.errors import raises
 
-sdk = pytest.importorskip("opentelemetry.sdk.trace")
-from opentelemetry import trace  # noqa: E402
-from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
-from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
+pytest.importorskip("opentelemetry.sdk.trace")
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
 
-from rucola.client.otel import Telemetry  # noqa: E402
+from support.telemetry import Recorded
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-
-
-class Recorded:
-    """A Telemetry whose spans and metrics stay in memory; `tracer` makes the application's spans."""
-
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        tracers = sdk.TracerProvider(shutdown_on_exit=False)
-        tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self._reader = InMemoryMetricReader()
-        self.telemetry = Telemetry(tracers, MeterProvider([self._reader], shutdown_on_exit=False))
-        self.tracer = tracers.get_tracer("app")
-
-    def spans(self, name: str) -> list[Any]:
-        return [span for span in self._exporter.get_finished_spans() if span.name == name]
-
-    def span(self, name: str) -> Any:
-        (found,) = self.spans(name)
-        return found
-
-    def counts(self, metric: str) -> dict[str | None, int]:
-        """Return the numbers by error.type."""
-        data = self._reader.get_metrics_data()
-        points = [
-            point
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for one in scope.metrics
-            if one.name == metric
-            for point in one.data.data_points
-        ]
-        return {p.attributes.get("error.type"): getattr(p, "value", getattr(p, "count", None)) for p in points}
 
 
 @pytest.fixture

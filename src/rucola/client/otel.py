@@ -4,8 +4,8 @@
     Producer("shop", trace=telemetry)
     PushConsumer("kitchen", trace=telemetry)
 
-Both faces, routers and relays take it as their option `trace`. Names of spans, attributes and metrics are those of
-OpenTelemetry's semantic conventions for messaging:
+Both faces, routers, outboxes and relays take it as their option `trace`. Names of spans, attributes and metrics are
+those of OpenTelemetry's semantic conventions for messaging:
 
     send TOPIC         span of kind PRODUCER, or CLIENT for a batch: one call of a producer, with its retries
     process TOPIC      span of kind CONSUMER: one delivery to a listener; an exception is its error
@@ -16,8 +16,8 @@ OpenTelemetry's semantic conventions for messaging:
     messaging.process.duration              histogram, seconds of a delivery
 
 A sent message carries its context in properties, by default W3C's `traceparent` and `tracestate`. A message that has a
-context already, as from `inject` before it was added to an outbox, keeps it: the span of its send is a child of it, or
-links to it. The span of one delivered message is a child of the message's context; that of a batch has links.
+context already, as from the transaction in which an outbox stored it, keeps it: the span of its send is a child of it,
+or links to it. The span of one delivered message is a child of the message's context; that of a batch has links.
 """
 
 from __future__ import annotations
@@ -63,8 +63,14 @@ class Telemetry:
 
     def inject(self, message: Message) -> Message:
         """Add the current context to a message, for one that is sent later and elsewhere; return the message."""
-        propagate.inject(message.properties)
+        message.properties.update(self.carrier())
         return message
+
+    def carrier(self) -> dict[str, str]:
+        """Return the current context as properties of a message."""
+        found: dict[str, str] = {}
+        propagate.inject(found)
+        return found
 
     # Hooks of producers.
 

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -57,10 +57,18 @@ _REFUSED_PROPERTIES: Final = {
 }
 
 
+class CurrentTrace(Protocol):
+    """Gives the trace of an `add` to its message, see `rucola.client.otel`."""
+
+    def carrier(self) -> Mapping[str, str]:
+        """Return properties; a message that has one of them already gets none."""
+
+
 class Outbox:
     """Adds messages to transactions. InvalidMessage for an invalid group name.
 
-    Each message awaits the confirmation of `groups`, unless `add` names others; without any, SEND_OK settles it.
+    Each message awaits the confirmation of `groups`, unless `add` names others; without any, SEND_OK settles it. With
+    `trace`, a message carries the context in which it was added.
     """
 
     def __init__(
@@ -69,10 +77,12 @@ class Outbox:
         *,
         tables: Tables | None = None,
         max_message_size: int = MAX_MESSAGE_SIZE,
+        trace: CurrentTrace | None = None,
     ) -> None:
         self.tables = tables or Tables()
         self.groups = awaited(_awaiting(groups))
         self.max_message_size = max_message_size
+        self.trace = trace
         self._stub = _mapped(self.tables.stub)
         self._after_commit: list[Callable[[], None]] = []
         # Sessions that already have an after_commit listener; weak, so that the outbox keeps none of them alive.
@@ -143,8 +153,11 @@ class Outbox:
             raise InvalidMessage(f"shard_key {shard_key!r:.40} is no text: write shard_key=str(...)")
         if shard_key is not None and not 0 < len(shard_key) <= MAX_KEY_LENGTH:
             raise InvalidMessage(f"shard_key {shard_key[:40]!r}: it must have 1 to {MAX_KEY_LENGTH} characters")
+        carrier = self.trace.carrier() if self.trace is not None else {}
+        if carrier.keys() & message.properties.keys():
+            carrier = {}
         own_columns = {properties.TAGS, properties.KEYS, properties.UNIQ_KEY}
-        others = {name: value for name, value in message.properties.items() if name not in own_columns}
+        others = {name: value for name, value in message.properties.items() if name not in own_columns} | dict(carrier)
         return {
             "message_id": message_id,
             "topic": message.topic,

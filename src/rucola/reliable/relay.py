@@ -40,6 +40,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rucola.admin import AdminClient
 from rucola.client import Producer
 from rucola.client.background_tasks import BackgroundTasks
+from rucola.client.producer.options import SendTrace
 from rucola.errors import MQError, RemotingError
 from rucola.outages import Outages
 from rucola.reliable import lane_leases, migration, operations, stub_claims
@@ -79,8 +80,9 @@ class ClaimedBatch(NamedTuple):
 class Relay:
     """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it, on one event loop.
 
-    `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. Opening waits while
-    the database is unreachable; SchemaError if the tables are missing or of another version.
+    `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. `trace` records the
+    sends; a `producer` of your own has its own. Opening waits while the database is unreachable; SchemaError if the
+    tables are missing or of another version.
     """
 
     def __init__(
@@ -93,7 +95,10 @@ class Relay:
         policy: Policy | None = None,
         alerts: Alerts | None = None,
         producer: Producer | None = None,
+        trace: SendTrace | None = None,
     ) -> None:
+        if producer is not None and trace is not None:
+            raise ReliableError("give `trace` to the producer, or no producer")
         self.database = database if isinstance(database, Database) else Database(database)
         self.tables = tables or (outbox.tables if outbox is not None else Tables())
         self.policy = policy or Policy()
@@ -102,7 +107,7 @@ class Relay:
         self.sent = 0
         self._outbox = outbox
         self._alerts = alerts or Alerts()
-        self._producer = producer or Producer(PRODUCER_GROUP, namesrv)
+        self._producer = producer or Producer(PRODUCER_GROUP, namesrv, trace=trace)
         self._owns_producer = producer is None
         self._background = BackgroundTasks()
         self._running = AsyncExitStack()

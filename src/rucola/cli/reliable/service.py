@@ -142,12 +142,15 @@ def migrate(where: Where) -> None:
     "--metricsPort", "metrics_port", type=click.IntRange(0, 65535), metavar="PORT",
     help="Port of 127.0.0.1 for metrics of the outbox, for Prometheus; 0 picks a free port.",
 )  # fmt: skip
+@click.option(
+    "--otel", is_flag=True, help="Record spans and metrics by OpenTelemetry, as `opentelemetry-instrument` sets it up."
+)
 @log_options
 @database_options
 def relay(
     where: Where, namesrv_addr: str, batch: int, max_sends: int,
     confirm_timeout: float, lease: float, keyed_resend: str, purge_older_than: float | None, webhook: str | None,
-    smtp: str | None, mail_from: str, mail_to: tuple[str, ...], metrics_port: int | None,
+    smtp: str | None, mail_from: str, mail_to: tuple[str, ...], metrics_port: int | None, otel: bool,
 ) -> None:  # fmt: skip
     """Run a relay: send the messages of an outbox, and check their confirmation.
 
@@ -167,10 +170,15 @@ def relay(
         purge_after_ms=None if purge_older_than is None else int(purge_older_than * HOUR_MS),
     )  # fmt: skip
     alerts = Alerts(_sinks(webhook, smtp, mail_from, mail_to))
+    trace = None
+    if otel:
+        with require_extra("otel"):
+            from rucola.client.otel import Telemetry
+        trace = Telemetry()
     tables, opened = where.open()
     with named_errors(opened), ExitStack() as running:
         ready = "" if metrics_port is None else f" metrics={_serve_metrics(metrics_port, opened, tables, running)}"
-        asyncio.run(_relay(opened, namesrv_addr, ready, tables=tables, policy=policy, alerts=alerts))
+        asyncio.run(_relay(opened, namesrv_addr, ready, tables=tables, policy=policy, alerts=alerts, trace=trace))
 
 
 def _serve_metrics(port: int, database: Database, tables: Tables, running: ExitStack) -> str:
