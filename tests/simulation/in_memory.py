@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,9 @@ class InMemoryTransport(asyncio.Transport):
     def abort(self) -> None:
         self.close()
 
+    def write_eof(self) -> None:
+        """The other end sees the end when this one closes."""
+
     def pause_reading(self) -> None:
         """Bytes go on arriving: there is no limit to what a connection in memory holds."""
 
@@ -79,6 +83,11 @@ class InMemoryTransport(asyncio.Transport):
 
     # As a socket.
 
+    family = socket.AF_INET
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.get_extra_info("peername")  # type: ignore[no-any-return]
+
     def setsockopt(self, *option: int) -> None:
         """There are no options."""
 
@@ -92,7 +101,10 @@ class InMemoryTransport(asyncio.Transport):
 
 
 def deliver(protocol: Any, data: bytes) -> None:
-    """Give bytes that arrived to a protocol, in reads of the size that it asks for."""
+    """Give bytes that arrived to a protocol, in reads of the size that it asks for if it has a buffer."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
     while data:
         view = protocol.get_buffer(len(data))
         count = min(len(view), len(data))

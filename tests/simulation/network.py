@@ -329,11 +329,13 @@ def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
     def wall_ns() -> int:
         return BEGIN_NS + int((loop.now_s + loop.clock_offsets.get(current_machine(), 0.0)) * 1e9)
 
-    real = {name: getattr(time, name) for name in ("time", "time_ns", "monotonic", "monotonic_ns")}
+    names = ("time", "time_ns", "monotonic", "monotonic_ns", "clock_gettime")
+    real = {name: getattr(time, name) for name in names}
     time.time_ns = wall_ns
     time.time = lambda: wall_ns() / 1e9
     time.monotonic = lambda: loop.now_s
     time.monotonic_ns = lambda: int(loop.now_s * 1e9)
+    time.clock_gettime = lambda clock: loop.now_s
     try:
         yield
     finally:

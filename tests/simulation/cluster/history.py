@@ -20,6 +20,11 @@ LOCK_S = 60.0
 """How long a broker keeps the lock of an ordered queue for a member that it does not hear of."""
 
 
+def group_of(broker: str) -> str:
+    """The brokerName of a broker, such as broker-0 of broker-0-2."""
+    return "-".join(broker.split("-")[:2])
+
+
 class Position(NamedTuple):
     queue: Queue
     offset: int
@@ -64,12 +69,16 @@ class History:
     log: dict[Position, str] = field(default_factory=dict)
     """What the queues hold at the end."""
     is_sync_flush: bool = False
+    is_elected: bool = False
+    """Whether what was acknowledged is on two brokers of a group at least."""
     power_cuts: list[tuple[str, float]] = field(default_factory=list)
-    """Group of brokers, and time."""
+    """Broker, and time: of masters, and of brokers that may become it."""
     failed_syncs: list[tuple[str, float, float]] = field(default_factory=list)
-    """Group of brokers, and when its disk failed, from and to."""
+    """Broker, and when its disk failed, from and to."""
     replaced: dict[Queue, tuple[int, int]] = field(default_factory=dict)
     """Offsets of messages that power cuts have taken, and that later messages got."""
+    lost_copies: set[str] = field(default_factory=set)
+    """Bodies of messages that were to be delivered again, until a power cut with ASYNC_FLUSH took that."""
     resets: list[tuple[str, float]] = field(default_factory=list)
     """Group of consumers, and time."""
     clock_jumps: list[tuple[str, float]] = field(default_factory=list)
@@ -77,10 +86,25 @@ class History:
     """Machines, and when they were paused or cut off last."""
     broken: list[str] = field(default_factory=list)
     """What was found wrong while it happened."""
+    masters: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The broker that has acknowledged in each epoch of a group."""
     _consumed: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _active: dict[tuple[str, Queue], Delivery] = field(default_factory=dict)
     _frontiers: defaultdict[tuple[str, Queue], set[int]] = field(default_factory=lambda: defaultdict(set))
     _acked: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    # What brokers do.
+
+    def acknowledges(self, group: str, broker: str, epoch: int, others: list[str]) -> None:
+        """A broker has the right to acknowledge, and so have `others` of its group at the same time."""
+        if others:
+            self.broken.append(f"two masters: {broker} may acknowledge in epoch {epoch}, and {others[0]} may, too")
+        key = group, epoch
+        newest = max((each for other, each in self.masters if other == group), default=0)
+        if epoch < newest or self.masters.setdefault(key, broker) != broker:
+            self.broken.append(
+                f"two masters: {broker} acknowledges in epoch {epoch}, and {self.masters[group, newest]} in {newest}"
+            )
 
     # What clients note.
 
@@ -144,10 +168,12 @@ class History:
 
     def may_lose(self, broker: str) -> bool:
         """Whether a group of brokers had a power cut that may have cost what was acknowledged: ASYNC_FLUSH only."""
-        return not self.is_sync_flush and any(group == broker for group, _ in self.power_cuts)
+        return not self.is_sync_flush and any(group_of(each) == broker for each, _ in self.power_cuts)
 
     def is_replaced(self, position: Position) -> bool:
         """Whether a power cut has taken what was at a position; then a group may have seen that, and not this one."""
+        if self.is_elected and self.may_lose(position.queue[1]):
+            return True  # of a master that was alone in the in-sync set
         begin, end = self.replaced.get(position.queue, (0, 0))
         return begin <= position.offset < end
 
@@ -165,7 +191,10 @@ class History:
         return [
             body
             for position, body in self.log.items()
-            if position.queue[0] == topic and body not in consumed and not self.is_replaced(position)
+            if position.queue[0] == topic
+            and body not in consumed
+            and body not in self.lost_copies
+            and not self.is_replaced(position)
         ]
 
     # What must be true at the end.
@@ -179,16 +208,20 @@ class History:
     def may_be_lost(self, sent: Sent) -> bool:
         """Whether a power cut came before the next good flush; by the durability table only with ASYNC_FLUSH."""
         assert sent.acked_s is not None
-        return not self.is_sync_flush and any(
-            group == sent.broker and sent.begin_s - 0.1 <= at_s and sent.acked_s >= self._last_flush_s(group, at_s)
-            for group, at_s in self.power_cuts
-        )
+        lost = {
+            broker
+            for broker, at_s in self.power_cuts
+            if group_of(broker) == sent.broker
+            and sent.begin_s - 0.1 <= at_s
+            and sent.acked_s >= self._last_flush_s(broker, at_s)
+        }
+        return not self.is_sync_flush and len(lost) > self.is_elected
 
     def _last_flush_s(self, broker: str, at_s: float) -> float:
         """When all that was acknowledged had been flushed last, at a time."""
         since_s = at_s - UNFLUSHED_S
-        for group, begin_s, end_s in reversed(self.failed_syncs):
-            if group == broker and begin_s <= at_s and end_s >= since_s:
+        for each, begin_s, end_s in reversed(self.failed_syncs):
+            if each == broker and begin_s <= at_s and end_s >= since_s:
                 since_s = min(since_s, begin_s - UNFLUSHED_S)
         return since_s
 

@@ -28,6 +28,8 @@ from rucola.client.consumer.offset_store import LocalOffsetStore
 from rucola.client.consumer.process_queue import ProcessQueue
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.start_offsets import StartOffsets
+from rucola.coordination.group_keys import ElectedState, GroupKeys
+from rucola.coordination.write_lease import WriteLease
 from rucola.message import sysflag
 from rucola.remoting.connection import Connection
 from rucola.store.config import PutMessageStatus, PutResult
@@ -66,12 +68,12 @@ def _has(*kinds: str, faults: tuple[str, ...] = ()) -> Callable[[Plan], bool]:
 def _crashes_master(plan: Plan) -> bool:
     """Whether a master crashes, and may lose nothing then."""
     kinds = ("kill", "power") if plan.is_sync_flush else ("kill",)
-    return any(fault.kind in kinds and fault.target in plan.brokers[: plan.groups] for fault in plan.faults)
+    return any(fault.kind in kinds and fault.target in plan.masters for fault in plan.faults)
 
 
 def _cuts_power_of_sync_master(plan: Plan) -> bool:
     powers = [fault for fault in plan.faults if fault.kind == "power"]
-    return plan.is_sync_flush and any(fault.target in plan.brokers[: plan.groups] for fault in powers)
+    return plan.is_sync_flush and any(fault.target in plan.masters for fault in powers)
 
 
 def _every(number: int) -> Callable[[], bool]:
@@ -586,6 +588,45 @@ def pop_forgets_acknowledgements_at_a_restart() -> None:
 def pop_revives_early() -> None:
     """The end of an invisible time comes nine seconds early, and the message is copied for others."""
     _patch(PopConsumerService, "revive", lambda before, self, now_ms: before(self, now_ms + 9900))
+
+
+# Elections.
+
+
+def _elects(*faults: str) -> Callable[[Plan], bool]:
+    """Whether a plan has a group with an election, and one of these faults to one of its members."""
+
+    def suits(plan: Plan) -> bool:
+        return plan.elected > 0 and any(
+            fault.kind in faults and (fault.kind == "lease" or {fault.target, fault.other} & set(plan.brokers))
+            for fault in plan.faults
+        )
+
+    return suits
+
+
+@mutation(_elects("pause", "cut", "half-cut", "lease"))
+def a_right_to_acknowledge_does_not_end() -> None:
+    """A master goes on to acknowledge when its lease has ended."""
+    _patch(WriteLease, "set", lambda before, self, until_s: before(self, until_s + 30 if until_s else self.until_s))
+
+
+@mutation(_elects("kill", "power", "restart", "switchover", "lease", "pause"))
+def anybody_is_elected_master_at_once() -> None:
+    """A candidate takes the key of the leader, whoever has it."""
+    _patch(GroupKeys, "leading", lambda before, *arguments: before(*arguments)._replace(compares=()))
+
+
+@mutation(_elects("kill", "power", "pause", "cut", "lease"))
+def no_slave_is_waited_for() -> None:
+    """A master acknowledges what none of the in-sync set has."""
+    _patch(HAService, "when_replicated", lambda before, self, physical_offset, done: done(None))
+
+
+@mutation(_elects("kill", "power", "restart", "pause", "cut"))
+def a_member_out_of_sync_is_elected() -> None:
+    """Whether a member has everything that was acknowledged is not looked at."""
+    _patch(ElectedState, "is_entitled", lambda before, self, record: True)
 
 
 # Connections and clients.

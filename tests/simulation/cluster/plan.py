@@ -40,7 +40,11 @@ FAULTS = {
     "eio": "the disk of a broker fails a sync, and the broker is started again",
     "offsets": "an operator resets the offsets of a group to the begin",
     "topic": "an operator gives a topic more queues",
+    "lease": "etcd ends all leases of a group",
+    "switchover": "an operator names another member of a group as its master",
 }
+ELECTED = ("lease", "switchover")
+"""These come only to groups with an election, in place of other faults."""
 FREQUENT = ("kill", "power", "power", "kill", "crash", "eio", "cut")
 """These come more often than others."""
 
@@ -64,6 +68,8 @@ class Fault:
     target: str
     other: str = ""
     length_s: float = 0.0
+    number: int = 0
+    """Of the faults that were drawn: what is left to chance in it depends on no other fault."""
 
     def __str__(self) -> str:
         other = f" and {self.other}" if self.other else ""
@@ -86,23 +92,34 @@ class Plan:
     clients: tuple[Client, ...]
     faults: tuple[Fault, ...]
     length_s: float = LENGTH_S
+    elected: int = 0
+    """Members of the only group, which elect their master; 0 without an election."""
 
     @property
     def brokers(self) -> list[str]:
+        if self.elected:
+            return [f"broker-0-{member}" for member in range(1, self.elected + 1)]
         masters = [f"broker-{number}" for number in range(self.groups)]
         return masters + ([f"{name}-slave" for name in masters] if self.has_slaves else [])
 
     @property
+    def masters(self) -> list[str]:
+        """The brokers that are master, or may become it."""
+        return self.brokers if self.elected else self.brokers[: self.groups]
+
+    @property
     def servers(self) -> list[str]:
-        return [f"namesrv-{number}" for number in range(self.namesrvs)] + self.brokers
+        etcd = ["etcd"] if self.elected else []
+        return etcd + [f"namesrv-{number}" for number in range(self.namesrvs)] + self.brokers
 
     def describe(self) -> list[str]:
         """The plan as lines of text."""
         flush = "SYNC_FLUSH" if self.is_sync_flush else "ASYNC_FLUSH"
         role = "SYNC_MASTER" if self.is_sync_master else "ASYNC_MASTER"
+        slaves = f"{'with' if self.has_slaves else 'without'} slaves"
         lines = [
             f"seed {self.seed}: {self.namesrvs} name servers, {self.groups} groups of brokers, {flush}, {role}, "
-            f"{'with' if self.has_slaves else 'without'} slaves, {self.queues} queues per topic, "
+            f"{f'{self.elected} elected members' if self.elected else slaves}, {self.queues} queues per topic, "
             f"latency {self.latency_s * 1000:g} ms, flushes {self.thread_s * 1000:g} ms",
             "clients: " + (", ".join(client.name for client in self.clients) or "none"),
         ]
@@ -122,6 +139,8 @@ class Plan:
             yield self._without("namesrv-1", namesrvs=1)
         if self.groups > 1:
             yield self._without("broker-1", groups=1)
+        if self.elected > 2:
+            yield self._without(f"broker-0-{self.elected}", elected=self.elected - 1)
         if self.queues > 1:
             yield replace(self, queues=1)
 
@@ -149,7 +168,10 @@ def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
         clients=(),
         faults=(),
         length_s=length_s,
+        elected=Random(f"{seed}/elected").choice((0, 0, 0, 0, 0, 2, 3)),
     )
+    if plan.elected:
+        plan = replace(plan, groups=1, has_slaves=False, is_sync_master=True)
     plan = replace(plan, clients=tuple(_clients(Random(f"{seed}/clients"))))
     return replace(plan, faults=tuple(_faults(plan, Random(f"{seed}/faults"))))
 
@@ -173,12 +195,14 @@ def _faults(plan: Plan, chance: Random) -> Iterator[Fault]:
     servers, brokers = plan.servers, plan.brokers
     clients = [client.name for client in plan.clients]
     # Each run has some kinds of faults: with all of them at once, nothing works for long.
-    kinds = chance.sample([*FAULTS, *FREQUENT], chance.randrange(1, 6))
+    kinds = chance.sample([*[kind for kind in FAULTS if kind not in ELECTED], *FREQUENT], chance.randrange(1, 6))
     times = sorted(
         chance.uniform(2.0, plan.length_s) for _ in range(int(plan.length_s / 60 * chance.randrange(1, 9)) or 1)
     )
-    for at_s in times:
+    for number, at_s in enumerate(times):
         kind = chance.choice(kinds)
+        if plan.elected and chance.random() < 0.2:
+            kind = chance.choice(ELECTED)
         length_s = chance.choice((0.5, 3.0, 12.0, 30.0)) * chance.uniform(0.5, 1.5)
         target, other = chance.choice(brokers), ""
         if kind in ("kill", "restart", "power"):
@@ -202,6 +226,8 @@ def _faults(plan: Plan, chance: Random) -> Iterator[Fault]:
             target, length_s = chance.choice(groups), 0.0
         elif kind == "topic":
             target, length_s = chance.choice(("plain", "ordered")), 0.0
-        if kind in ("restart", "reset", "leave", "eio"):
+        if kind == "lease":
+            target = "etcd"
+        if kind in ("restart", "reset", "leave", "eio", *ELECTED):
             length_s = 0.0
-        yield Fault(at_s, kind, target, other, length_s)
+        yield Fault(at_s, kind, target, other, length_s, number)

@@ -16,20 +16,22 @@ from typing import Any
 
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
-from rucola.domain.queue import MessageQueue
+from rucola.coordination.write_lease import WriteLease
 from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
 from rucola.message.record import decode
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from simulation.cluster.clients import Program
-from simulation.cluster.history import History, Position
+from simulation.cluster.etcd import Etcd
+from simulation.cluster.history import History, Position, group_of
 from simulation.cluster.plan import Client, Fault, Plan
 from simulation.cluster.world import BROKER_PORT, Server, World, simulated_world
-from simulation.network import SimulatedLoop, current_machine
+from simulation.network import SimulatedLoop, current_machine, on_machine
 
 DRAIN_S = 240.0
 """After the last fault, how long at most until everything is delivered."""
+FIRST_ELECTION_S = 60.0
 LOOK_S = 5.0
 TOPICS = ("plain", "ordered")
 
@@ -59,12 +61,15 @@ class Run:
         self.plan = world.plan
         self.loop: SimulatedLoop = world.loop
         self.transcript = world.transcript
-        self.history = History(is_sync_flush=world.plan.is_sync_flush)
+        self.history = History(is_sync_flush=world.plan.is_sync_flush, is_elected=world.plan.elected > 0)
+        world.on_right = self._has_right
         self.counts: Counter[str] = Counter()
         self.is_sending = True
         self.topic_queues = world.plan.queues
         self.programs: dict[str, Program] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.last_masters: dict[str, Server] = {}
+        """Whom each slave followed at the end."""
         self._active_faults: Counter[str] = Counter()
 
     def count(self, operation: str) -> None:
@@ -107,11 +112,15 @@ class Run:
         world, plan = self.world, self.plan
         for server in world.servers.values():
             await server.start()
+        if plan.elected:
+            async with asyncio.timeout(FIRST_ELECTION_S):
+                while not self._masters():  # noqa: ASYNC110 - brokers do not notify of it
+                    await asyncio.sleep(1)
         await self._create_topics()
         for client in plan.clients:
             self.start_client(client)
         begin_s = self.loop.time()
-        faults = [asyncio.create_task(self._inject(fault, begin_s, number)) for number, fault in enumerate(plan.faults)]
+        faults = [asyncio.create_task(self._inject(fault, begin_s)) for fault in plan.faults]
         await asyncio.sleep(plan.length_s)
         self.is_sending = False
         self.transcript.add("", "clients stop to send")
@@ -122,6 +131,7 @@ class Run:
         for client in plan.clients:
             await self.leave(client)
         self._read_logs()  # until its end a client may have read what came after everything was delivered
+        self.last_masters = {name: master for name in world.servers if (master := self.master_of(name)) is not None}
         await self._stop_servers()
 
     async def _create_topics(self) -> None:
@@ -132,11 +142,15 @@ class Run:
 
     async def _create(self, admin: AdminClient, number: int, topic: str, queues: int) -> None:
         config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
-        await admin.topics.create_or_update(f"127.0.0.1:{BROKER_PORT + 10 * number}", config)
+        await admin.topics.create_or_update(self._address(f"broker-{number}"), config)
 
     async def _stop_servers(self) -> None:
-        # Slaves have all of the log before their masters stop.
-        for server in reversed(self.world.servers.values()):
+        # Slaves have all of the log before their masters stop, and etcd outlives all brokers.
+        servers = list(reversed(self.world.servers.values()))
+        masters = [server for server in servers if server.server in self._masters()]
+        slaves = [server for server in servers if isinstance(server.server, Broker) and server not in masters]
+        others = [server for server in servers if server not in masters + slaves]
+        for server in slaves + masters + others:
             await server.stop()
 
     async def _drain(self) -> None:
@@ -151,16 +165,39 @@ class Run:
         self.history.broken += [f"after {DRAIN_S:.0f} s, {each}" for each in waiting]
 
     def _masters(self) -> list[Broker]:
+        """The brokers that are master; of a group with an election none, while its members elect one."""
         return [
             server.server
-            for name, server in self.world.servers.items()
-            if isinstance(server.server, Broker) and not name.endswith("-slave")
-        ]  # type: ignore[misc]
+            for server in self.world.servers.values()
+            if isinstance(server.server, Broker)
+            and not server.server.store_config.is_slave
+            and (not self.plan.elected or self._epoch(server.server) > 0)
+        ]
+
+    def _epoch(self, broker: Broker) -> int:
+        return 0 if broker.parts is None else broker.parts.storage.mastership.epoch
+
+    def _has_right(self, lease: WriteLease) -> None:
+        """A broker may acknowledge: nobody else of its group may."""
+        name = current_machine()
+        holders = [
+            each
+            for each, server in self.world.servers.items()
+            if isinstance(server.server, Broker)
+            and server.process
+            and server.server._coordination.lease.until_s > self.loop.time()
+        ]
+        broker = self.world.servers[name].server
+        assert isinstance(broker, Broker)
+        if name in holders and broker._coordination.lease is lease and (epoch := self._epoch(broker)):
+            self.history.acknowledges(group_of(name), name, epoch, [each for each in holders if each != name])
 
     def _waiting(self) -> list[str]:
         """What clients still have to get."""
         self._read_logs()
         history, waiting = self.history, []
+        if not self._masters():
+            waiting.append("no broker is elected")
         for group, topic in dict.fromkeys((client.group, client.topic) for client in self.plan.clients if client.group):
             is_consumer = any(
                 client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull")
@@ -178,15 +215,24 @@ class Run:
             elif sent.decision == "commit":
                 waiting.append(f"committed {sent.body} is not in the log")
         for name, server in self.world.servers.items():
-            if name.endswith("-slave") and not self.may_differ(name):
-                slave, master = server.server, self.world.servers[name.removesuffix("-slave")].server
-                ends = [_end(each) for each in (slave, master)]
+            master = self.master_of(name)
+            if master is not None and not self.may_differ(name):
+                ends = [_end(each) for each in (server.server, master.server)]
                 if ends[0] != ends[1]:
                     waiting.append(f"the log of {name} ends at {ends[0]}, and its master's at {ends[1]}")
         return waiting
 
+    def master_of(self, slave: str) -> Server | None:
+        """The master that a broker follows; None for a master itself, and for other servers."""
+        if self.plan.elected and slave in self.plan.brokers:
+            masters = [server for server in self.world.servers.values() if server.server in self._masters()]
+            return None if not masters or masters[0].name == slave else masters[0]
+        return self.world.servers[slave.removesuffix("-slave")] if slave.endswith("-slave") else None
+
     def may_differ(self, slave: str) -> bool:
         """Whether a master may lack what its slave has: then the slave keeps that, and waits for an operator."""
+        if self.plan.elected:
+            return False
         # With SYNC_FLUSH as well: a slave gets what its master has not flushed yet.
         return any(group == slave.removesuffix("-slave") for group, _ in self.history.power_cuts)
 
@@ -216,9 +262,9 @@ class Run:
 
     # Faults.
 
-    async def _inject(self, fault: Fault, begin_s: float, number: int) -> None:
+    async def _inject(self, fault: Fault, begin_s: float) -> None:
         await asyncio.sleep(begin_s + fault.at_s - self.loop.time())
-        chance = Random(f"{self.plan.seed}/fault/{number}")
+        chance = Random(f"{self.plan.seed}/fault/{fault.number}")
         inject: dict[str, Callable[[Fault, Random], Coroutine[Any, Any, None]]] = {
             "kill": self._kill,
             "restart": self._restart,
@@ -234,6 +280,8 @@ class Run:
             "eio": self._fail_sync,
             "offsets": self._reset_offsets,
             "topic": self._change_topic,
+            "lease": self._end_leases,
+            "switchover": self._switch_over,
         }
         self.transcript.add("FAULT", str(fault))
         self.counts[f"fault {fault.kind}"] += 1
@@ -262,7 +310,7 @@ class Run:
         async with server.busy:
             if not fault.target.endswith("-slave"):
                 self.history.power_cuts.append((fault.target, self.loop.time()))
-            before = self._ends(server)
+            before, ended = self._ends(server), server.server
             kind = server.lose_power(chance)
             self.transcript.add(fault.target, f"has lost its power; its disk keeps {kind}")
             await asyncio.sleep(fault.length_s)
@@ -270,8 +318,16 @@ class Run:
             await server.start()
             for (topic, queue_id), end in before.items():
                 if (begin := server.recovered.get((topic, queue_id), 0)) < end and not fault.target.endswith("-slave"):
-                    self.history.replace((topic, fault.target, queue_id), begin, end)
+                    self.history.replace((topic, group_of(fault.target), queue_id), begin, end)
                     self.transcript.add(fault.target, f"has lost {topic} {queue_id} from {begin} to {end}")
+                    if not self.plan.is_sync_flush:
+                        self._note_lost_copies(ended, topic, queue_id, begin)
+
+    def _note_lost_copies(self, ended: Any, topic: str, queue_id: int, begin: int) -> None:
+        """Note what was to be delivered again or later, in the files as the ended process still sees them."""
+        if topic.startswith(("%", "SCHEDULE")):
+            for record in ended.parts.storage.store.get(topic, queue_id, begin, 1000).records:
+                self.history.lost_copies.add(decode(record).body.decode())
 
     def _ends(self, server: Server) -> dict[tuple[str, int], int]:
         """The end of each queue of a broker."""
@@ -303,7 +359,7 @@ class Run:
             return
         async with machine.busy:
             self.loop.pause(machine.process)
-            self.history.disturbed[fault.target] = self.loop.time() + fault.length_s
+            self._disturb(fault.target, fault.length_s)
             await asyncio.sleep(fault.length_s)
             self.loop.resume(machine.process)
 
@@ -314,12 +370,16 @@ class Run:
         for way in ways:
             self.loop.cut(*way)
         for each in (fault.target, fault.other):
-            self.history.disturbed[each] = max(self.history.disturbed[each], self.loop.time() + fault.length_s)
+            self._disturb(each, fault.length_s)
         await asyncio.sleep(fault.length_s)
         if chance.random() < 0.5:
             self.loop.reset_connections(fault.target, fault.other)
         for way in ways:
             self.loop.heal(*way)
+
+    def _disturb(self, machine: str, length_s: float) -> None:
+        for name in {machine, group_of(machine)} if machine in self.plan.brokers else {machine}:
+            self.history.disturbed[name] = max(self.history.disturbed[name], self.loop.time() + length_s)
 
     async def _reset(self, fault: Fault, chance: Random) -> None:
         count = self.loop.reset_connections(fault.target, fault.other)
@@ -347,18 +407,40 @@ class Run:
             self.history.failed_syncs.append((fault.target, began_s, self.loop.time()))
 
     async def _reset_offsets(self, fault: Fault, chance: Random) -> None:
-        topic = next(client.topic for client in self.plan.clients if client.group == fault.target)
+        topics = [client.topic for client in self.plan.clients if client.group == fault.target]
+        if not topics:  # of a plan that was made smaller
+            return
         self.history.resets.append((fault.target, self.loop.time()))
         async with AdminClient(self.world.namesrv) as admin:
             try:
-                for queue in await admin.topics.queues(topic):
-                    begin, _ = await admin.offsets.ends(self._address(queue), queue)
+                for queue in await admin.topics.queues(topics[0]):
+                    begin, _ = await admin.offsets.ends(self._address(queue.broker_name), queue)
                     await admin.offsets.reset(fault.target, queue, begin)
             except MQError as error:
                 self.transcript.add("operator", f"cannot reset offsets: {error}")
 
-    def _address(self, queue: MessageQueue) -> str:
-        return f"127.0.0.1:{BROKER_PORT + 10 * int(queue.broker_name.rpartition('-')[2])}"
+    def _address(self, group: str) -> str:
+        """The address of a group's master, or of some broker of it while there is none."""
+        for broker in self._masters():
+            if broker.config.broker_name == group:
+                return broker.address
+        return f"127.0.0.1:{BROKER_PORT + 10 * int(group.rpartition('-')[2]) + 3 * (self.plan.elected > 0)}"
+
+    async def _end_leases(self, fault: Fault, chance: Random) -> None:
+        etcd = self.world.servers["etcd"]
+        if isinstance(etcd.server, Etcd) and etcd.process:
+            with on_machine(etcd.process):
+                self.transcript.add("etcd", f"ends {etcd.server.revoke_all()} leases")
+
+    async def _switch_over(self, fault: Fault, chance: Random) -> None:
+        target = self.world.servers[fault.target].server
+        assert isinstance(target, Broker)
+        async with AdminClient(self.world.namesrv) as admin:
+            try:
+                await admin.roles.switch_over(target.address)
+                self.transcript.add("operator", f"{fault.target} becomes master")
+            except MQError as error:
+                self.transcript.add("operator", f"cannot make {fault.target} master: {error}")
 
     async def _change_topic(self, fault: Fault, chance: Random) -> None:
         if fault.target != "plain":
@@ -431,8 +513,8 @@ def _compare_logs(run: Run) -> list[str]:
     """The logs of a master and its slave are equal."""
     broken = []
     for name, server in run.world.servers.items():
-        if name.endswith("-slave") and not run.may_differ(name):
-            master = run.world.servers[name.removesuffix("-slave")]
+        master = run.last_masters.get(name)
+        if master is not None and not run.may_differ(name):
             logs = []
             for each in (master, server):
                 with StoreReader(each.directory) as reader:

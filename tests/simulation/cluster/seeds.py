@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import pickle
+import re
 import resource
 import select
 import shutil
@@ -131,15 +132,21 @@ def outcome_of(plan: Plan, prepare: Callable[[], object] = lambda: None) -> Outc
     return outcome
 
 
+def failures(outcome: Outcome) -> set[str]:
+    """What a run has broken, without what differs from run to run: names, numbers and times."""
+    return {re.sub(r"\S*\d\S*", "*", line.splitlines()[-1]) for line in outcome.broken}
+
+
 def shrink(failed: Outcome, prepare: Callable[[], object] = lambda: None) -> Outcome:
     """Return a run that fails as this one does, without whatever is not needed for that."""
+    wanted = failures(failed)
     attempts, smallest, is_smaller = 0, failed, True
     while is_smaller and attempts < MOST_ATTEMPTS:
         is_smaller = False
         for plan in smallest.plan.smaller():
             attempts += 1
             outcome = outcome_of(plan, prepare)
-            if outcome.broken:
+            if failures(outcome) & wanted:
                 smallest, is_smaller = outcome, True
                 break
             if attempts >= MOST_ATTEMPTS:
@@ -148,6 +155,6 @@ def shrink(failed: Outcome, prepare: Callable[[], object] = lambda: None) -> Out
         last_s = max([fault.at_s for fault in smallest.plan.faults], default=0.0)
         if length_s > last_s:
             outcome = outcome_of(replace(smallest.plan, length_s=length_s), prepare)
-            if outcome.broken:
+            if failures(outcome) & wanted:
                 return outcome
     return smallest

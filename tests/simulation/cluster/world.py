@@ -14,21 +14,28 @@ import random
 import resource
 import secrets
 import shutil
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+import anyio._backends._asyncio  # noqa: F401 - once, before the processes of the runs are forked
+import httpx  # noqa: F401 - likewise
 import pytest
 
+from rucola.broker import coordination
 from rucola.broker.background import group_commit
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.coordination.config import CoordinationConfig
+from rucola.coordination.write_lease import WriteLease
 from rucola.message import ids
 from rucola.namesrv.server import Namesrv
 from rucola.store import consume_queue, flusher, index, mapped_file
@@ -36,6 +43,7 @@ from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
+from simulation.cluster.etcd import ETCD_PORT, Etcd, EtcdData
 from simulation.cluster.plan import Plan
 from simulation.disk import SyncedDisk
 from simulation.in_memory import FlushOnLoop
@@ -67,6 +75,15 @@ FILES = {
 }
 
 
+COORDINATION = CoordinationConfig(
+    etcd_endpoints=f"http://{HOST}:{ETCD_PORT}",
+    etcd_ttl=8000,
+    etcd_loop_wait=2000,
+    etcd_retry_timeout=2500,
+    etcd_in_sync_timeout=6000,
+)
+
+
 class Transcript:
     """What happened, one line each."""
 
@@ -87,6 +104,7 @@ class Machine:
         self.generation = 0
         self.process = ""
         """Empty while nothing runs."""
+        self.power_cuts = 0
         self.busy = asyncio.Lock()
         """Held by the fault that ends the process and starts another."""
         self._copies = 0
@@ -118,6 +136,7 @@ class Machine:
         """End the process, and what of its files was not synced; return what is left of them."""
         self.world.loop.power_off(self.name, self.process)
         self.process = ""
+        self.power_cuts += 1
         before = self._next_directory()
         return self.world.disk.crash_of(before, chance, self.directory)
 
@@ -128,9 +147,9 @@ class Machine:
 
 
 class Server(Machine):
-    """A machine with a name server or a broker."""
+    """A machine with a name server, a broker or etcd."""
 
-    server: Namesrv | Broker | None = None
+    server: Namesrv | Broker | Etcd | None = None
     recovered: dict[tuple[str, int], int] = {}
     """The end of each queue when its store was opened last."""
     disk_error = 0
@@ -148,6 +167,9 @@ class Server(Machine):
             await asyncio.wait([task], timeout=START_TIMEOUT_S)
             if task.done() and task.exception() is None:
                 self.world.transcript.add(self.name, f"runs as {self.process}")
+                if isinstance(self.server, Broker):
+                    failed = self.run(self.server.wait_failed())
+                    failed.add_done_callback(partial(self._restart, self.process))
                 return
             why = task.exception() if task.done() else "no end of its start"
             self.world.transcript.add(self.name, f"does not start: {why}".replace(str(self.world.root), ""))
@@ -155,6 +177,20 @@ class Server(Machine):
             self.end()
             await asyncio.sleep(RESTART_PAUSE_S)
         raise AssertionError(f"{self.name} does not start")
+
+    def _restart(self, process: str, failed: asyncio.Task[None]) -> None:
+        """Start a broker again that a failed change of its role has left stopped, as a supervisor does."""
+
+        async def restart() -> None:
+            async with self.busy:
+                if self.process == process:
+                    why = str(failed.exception()).replace(str(self.world.root), "")
+                    self.world.transcript.add(self.name, f"ends: {why}")
+                    await self.stop()
+                    await asyncio.sleep(RESTART_PAUSE_S)
+                    await self.start()
+
+        self.world.kept.append(self.world.loop.create_task(restart()))
 
     async def stop(self) -> None:
         """Stop the server; end it if that takes too long."""
@@ -172,30 +208,36 @@ class Server(Machine):
             self.world.loop.end(self.process)
             self.process = ""
 
-    def make(self) -> Namesrv | Broker:
-        plan, number = self.world.plan, int(self.name.split("-")[1])
+    def make(self) -> Namesrv | Broker | Etcd:
+        plan = self.world.plan
         with on_machine(self.process):
+            if self.name == "etcd":
+                return Etcd(self.world.loop, self.world.etcd)
+            _, number, *member = self.name.split("-")
             if self.name.startswith("namesrv"):
-                return Namesrv(HOST, NAMESRV_PORT + number)
-            is_slave = self.name.endswith("-slave")
+                return Namesrv(HOST, NAMESRV_PORT + int(number))
+            broker_id = int(member[0].replace("slave", "1")) if member else 0
             role = BrokerRole.SYNC_MASTER if plan.is_sync_master else BrokerRole.ASYNC_MASTER
+            port = BROKER_PORT + 10 * int(number) + 3 * broker_id
             config = BrokerConfig(
                 broker_name=f"broker-{number}",
                 bind_address=HOST,
                 broker_ip1=HOST,
-                listen_port=BROKER_PORT + 10 * number + 5 * is_slave,
-                ha_listen_port=BROKER_PORT + 10 * number + 5 * is_slave + 1,
-                broker_id=int(is_slave),
+                broker_ip2=HOST,
+                listen_port=port,
+                ha_listen_port=port + 1,
+                broker_id=broker_id,
                 namesrv_addr=self.world.namesrv,
                 grpc_server_enabled=False,
                 vip_channel_enabled=False,
                 transaction_check_interval=5000,
                 transaction_time_out=3000,
                 register_name_server_period=10_000,
+                coordination=COORDINATION if plan.elected else CoordinationConfig(),
             )
             store = StoreConfig(
                 store_path_root_dir=self.directory,
-                broker_role=BrokerRole.SLAVE if is_slave else role,
+                broker_role=BrokerRole.SLAVE if broker_id else role,
                 flush_disk_type=FlushDiskType.SYNC_FLUSH if plan.is_sync_flush else FlushDiskType.ASYNC_FLUSH,
                 **FILES,  # type: ignore[arg-type]
             )
@@ -213,6 +255,9 @@ class World:
         self.kept: list[Any] = []
         """What ended processes hold. None of it is closed: a process that is ended runs no code."""
         self.failed_starts = self.failed_stops = 0
+        self.etcd = EtcdData()
+        self.on_right: Callable[[WriteLease], None] = lambda lease: None
+        """Called with the right to acknowledge of a broker, whenever that uses it."""
         self.events: Counter[str] = Counter()
         root.mkdir(parents=True)
         self.disk = SyncedDisk(root)
@@ -241,6 +286,11 @@ class World:
 
     def pid(self) -> int:
         return self._pids.setdefault(_machine.get(), len(self._pids) + 1000)
+
+    def boot_id(self) -> str:
+        """What Linux tells about the last start of the running machine."""
+        machine = current_machine()
+        return f"{machine}, {self.machines[machine].power_cuts}"
 
     def disk_error(self, is_sync: bool) -> None:
         """Raise the error that the disk of the running machine has now, if any."""
@@ -395,6 +445,9 @@ def simulated_world(plan: Plan, root: Path) -> Iterator[World]:
         patch.setattr(index, "threading", _OnlyLock)
         patch.setattr(flusher, "threading", _FlushThreading)
         patch.setattr(MessageStore, "open", _opened(world, MessageStore.open))
+        patch.setattr(WriteLease, "is_held", _watched(world, WriteLease.is_held))
+        patch.setattr(coordination, "boot_id", world.boot_id)
+        patch.setitem(sys.modules, "sniffio", None)  # httpcore looks for it at each request, for Trio
         world.disk.recorded(patch)
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, _failing(world, getattr(os, name), is_sync=True))
@@ -414,6 +467,16 @@ def _opened(world: World, call: Callable[..., None]) -> Callable[..., None]:
         world.servers[current_machine()].recovered = {name: end for name, (_, end) in store.queues().items()}
 
     return opened
+
+
+def _watched(world: World, call: Callable[[WriteLease], bool]) -> Callable[[WriteLease], bool]:
+    def watched(lease: WriteLease) -> bool:
+        is_held = call(lease)
+        if is_held:
+            world.on_right(lease)
+        return is_held
+
+    return watched
 
 
 def _failing(world: World, call: Callable[..., Any], *, is_sync: bool) -> Callable[..., Any]:
