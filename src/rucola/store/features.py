@@ -78,7 +78,10 @@ def check_features(config: StoreConfig) -> None:
         or (feature.support is Support.NEEDS_SETTING and not settings[feature.name])
     ]
     if refused:
-        raise StoreError(f"{root} is not opened, and nothing in it was changed. {'. '.join(map(str, refused))}")
+        raise StoreError(
+            f"{root} is not opened, and nothing in it was changed. {'. '.join(map(str, refused))}",
+            subject=refused[0].path,
+        )
 
 
 def check_units(queues: Iterable[ConsumeQueue], log: MappedFileQueue, mode: MultiDispatch) -> None:
