@@ -124,10 +124,12 @@ def main(arguments: list[str]) -> int:
         begin = time.monotonic()
         wheel = build("0" if version.endswith("t") else "")  # the stable ABI does not exist for free-threaded builds
         rooms = [f"tests/{room}" for room in ROOMS]
-        parallel = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "-p", "no:cacheprovider"]
+        # One worker more than cores, since these tests wait for a part of their time, and `make test` has all examples.
+        options = ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "loadfile", "-p", "no:cacheprovider"]
+        options += ["--hypothesis-profile", "quick"]
         try:
             python = make_environment(found[0], PLACE / version, wheel)
-            result = run(python, "-m", "pytest", *WARNINGS, "-m", MARKERS, *parallel, *(arguments or rooms))
+            result = run(python, "-m", "pytest", *WARNINGS, "-m", MARKERS, *options, *(arguments or rooms))
             print(f"{result}, {time.monotonic() - begin:.0f} s in all", flush=True)
         except RuntimeError as error:
             failed = 1
