@@ -2,10 +2,6 @@
 
 #include "speed.h"
 
-#define PREPARED 0x4 /* bits of sysFlag, see rucola.message.sysflag */
-#define TRANSACTION_MASK 0xC
-#define ROLLED_BACK 0xC
-
 /* The fields of a DispatchRequest, by which their interned names are found in the state of the module. */
 static int field_i64(PyObject *request, PyObject *name, int64_t *number) {
     PyObject *value = PyObject_GetAttr(request, name);
@@ -189,13 +185,6 @@ PyObject *units_by_queue(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return result ? result : decline();
 }
 
-/* Growing columns of index entries. */
-typedef struct {
-    int32_t *hashes;
-    int64_t *offsets, *times;
-    Py_ssize_t count, room;
-} Columns;
-
 static int add_entry(Columns *columns, uint32_t hash, int64_t offset, int64_t time) {
     if (columns->count == columns->room) {
         Py_ssize_t room = 2 * columns->room + 64;
@@ -219,13 +208,7 @@ static int add_entry(Columns *columns, uint32_t hash, int64_t offset, int64_t ti
     return 1;
 }
 
-/* Add the entries of a property with keys: as one key, or as words separated by blanks. 0 if it is no usual text. */
-static int add_keys(Columns *columns, PyObject *text, int has_words, uint32_t prefix, int64_t offset, int64_t time) {
-    Span keys;
-    if (text == Py_None)
-        return 1;
-    if (!PyUnicode_Check(text) || !(keys.at = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &keys.size)))
-        return 0;
+int add_keys(Columns *columns, Span keys, int has_words, uint32_t prefix, int64_t offset, int64_t time) {
     while (keys.size > 0) {
         const uint8_t *blank = has_words ? memchr(keys.at, ' ', (size_t)keys.size) : NULL;
         Py_ssize_t size = blank ? blank - keys.at : keys.size;
@@ -235,6 +218,32 @@ static int add_keys(Columns *columns, PyObject *text, int has_words, uint32_t pr
         keys.size -= size + 1;
     }
     return 1;
+}
+
+/* The same for a text or None; 0 also if it is no usual text. */
+static int add_text(Columns *columns, PyObject *text, int has_words, uint32_t prefix, int64_t offset, int64_t time) {
+    Span keys;
+    if (text == Py_None)
+        return 1;
+    return PyUnicode_Check(text) && (keys.at = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &keys.size)) &&
+           add_keys(columns, keys, has_words, prefix, offset, time);
+}
+
+PyObject *columns_of(const Columns *columns) {
+    PyObject *hashes = PyBytes_FromStringAndSize((const char *)columns->hashes, columns->count * 4);
+    PyObject *offsets = PyBytes_FromStringAndSize((const char *)columns->offsets, columns->count * 8);
+    PyObject *times = PyBytes_FromStringAndSize((const char *)columns->times, columns->count * 8);
+    PyObject *result = hashes && offsets && times ? PyTuple_Pack(3, hashes, offsets, times) : NULL;
+    Py_XDECREF(hashes);
+    Py_XDECREF(offsets);
+    Py_XDECREF(times);
+    return result;
+}
+
+void release_columns(Columns *columns) {
+    PyMem_Free(columns->hashes);
+    PyMem_Free(columns->offsets);
+    PyMem_Free(columns->times);
 }
 
 /* Add the entries of one request; `topic` and `prefix` are those of the request before it, and become its own. */
@@ -257,8 +266,8 @@ static int add_request(const State *names, PyObject *request, Columns *columns, 
         *topic = own_topic;
     }
     is_added = (sys_flag & TRANSACTION_MASK) == ROLLED_BACK ||
-               (add_keys(columns, unique_key, 0, *prefix, offset, time) &&
-                add_keys(columns, keys, 1, *prefix, offset, time));
+               (add_text(columns, unique_key, 0, *prefix, offset, time) &&
+                add_text(columns, keys, 1, *prefix, offset, time));
 done:
     Py_XDECREF(own_topic);
     Py_XDECREF(unique_key);
@@ -286,19 +295,9 @@ PyObject *index_entries(PyObject *module, PyObject *const *args, Py_ssize_t coun
         if (!is_added)
             break;
     }
-    if (number == requests) {
-        PyObject *hashes = PyBytes_FromStringAndSize((const char *)columns.hashes, columns.count * 4);
-        PyObject *offsets = PyBytes_FromStringAndSize((const char *)columns.offsets, columns.count * 8);
-        PyObject *times = PyBytes_FromStringAndSize((const char *)columns.times, columns.count * 8);
-        if (hashes && offsets && times)
-            result = PyTuple_Pack(3, hashes, offsets, times);
-        Py_XDECREF(hashes);
-        Py_XDECREF(offsets);
-        Py_XDECREF(times);
-    }
+    if (number == requests)
+        result = columns_of(&columns);
     Py_XDECREF(topic);
-    PyMem_Free(columns.hashes);
-    PyMem_Free(columns.offsets);
-    PyMem_Free(columns.times);
+    release_columns(&columns);
     return result ? result : decline();
 }

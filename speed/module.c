@@ -98,6 +98,11 @@ static PyMethodDef methods[] = {
          " -> (records, their number, units read) | None"),
     FAST(decode_records, "decode_records(records, max count) -> [fields of MessageExt] | None"),
     FAST(read_requests, "read_requests(buffer, position, end) -> [fields of DispatchRequest] | None"),
+    FAST(scan_records,
+         "scan_records(data, physical offset, check) -> (positions, heads, store timestamps, end) | None"),
+    FAST(read_run,
+         "read_run(buffer, position, end, due-time topics)"
+         " -> ({(topic, queue id): (queue offset, units)}, hashes, physical offsets, store timestamps) | None"),
     FAST(crc32_of_ranges, "crc32_of_ranges(data, begins, ends) -> CRCs of 31 bits | None"),
     FAST(parse_properties,
          "parse_properties(data, begins, ends) -> (offsets, names, codes, value offsets, values, irregular rows) | None"),

@@ -4,16 +4,11 @@
 
 #include <unistd.h>
 
-#define MIN_RECORD_SIZE 91
 #define RECORD_GUESS 4096 /* bytes in which most records fit */
 #define MAX_TOPIC_LENGTH 127
 #define HOSTS_V6 0x30
-#define BORN_HOST_V6 0x10
-#define STORE_HOST_V6 0x20
 
-/* Whether `left` bytes begin with a whole record whose sizes agree and that states this physical offset; its size, or
-0. The rules are those of `_outline` in rucola.message.record. */
-static int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_offset) {
+int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_offset) {
     int64_t size, position, body_size;
     uint32_t sys_flag;
     if (left < MIN_RECORD_SIZE)
@@ -197,22 +192,21 @@ PyObject *decode_records(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return rows ? rows : decline();
 }
 
-/* The values of the properties that are dispatched. */
-enum { TAGS, UNIQ_KEY, KEYS, DISPATCHED };
-static const char *const dispatched_names[DISPATCHED] = {"TAGS", "UNIQ_KEY", "KEYS"};
-
-/* Find the last value of each name in a property string, as `parse` of rucola.message.properties. */
-static void find_dispatched(Span string, Span values[DISPATCHED]) {
-    const uint8_t *at = string.at, *end = string.at + string.size;
-    memset(values, 0, DISPATCHED * sizeof(Span));
+/* Find the last value of each name that is dispatched, as `parse` of rucola.message.properties. */
+static void find_values(Dispatched *record) {
+    static const char *const names[] = {"TAGS", "UNIQ_KEY", "KEYS", "INNER_MULTI_DISPATCH"};
+    Span *const values[] = {&record->tags, &record->unique_key, &record->keys, &record->further};
+    const uint8_t *at = record->properties.at, *end = at + record->properties.size;
+    for (int number = 0; number < 4; number++)
+        *values[number] = (Span){NULL, 0};
     while (at < end) {
         const uint8_t *separator = memchr(at, 2, (size_t)(end - at)), *next = separator ? separator : end;
         const uint8_t *between = memchr(at, 1, (size_t)(next - at));
         if (between && next - between > 1)
-            for (int number = 0; number < DISPATCHED; number++)
-                if ((size_t)(between - at) == strlen(dispatched_names[number]) &&
-                    !memcmp(at, dispatched_names[number], (size_t)(between - at)))
-                    values[number] = (Span){between + 1, next - between - 1};
+            for (int number = 0; number < 4; number++)
+                if ((size_t)(between - at) == strlen(names[number]) &&
+                    !memcmp(at, names[number], (size_t)(between - at)))
+                    *values[number] = (Span){between + 1, next - between - 1};
         at = next + 1;
     }
 }
@@ -242,29 +236,40 @@ static int is_queue_name(const uint8_t *topic, Py_ssize_t size, int32_t queue_id
            !(topic[0] == '.' && (size == 1 || (size == 2 && topic[1] == '.')));
 }
 
+int find_dispatched(const uint8_t *at, int64_t size, Dispatched *record) {
+    const uint8_t *body, *topic, *properties;
+    record->sys_flag = get_u32(at + 36);
+    body = at + 88 + (record->sys_flag & BORN_HOST_V6 ? 12 : 0) + (record->sys_flag & STORE_HOST_V6 ? 12 : 0);
+    topic = body + get_i32(body - 4);
+    properties = topic + 1 + topic[0] + 2;
+    record->topic = (Span){topic + 1, topic[0]};
+    record->queue_id = get_i32(at + 12);
+    record->queue_offset = get_i64(at + 20);
+    record->physical_offset = get_i64(at + 28);
+    record->store_timestamp = get_i64(at + (record->sys_flag & BORN_HOST_V6 ? 68 : 56));
+    record->properties = (Span){properties, (Py_ssize_t)(at + size - properties)};
+    find_values(record);
+    return is_queue_name(record->topic.at, record->topic.size, record->queue_id);
+}
+
 /* The fields of a DispatchRequest, of a record whose sizes agree; NULL with or without an exception. */
 static PyObject *request_of(const uint8_t *at, int64_t size, Text *last_topic) {
-    uint32_t sys_flag = get_u32(at + 36);
-    const uint8_t *store_timestamp = at + (sys_flag & BORN_HOST_V6 ? 68 : 56);
-    const uint8_t *body = at + 88 + (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
-    const uint8_t *topic = body + get_i32(body - 4), *properties = topic + 1 + topic[0] + 2;
-    Span string = {properties, (Py_ssize_t)(at + size - properties)}, values[DISPATCHED];
+    Dispatched record;
     PyObject *row;
-    if (!is_queue_name(topic + 1, topic[0], get_i32(at + 12)) || !(row = PyTuple_New(11)))
+    if (!find_dispatched(at, size, &record) || !(row = PyTuple_New(11)))
         return NULL;
-    find_dispatched(string, values);
     PyObject *fields[11] = {
-        text_of(last_topic, topic + 1, topic[0], 0),
-        PyLong_FromLong(get_i32(at + 12)),
-        PyLong_FromLongLong(get_i64(at + 20)),
-        PyLong_FromLongLong(get_i64(at + 28)),
+        text_of(last_topic, record.topic.at, record.topic.size, 0),
+        PyLong_FromLong(record.queue_id),
+        PyLong_FromLongLong(record.queue_offset),
+        PyLong_FromLongLong(record.physical_offset),
         PyLong_FromLongLong(size),
-        PyLong_FromLongLong(get_i64(store_timestamp)),
-        PyLong_FromLong((int32_t)sys_flag),
-        tags_code(values[TAGS]),
-        replaced_text(values[UNIQ_KEY]),
-        replaced_text(values[KEYS]),
-        PyBytes_FromStringAndSize((const char *)string.at, string.size),
+        PyLong_FromLongLong(record.store_timestamp),
+        PyLong_FromLong((int32_t)record.sys_flag),
+        tags_code(record.tags),
+        replaced_text(record.unique_key),
+        replaced_text(record.keys),
+        PyBytes_FromStringAndSize((const char *)record.properties.at, record.properties.size),
     };
     return filled(row, fields, 11);
 }

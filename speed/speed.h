@@ -12,11 +12,18 @@
 #include <string.h>
 
 /* Raised when a function changes its arguments or its result; `rucola.speed` refuses any other number. */
-#define RUCOLA_SPEED_INTERFACE 11
+#define RUCOLA_SPEED_INTERFACE 12
 
 #define MESSAGE_MAGIC 0xDAA320A7u
 #define MAX_PROPERTIES_SIZE 0x7FFF
+#define MIN_RECORD_SIZE 91
 #define UNIT_SIZE 20
+
+#define PREPARED 0x4 /* bits of sysFlag, see rucola.message.sysflag */
+#define TRANSACTION_MASK 0xC
+#define ROLLED_BACK 0xC
+#define BORN_HOST_V6 0x10
+#define STORE_HOST_V6 0x20
 
 /* A range of bytes inside a buffer that outlives it. `at` is NULL if there is none. */
 typedef struct {
@@ -85,6 +92,34 @@ typedef struct {
 size, or 0. */
 Py_ssize_t batch_message(const uint8_t *at, Py_ssize_t left, Own *own);
 
+/* reads.c: whether `left` bytes begin with a whole record whose sizes agree and that states this physical offset; its
+size, or 0. The rules are those of `_outline` in rucola.message.record. */
+int64_t record_size(const uint8_t *at, int64_t left, int64_t physical_offset);
+
+/* What units and index entries of a record are made of; `further` names further queues. */
+typedef struct {
+    Span topic, properties, tags, unique_key, keys, further;
+    int64_t queue_offset, physical_offset, store_timestamp;
+    int32_t queue_id;
+    uint32_t sys_flag;
+} Dispatched;
+
+/* reads.c: find them in a record whose sizes agree; 0 if no queue can have its name. */
+int find_dispatched(const uint8_t *at, int64_t size, Dispatched *record);
+
+/* Growing columns of index entries. */
+typedef struct {
+    int32_t *hashes;
+    int64_t *offsets, *times;
+    Py_ssize_t count, room;
+} Columns;
+
+/* dispatch.c: add the entries of a property with keys, as one key or as words separated by blanks; 0 without memory.
+`prefix` is the hash of "topic#". */
+int add_keys(Columns *columns, Span keys, int has_words, uint32_t prefix, int64_t offset, int64_t time);
+PyObject *columns_of(const Columns *columns); /* a new tuple of three bytes objects, or NULL */
+void release_columns(Columns *columns);
+
 /* The functions of the module. */
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
@@ -104,6 +139,8 @@ FUNCTION(read_records); /* reads.c */
 FUNCTION(read_units);
 FUNCTION(decode_records);
 FUNCTION(read_requests);
+FUNCTION(scan_records); /* runs.c */
+FUNCTION(read_run);
 FUNCTION(crc32_of_ranges); /* columns.c */
 FUNCTION(parse_properties);
 

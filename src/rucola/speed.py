@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rucola.errors import MQError
 
-INTERFACE: Final = 11
+INTERFACE: Final = 12
 """As in speed/speed.h. An extension with another number is from other sources, and not used."""
 
 
@@ -157,6 +157,14 @@ decode_records: Callable[[bytes, int], list[tuple[Any, ...]] | None] | None = _f
 
 read_requests: Callable[[Buffer, int, int], list[tuple[Any, ...]] | None] | None = _function("read_requests")
 """(buffer, position, end) -> the fields of `dispatch_request.read_requests`."""
+
+scan_records: Callable[[bytes, int, int], tuple[bytes, bytes, bytes, int] | None] | None = _function("scan_records")
+"""(data, its physical offset, 1 to check bodies) -> the columns of `scan.RecordRun`, end of the valid records."""
+
+_Run = tuple[dict[tuple[str, int], tuple[int, bytes]], tuple[bytes, bytes, bytes]]
+
+read_run: Callable[[Buffer, int, int, AbstractSet[str]], _Run | None] | None = _function("read_run")
+"""(buffer, position, end, topics with due times) -> the units by queue and the index entries of `dispatch.read_run`."""
 
 crc32_of_ranges: Callable[[Buffer, Buffer, Buffer], bytes | None] | None = _function("crc32_of_ranges")
 """(data, start positions, end positions) -> the bytes of `record.body_crcs`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from rucola.message.record import decode, decode_many, encode
 from rucola.message.topics import SCHEDULE_TOPIC
 from rucola.store.commit_log import CommitLog
 from rucola.store.consume_queue import first_unit, pack_unit
-from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_entries_of
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_entries_of, read_run
 from rucola.store.dispatch_request import DispatchRequest, read_dispatch_request, read_requests
 from rucola.store.index import MAX_LONG, IndexFile
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.query import latest_records
 from rucola.store.read_batch import read_batch, read_usual
+from rucola.store.scan import RecordRun, ScanEnd, scan_file
 from support.accelerator import assert_same, use
 
 KEYS = st.sampled_from([None, "", "k", "a b", "  a  b ", "\u00e4 \U0001f355", "Aa BB", "\udcff", "x" * 40])
@@ -338,6 +340,113 @@ def test_both_read_the_same_requests(records: list[Any], damage: list[tuple[int,
         assert request == read_dispatch_request(bytes(data), end)
         end += request.size
     assert end <= max(len(data) - cut, 0)
+
+
+def scanned(folder: Path, data: bytes, *, check_crc: bool) -> list[Any]:
+    """What a scan of one log file with these bytes yields, in plain types; runs that follow each other as one."""
+    (folder / f"{0:020d}").write_bytes(data)
+    files = MappedFileQueue.open(folder)
+    rows: list[Any] = []
+    for item in scan_file(files.files[0], 0, check_crc=check_crc):
+        if isinstance(item, RecordRun):
+            assert item.end == item.positions[-1] + item.heads["size"][-1]
+            rows += zip(item.positions.tolist(), item.heads.tolist(), item.store_timestamps.tolist(), strict=True)
+        else:
+            rows.append(item)
+    files.close()
+    return rows
+
+
+@given(RECORDS, DAMAGE, st.integers(0, 120), st.booleans())
+def test_both_scan_a_file_to_the_same_record(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Any], damage: list[tuple[int, int]], cut: int, check: bool
+) -> None:
+    data = bytearray()
+    for number, (body, host, string) in enumerate(records):
+        data += _record(number, len(data), body, host, string)
+    for at, byte in damage if data else []:
+        data[at % len(data)] = byte
+    folder = tmp_path_factory.getbasetemp()
+    found = assert_same(lambda: scanned(folder, bytes(data[: len(data) - cut]) + bytes(40), check_crc=check))
+    assert isinstance(found[-1], ScanEnd)
+    if not damage and not cut:
+        assert len(found) == len(records) + 1
+
+
+def test_usual_records_are_scanned_in_c() -> None:
+    if speed.scan_records is not None:
+        record = _record(7, 100, b"body", bytes(20), b"")
+        other = _record(8, 100 + len(record), b"", bytes(8), b"")
+        found = speed.scan_records(record + other + record, 100, 1)
+        assert found is not None
+        assert np.frombuffer(found[0], np.int64).tolist() == [0, len(record)]
+        assert found[1][:88] == record[:88]
+        assert found[3] == len(record) + len(other)
+        assert speed.scan_records(record, 99, 1) is None
+        changed = record.replace(b"body", b"Body")
+        assert speed.scan_records(changed, 100, 1) is None
+        assert speed.scan_records(changed, 100, 0) is not None
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from(["T", "T", "U", "T\u00e4", SCHEDULE_TOPIC]),
+        st.sampled_from([0, 0, 7]),
+        st.sampled_from([0, 0, 0, sysflag.TRANSACTION_PREPARED, sysflag.TRANSACTION_ROLLBACK, -(2**31)]),
+        st.sampled_from([bytes(8), bytes(20)]),
+        st.lists(STRINGS, max_size=4).map(b"\x02".join),
+        st.sampled_from([0] * 20 + [1]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def run_of(records: list[Any]) -> bytes:
+    """Records of one log file, in queues that continue, except for a gap."""
+    data, ends = bytearray(), Counter[tuple[str, int]]()
+    for topic, queue_id, sys_flag, host, string, gap in records:
+        ends[topic, queue_id] += gap
+        message = MessageInner(topic, queue_id, b"body", string, 0, sys_flag, 1, host)
+        data += encode(message, ends[topic, queue_id], len(data), 2**62, host)
+        ends[topic, queue_id] += sysflag.is_dispatched(sys_flag)
+    return bytes(data)
+
+
+@given(RUNS)
+def test_a_run_is_read_as_its_requests(records: list[Any]) -> None:
+    data = run_of(records)
+    if (found := read_run(data, 0, len(data))) is not None:
+        requests = read_requests(data, 0, len(data))
+        assert len(requests) == len(records)
+        dispatcher = CommitLogDispatcher(ConsumeQueues(Path("none"), 20), None, [1000])
+        units = dispatcher.units_by_queue(requests)
+        assert list(found[0].items()) == [(name, columns[:2]) for name, columns in units.items()]
+        assert [column.tolist() for column in found[1]] == [column.tolist() for column in index_entries_of(requests)]
+
+
+def test_runs_of_usual_records_are_read_in_c() -> None:
+    usual = [
+        ("T", 0, 0, bytes(8), b"KEYS\x01a b\x02TAGS\x01t", 0),
+        ("U", 0, sysflag.TRANSACTION_ROLLBACK, bytes(20), b"", 0),
+    ]
+    data = run_of([*usual, *usual])
+    if speed.read_run is not None:
+        assert read_run(data, 0, len(data)) is not None
+        assert read_run(data, 1, len(data)) is None
+        assert read_run(data, 0, len(data) - 1) is None
+        assert read_run(data, 0, len(data) + 1) is None
+        assert read_run(data, len(data), len(data)) is None
+        for unusual in (
+            ("T", 0, 0, bytes(8), b"", 1),
+            (SCHEDULE_TOPIC, 0, 0, bytes(8), b"", 0),
+            ("T", 0, 0, bytes(8), b"KEYS\x01a\0", 0),
+            ("T", 0, 0, bytes(8), b"KEYS\x01\xff", 0),
+            ("T", 0, 0, bytes(8), b"INNER_MULTI_DISPATCH\x01U", 0),
+            ("a/b", 0, 0, bytes(8), b"", 0),
+        ):
+            data = run_of([*usual, unusual])
+            assert read_run(data, 0, len(data)) is None
 
 
 def test_the_usual_requests_are_read_in_c() -> None:

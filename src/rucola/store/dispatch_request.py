@@ -24,7 +24,7 @@ from rucola.message.record import FRAME, MIN_RECORD_SIZE, Buffer, peek
 from rucola.message.topics import DUE_TIME_TOPICS, TIMER_TOPIC
 from rucola.store.consume_queue import TagsCodeReader, check_queue_name
 from rucola.store.mapped_file import MappedFileQueue
-from rucola.store.multi_dispatch import MultiDispatch, further_units
+from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, MultiDispatch, further_units
 
 MAX_TAGS_CODE: Final = (1 << 63) - 1
 
@@ -82,6 +82,8 @@ def read_requests(buffer: Buffer, position: int, end: int) -> list[DispatchReque
 
 def dispatch_requests(request: DispatchRequest, mode: MultiDispatch) -> list[DispatchRequest]:
     """Return all requests of a record, given the one for its own queue, which comes first."""
+    if mode is MultiDispatch.OFF or MULTI_DISPATCH_NAME not in request.properties:
+        return [request]
     further = further_units(request.properties, (request.topic, request.queue_id), mode)
     return [request, *(_further(request, *queue, queue_offset) for queue, queue_offset in further.items())]
 

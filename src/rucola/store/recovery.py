@@ -51,7 +51,7 @@ from rucola.message import sysflag
 from rucola.message.record import FRAME
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_offset_mismatch, sync_names
-from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, read_run
 from rucola.store.dispatch_request import (
     DispatchRequest,
     dispatch_requests,
@@ -359,6 +359,8 @@ class Recovery:
     ) -> ScanEnd | None:
         """Write missing units and entries; damage ends the log in its `tail`, elsewhere it raises StoreCorrupt."""
         self._log_progress(run.end)
+        if self._dispatch_at_once(run, units_begin, index_begin, entries_there):
+            return None
         units: list[DispatchRequest] = []
         entries: list[DispatchRequest] = []
         expected: dict[tuple[str, int], int] = {}
@@ -394,6 +396,30 @@ class Recovery:
         if self._index is not None and entries:
             self._dispatcher.add_entries(entries, entries_there if entries[0].physical_offset == index_begin else 0)
         return end
+
+    def _dispatch_at_once(self, run: RecordRun, units_begin: int, index_begin: int, entries_there: int) -> bool:
+        """Dispatch a whole run of usual records that continue their queues; False, before anything, for another one."""
+        begin = run.file.begin
+        first, last = begin + int(run.positions[0]), begin + int(run.positions[-1])
+        if first < units_begin <= last or first < index_begin <= last:
+            return False
+        found = read_run(run.file.map, first - begin, run.end - begin)
+        if found is None:
+            return False
+        units, (hashes, physical_offsets, timestamps) = found
+        if first >= units_begin:
+            if not all(self._continues(name, queue_offset) for name, (queue_offset, _) in units.items()):
+                return False
+            for name, (queue_offset, data) in units.items():
+                self._queues[name].append(queue_offset, data)
+        if self._index is not None and first >= index_begin:
+            skip = entries_there if first == index_begin else 0
+            self._index.put_many(hashes[skip:], physical_offsets[skip:], timestamps[skip:])
+        return True
+
+    def _continues(self, name: tuple[str, int], queue_offset: int) -> bool:
+        queue = self._queues.get(name)
+        return queue_offset == (queue.max_offset if queue is not None and queue.files.files else 0)
 
     def _continue_queue(
         self,
