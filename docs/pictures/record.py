@@ -22,14 +22,18 @@ import sys
 import tempfile
 import termios
 from collections.abc import Callable
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from PIL import Image
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from support.browser import BrowserPage
 
 PICTURES: Final = Path(__file__).resolve().parent
 DOCS: Final = PICTURES.parent
@@ -183,41 +187,57 @@ def demo() -> None:
 
 
 def console() -> None:
-    """Every page of the console, light, dark and as wide as a phone, in `build/console`; some of them in the docs."""
+    """Every page of the console, light, dark and as wide as a phone, for docs/console-pages.md; some of them alone."""
     asyncio.run(_console())
 
 
 async def _console() -> None:
     sys.path.insert(0, str(DOCS.parent / "tests"))  # the console of the tests in Chromium
-    from rucola.reliable.schema import Tables
-    from support.console_pages import busy, pages
-    from support.database_fixtures import initialized
-    from support.databases import OutboxDatabase
+    from support.browser import browser
+    from support.console_pages import access_console, busy, shown_console
 
-    directory = DOCS.parent / "build" / "console"
-    directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rucola-pictures-") as path:
-        database = initialized(OutboxDatabase(f"sqlite:///{path}/business.db", Tables()))
-        async with pages(Path(path), database) as (visited, page, paths), busy(visited):
-            for look, (width, scheme) in LOOKS.items():
-                await page.show_as(width, 800, scheme)
-                for number, address in enumerate(paths):
-                    for _ in range(2):  # the first look has what is shown measured
-                        await page.goto(visited.url(address))
-                    subject = address.split("?")[0].strip("/").replace("/", "-") or "cluster"
-                    name = f"{number:02}-{subject}-{look}.png"
-                    (directory / name).write_bytes(await page.screenshot())
-                    print(directory / name)
-                    if (address, look) in KEPT:
-                        _compress(directory / name, PICTURES / f"console-{KEPT[address, look]}.png")
+        async with browser(Path(path) / "profile") as chromium:
+            page = await chromium.page()
+            async with (
+                shown_console(Path(path) / "shop", interval_s=5.0) as (running, visited, paths),
+                busy(running, visited),
+            ):
+                await asyncio.sleep(WARM_UP_S)
+                for name, address in paths.items():
+                    await _show(page, name, visited.url(address))
+            async with access_console(Path(path) / "access") as visited:
+                await _show(page, "access", visited.url(paths["access"]))
 
 
-def _compress(picture: Path, to: Path) -> None:
+async def _show(page: BrowserPage, name: str, url: str) -> None:
+    """Take a page in each look; the first look has what is shown measured."""
+    from support.console_pages import QUESTION
+
+    await page.goto(url)
+    looks = {}
+    for look, (width, scheme) in LOOKS.items():
+        await page.show_as(width, 800, scheme)
+        await page.goto(url)
+        if name == "question":
+            await page.follow(QUESTION)
+        looks[look] = Image.open(BytesIO(await page.screenshot())).convert("RGB")
+        if (name, look) in KEPT:
+            _save(looks[look], PICTURES / f"console-{KEPT[name, look]}.png")
+    height = min(MOST_HEIGHT, max(one.height for one in looks.values()))
+    width = sum(one.width for one in looks.values()) + GAP * (len(looks) - 1)
+    together = Image.new("RGB", (width, height), "#808080")
+    left = 0
+    for one in looks.values():
+        together.paste(one, (left, 0))
+        left += one.width + GAP
+    _save(together, PICTURES / "console" / f"{name}.png")
+
+
+def _save(picture: Image.Image, to: Path) -> None:
     """Write a picture with 64 colours, which is a third of its size."""
-    from PIL import Image
-
-    with Image.open(picture) as image:
-        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(to, optimize=True)
+    to.parent.mkdir(exist_ok=True)
+    picture.quantize(64, dither=Image.Dither.NONE).save(to, optimize=True)
     print(to)
 
 
@@ -244,13 +264,18 @@ def save(name: str, picture: str) -> None:
 
 LOOKS: Final = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
 """Width and colours of the pictures of the console."""
+GAP: Final = 20
+MOST_HEIGHT: Final = 1600
+"""Of the pictures of a page; what is further down is left out."""
+WARM_UP_S: Final = 75
+"""Brokers have the rates of the last minute."""
 KEPT: Final = {
-    ("/", "light"): "cluster",
-    ("/group?name=billing", "dark"): "group",
-    ("/dead_letters?group=billing", "light"): "dead-letters",
-    ("/topics?kind=all", "phone"): "topics",
+    ("cluster", "light"): "cluster",
+    ("group", "dark"): "group",
+    ("dead-letters-of-a-group", "light"): "dead-letters",
+    ("topics", "phone"): "topics",
 }
-"""Those in the docs."""
+"""Those that stand alone in the docs."""
 
 SCENES: Final[dict[str, Callable[[], None]]] = {
     "first-message": first_message,

@@ -8,11 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from rucola.console.charts import POINTS, RANGES, Chart, charts_of
 from rucola.console.history import History
-from support.browser import browser
 from support.console import live_cluster, visitor
 
 SERIES = (
@@ -91,32 +88,3 @@ async def test_the_cluster_page_says_what_a_lake_lacks(tmp_path: Path) -> None:
         text = await console.shows("/", " d As of")
         assert "Put/s Got/s Not archived yet Not archived yet Age of the last commit 20" in text
         assert re.search(r" UTC \S+ \S+ 6 \S+ KiB [\d,]+ d ", text), "messages of broker-a, bytes of broker-b's log"
-
-
-@pytest.mark.external
-@pytest.mark.slow
-async def test_charts_are_drawn_and_drawn_again(tmp_path: Path) -> None:
-    async with (
-        live_cluster(tmp_path) as running,
-        visitor(running.namesrv) as console,
-        browser(tmp_path / "profile") as chromium,
-    ):
-        await add_samples(console.console.history, 600, 60)
-        page = await chromium.page()
-        await page.goto(console.url("/group?name=billing"))
-        assert await page.until("document.querySelectorAll('.chart canvas').length") == 3
-        await page.evaluate("document.querySelector('details').open = true")
-        await page.evaluate("document.querySelector('.chart canvas').isSame = true")
-        await page.evaluate("htmx.ajax('GET', location.href, {target: '#main', select: '#main', swap: 'outerMorph'})")
-        assert await page.evaluate("document.querySelector('.chart canvas').isSame")
-        assert await page.evaluate("document.querySelector('details').open")
-        assert await page.evaluate("document.querySelectorAll('.chart canvas').length") == 3
-        assert page.problems == []
-
-        page = await chromium.page()
-        await page.without_scripts()
-        await page.goto(console.url("/group?name=billing"))
-        assert "123,457" not in await page.text(".charts")
-        await page.evaluate("document.querySelector('summary').click()")
-        assert "123,457" in await page.text(".charts"), "the table says the same"
-        assert page.problems == []

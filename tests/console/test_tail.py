@@ -17,7 +17,6 @@ from rucola.client import Producer
 from rucola.console import tails
 from rucola.console.tails import FIRST_MESSAGES, KEPT, Tail
 from rucola.message import Message, MessageExt
-from support.browser import browser
 from support.console import Visitor, live_cluster, text_of, visitor
 from support.waiting import until
 
@@ -180,44 +179,3 @@ async def test_a_topic_shows_its_producers_and_consumers(tmp_path: Path) -> None
             for _ in range(4):
                 await producer.send(Message("Orders", b"new"))
             await console.shows("/topic?name=Orders", f" shop {producer.instance.client_id} broker-a:0 ")
-
-
-@pytest.mark.external
-@pytest.mark.slow
-async def test_a_tail_in_the_browser_is_live_until_it_is_stopped(tmp_path: Path) -> None:
-    async with (
-        live_cluster(tmp_path) as running,
-        visitor(running.namesrv, requests_per_second=1000) as console,
-        browser(tmp_path / "profile") as chromium,
-        Producer("shop", running.namesrv) as producer,
-    ):
-        page = await chromium.page()
-        await page.goto(console.url("/tail?topic=Orders"))
-        await page.until("document.querySelector('[data-tail]').dataset.state == 'live'")
-        rows = "document.querySelectorAll('#tail tr').length"
-        before = await page.evaluate(rows)
-        await producer.send(Message("Orders", b"<img src=x onerror=alert(1)>"))
-        await page.until(f"{rows} == {before + 1}")
-        assert "<img src=x" in await page.text("#tail tr:first-child")
-        assert "UTC" not in await page.text("#tail tr:first-child")
-        await page.evaluate("document.getElementById('stop').click()")
-        assert await page.text("[data-tail]") == "Stopped"
-        await producer.send(Message("Orders", b"later"))
-        await page.evaluate("document.getElementById('stop').click()")
-        await page.until(f"{rows} == {before + 2}")
-        assert "later" in await page.text("#tail tr:first-child")
-        # What is out of sight leaves.
-        await page.evaluate("tail.append(...Array.from({length: 300}, () => document.createElement('tr')))")
-        await producer.send(Message("Orders", b"last"))
-        await page.until(f"{rows} == 200")
-        assert page.problems == []
-
-        page = await chromium.page()
-        await page.without_scripts()
-        await page.goto(console.url("/tail?topic=Orders"))
-        assert "Stop" not in await page.text()
-        await producer.send(Message("Orders", b"without scripts"))
-        await console.shows("/tail?topic=Orders", "without scripts")
-        await page.follow("main a[href*='/tail?']")
-        assert "without scripts" in await page.text("#tail")
-        assert page.problems == []

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from support.waiting import until
+
 DEADLINE_S = 60.0
 FLAGS = (
     "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
@@ -61,10 +63,11 @@ class _Pipe:
 class BrowserPage:
     """A tab of its own profile; `problems` has errors of scripts, violations of the policy and failed loads."""
 
-    def __init__(self, pipe: _Pipe, session: str) -> None:
+    def __init__(self, pipe: _Pipe, session: str, context: str) -> None:
         self.problems: list[str] = []
         self._pipe = pipe
         self._session = session
+        self._context = context
         self._loaded = asyncio.Event()
 
     def on_event(self, method: str, params: dict[str, Any]) -> None:
@@ -112,6 +115,17 @@ class BrowserPage:
         await self.evaluate(f"void document.querySelector({json.dumps(selector)}).click()")
         await asyncio.wait_for(self._loaded.wait(), DEADLINE_S)
 
+    async def download(self, selector: str, directory: Path) -> Path:
+        """Click a link to a file, which is saved in a new directory; return it when it is complete."""
+        os.mkdir(directory)
+        await self._pipe.call(
+            "Browser.setDownloadBehavior", behavior="allow", browserContextId=self._context, downloadPath=str(directory)
+        )
+        await self.evaluate(f"void document.querySelector({json.dumps(selector)}).click()")
+        await until(lambda: any(not name.endswith(".crdownload") for name in os.listdir(directory)))
+        (saved,) = os.listdir(directory)
+        return directory / saved
+
     async def enter(self) -> None:
         """Press Enter on what loads another page, and wait for this."""
         self._loaded.clear()
@@ -131,7 +145,9 @@ class BrowserPage:
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        media = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}  # a change of colours is at once
+        features = [{"name": name, "value": value} for name, value in media.items()]
+        await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def without_scripts(self) -> None:
         """Run no script of a page from now on; `evaluate` still works."""
@@ -154,7 +170,7 @@ class Browser:
             "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
         )
         attached = await self._pipe.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        page = BrowserPage(self._pipe, attached["sessionId"])
+        page = BrowserPage(self._pipe, attached["sessionId"], context["browserContextId"])
         self._pipe.pages[attached["sessionId"]] = page
         for domain in ("Page", "Runtime", "Log"):
             await page.call(f"{domain}.enable")

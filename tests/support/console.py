@@ -14,6 +14,7 @@ import httpx
 
 from rucola.admin import AdminClient, MessageQueue, SubscriptionGroupConfig, TopicConfig, dlq_topic
 from rucola.client import Producer, SendResult
+from rucola.client.connection_options import ConnectionOptions
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
 from rucola.console.server import ConsoleServer
@@ -76,7 +77,7 @@ def field(response: httpx.Response, name: str) -> str:
 
 
 @asynccontextmanager
-async def visitor(namesrv: str, **config: Any) -> AsyncIterator[Visitor]:
+async def visitor(namesrv: str | ConnectionOptions, **config: Any) -> AsyncIterator[Visitor]:
     settings = ConsoleConfig(**{"port": 0, "interval_s": 0.2} | config)
     async with ConsoleServer(namesrv, settings) as server, httpx.AsyncClient(timeout=60) as http:
         yield Visitor(server, http)
