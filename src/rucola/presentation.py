@@ -156,6 +156,11 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def json_text(value: Any) -> str:
+    """Format a value of `to_json` with its fields on lines of their own."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
 def _camel_case(name: str) -> str:
     head, *tail = name.split("_")
     return head + "".join(map(str.capitalize, tail))

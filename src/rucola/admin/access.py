@@ -12,6 +12,7 @@ import msgspec
 from rucola import fastjson
 from rucola.admin.requests import AdminRequests
 from rucola.domain.user import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rucola.errors import BrokerError, ConfigError, RemotingTimeout
 from rucola.protocol.access import (
     AclRequestHeader,
     CreateAccessConfigRequestHeader,
@@ -25,6 +26,7 @@ from rucola.protocol.access import (
 )
 from rucola.protocol.body import decode_body, encode_body
 from rucola.protocol.codes import RequestCode
+from rucola.protocol.command import Header, RemotingCommand
 
 
 class AclVersions(msgspec.Struct, frozen=True):
@@ -44,21 +46,21 @@ class AccessAdmin:
 
     async def update_account(self, address: str, account: CreateAccessConfigRequestHeader) -> None:
         """Create or change an account; members that are None keep their value, `admin` does not."""
-        await self._requests.invoke(address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
+        await self._invoke_acl_1(address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
     async def delete_account(self, address: str, access_key: str) -> None:
         header = DeleteAccessConfigRequestHeader(access_key=access_key)
-        await self._requests.invoke(address, RequestCode.DELETE_ACL_CONFIG, header)
+        await self._invoke_acl_1(address, RequestCode.DELETE_ACL_CONFIG, header)
 
     async def update_white_addresses(self, address: str, patterns: Sequence[str], file: str | None = None) -> None:
         """Replace the global white addresses of a file, by default of plain_acl.yml."""
         header = UpdateGlobalWhiteAddrsConfigRequestHeader(
             global_white_addrs=",".join(patterns), acl_file_full_path=file
         )
-        await self._requests.invoke(address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+        await self._invoke_acl_1(address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
     async def versions(self, address: str) -> AclVersions:
-        response = await self._requests.invoke(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        response = await self._invoke_acl_1(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         header = response.decode_header(GetBrokerAclConfigResponseHeader)
         files = fastjson.loads(header.all_acl_file_version or "{}")
         return AclVersions(
@@ -67,6 +69,19 @@ class AccessAdmin:
             header.broker_addr,
             {path: (int(one["counter"]), int(one["timestamp"])) for path, one in files.items()},
         )
+
+    async def _invoke_acl_1(self, address: str, code: RequestCode, header: Header | None = None) -> RemotingCommand:
+        """Send a request about ACL 1.0, to which Apache's broker without access control has no proper response."""
+        try:
+            return await self._requests.invoke(address, code, header)
+        except RemotingTimeout as error:
+            if code != RequestCode.GET_BROKER_CLUSTER_ACL_INFO:
+                raise
+            raise RemotingTimeout(f"{error}: Apache's broker sends none if its aclEnable is false", address) from None
+        except BrokerError as error:
+            if "AccessValidator" not in (error.remark or ""):  # of Java's NullPointerException
+                raise
+            raise ConfigError(f"{address} has no access control: its aclEnable is false", address) from None
 
     # ACL 2.0.
 

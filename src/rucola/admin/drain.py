@@ -118,6 +118,8 @@ class DrainAdmin:
             try:
                 if wiped_s is None or self._clock_s() >= wiped_s + WIPE_INTERVAL_S:
                     address = await self._cluster.master_address(broker_name)
+                    if is_first:
+                        await self._brokers.pending(address)  # refused before anything is changed
                     await self._name_servers.wipe_write_permission(broker_name)
                     wiped_s = self._clock_s()
                 stats = await self._brokers.runtime_stats(address)
@@ -151,6 +153,7 @@ class DrainAdmin:
         topic do not allow it.
         """
         addresses = [await self._cluster.master_address(name) for name in (source, destination)]
+        await self._brokers.pending(addresses[0])  # refused before anything is changed
         configs = [(await self._topics.configs(address)).get(topic) for address in addresses]
         config, present = configs
         if source == destination or config is None:
@@ -205,6 +208,7 @@ class DrainAdmin:
         create it again, without its settings. ConfigError if a topic that it consumes still accepts messages there.
         """
         old, new = [await self._cluster.master_address(name) for name in (source, destination)]
+        await self._brokers.pending(old)  # refused before anything is changed
         config = (await self._groups.configs(old)).get(group)
         if config is None:
             raise ConfigError(f"group {group} cannot be moved: {source} does not have it", subject=group)

@@ -12,9 +12,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-import msgspec
 
-from rucola.presentation import LAYOUT, Column, duration_text, optional, printable, time_text, to_json, whole
+from rucola.presentation import LAYOUT, Column, duration_text, json_text, optional, printable, time_text, to_json, whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -33,7 +32,7 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?")
 
 
 def print_json(value: Any) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(to_json(value)), indent=2))
+    click.echo(json_text(to_json(value)))
 
 
 def wide_option(command: Command) -> Command:

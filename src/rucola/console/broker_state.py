@@ -18,7 +18,7 @@ UNITS: Final = 200
 """Messages of a queue of delayed ones that are looked at."""
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 """The group whose offsets are a broker's progress with transactions."""
-ACCESS_REQUESTS: Final = 3
+ACCESS_REQUESTS: Final = 4
 PENDING_REQUESTS: Final = 43
 """At most: two tables of queues, figures and pending messages; two for each of 18 levels, one for timed messages; two
 for transactions."""
@@ -140,13 +140,22 @@ class Access:
     refusal: str = ""
     """Why there is neither."""
 
+    @property
+    def has_users(self) -> bool:
+        """Whether it is access control 2.0."""
+        return self.versions is None and not self.refusal
+
 
 async def access(client: AdminClient, address: str) -> Access:
     try:
         users = await client.access.users(address)
         return Access(users, await client.access.all_policies(address))
-    except BrokerError:
-        pass  # ACL 1.0, or none
+    except BrokerError as error:  # ACL 1.0, or none
+        # Apache's broker without access control has no users, and does not answer the question for files.
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            settings = await client.brokers.config(address)
+            if settings.get("aclEnable") == "false":
+                return Access(refusal=f"access control is off: aclEnable of {address} is false")
     try:
         return Access(versions=await client.access.versions(address))
     except BrokerError as error:

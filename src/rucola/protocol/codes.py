@@ -247,11 +247,14 @@ OF_RUCOLA = range(20_001, 21_000)
 
 
 def misdirected(code: int, address: str) -> str | None:
-    """Return advice on an unsupported request that belongs to the other kind of server."""
+    """Return advice on an unsupported request: another kind of server, or another version, has it."""
     if code in NAME_SERVER_REQUESTS:
         return f"{address} is a broker, and {name_of(code)} is for name servers: give the address of one, port 9876"
     if code in OF_RUCOLA:
         return f"{name_of(code)} is a request to Rucola's brokers: {address} is another server, or of another version"
-    if any(code == known for known in RequestCode):  # or it is a broker of a version without this request
-        return f"{name_of(code)} is for brokers: is {address} a name server? `rucola admin clusterList` lists brokers"
+    if any(code == known for known in RequestCode):
+        return (
+            f"{name_of(code)} is a request to brokers: {address} is one of a version without it, or a name server; "
+            "`rucola admin clusterList` lists brokers"
+        )
     return None

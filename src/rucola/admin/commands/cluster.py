@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Annotated
 
 from rucola.admin.brokers import shortest_rate
@@ -192,19 +193,29 @@ async def update_broker_config(
 ) -> Result:
     """Change a setting of one running broker (-b) or of a whole cluster (-c).
 
-    The setting is also changed in the configuration file that the broker was started with.
+    The setting is also changed in the configuration file that the broker was started with. Apache's broker accepts keys
+    and values that it does not know, and ignores them: the command fails if the setting is as before.
 
     \b
     Examples:
       rucola admin updateBrokerConfig -b localhost:10911 -k maxMessageSize -v 1048576
     """
     addresses = await target.masters(client)
-    for one in addresses if expected is not None else ():
-        if (now := (await client.brokers.config(one)).get(key)) != expected:
+    before = {one: (await client.brokers.config(one)).get(key) for one in addresses}
+    for one, now in before.items() if expected is not None else ():
+        if now != expected:
             raise ConfigError(f"{key} is {now} at {one}, and not {expected}: nothing was changed", subject=key)
     for one in addresses:
         await client.brokers.update_config(one, {key: value})
-    return report(addresses, "update broker config success, {}", **{key: value})
+    after = {one: (await client.brokers.config(one)).get(key) for one in addresses}
+    ignored = [one for one in addresses if after[one] == before[one] and after[one] != value]
+    done = report([one for one in addresses if one not in ignored], "update broker config success, {}", **{key: value})
+    notes = [
+        f"{one} ignored the change: " + (f"it has no setting {key}" if now is None else f"{key} is {now}, as before")
+        for one in ignored
+        for now in (after[one],)
+    ]
+    return replace(done, notes=notes, is_failure=bool(ignored))
 
 
 @command("getNamesrvConfig")

@@ -14,7 +14,7 @@ from rucola.admin.commands.arguments import InvalidArgument, command_line, is_lo
 from rucola.admin.commands.authorization import required_role
 from rucola.console.visit import Visit, page
 from rucola.errors import ConfigError, MQError
-from rucola.presentation import Table, to_json
+from rucola.presentation import Table, json_text, to_json
 
 _OWN = {"token", "seen", "edit"}
 """Fields of a form that are no arguments; a link with `edit` shows the form, filled in."""
@@ -89,7 +89,7 @@ def _parts(one: Command, result: Result) -> list[object]:
     if one.columns and value is not None:
         return [Table(one.columns, value)]
     if result.text is None:
-        return [] if value is None else [Table(("",), [(str(value),)])]
+        return [] if value is None else [value if isinstance(value, str) else json_text(value)]
     lines: list[object] = []
     for part in result.text:
         # Lines that follow each other are one text.

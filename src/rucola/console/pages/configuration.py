@@ -88,6 +88,7 @@ async def access(visit: Visit) -> Response:
         users=[one for _, one in sorted(users.items(), key=itemgetter(0))],
         policies=[one for _, one in sorted(policies.items(), key=itemgetter(0))],
         files=files,
+        has_users=any(one.has_users for one in found.values()),
         without=none,
         missing=missing,
         count=len(brokers),
