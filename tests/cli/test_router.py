@@ -82,7 +82,7 @@ def test_a_change_starts_the_program_again_and_an_error_in_it_waits_for_the_next
 ) -> None:
     log, kitchen = tmp_path / "log", tmp_path / "kitchen.py"
     kitchen.write_text(KITCHEN)
-    command = [sys.executable, "-m", "rucola", "router", "run", "kitchen:router", "--reload"]
+    command = [sys.executable, "-m", "rucola", "router", "run", "kitchen:router", "--reload", "--logFormat", "json"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, cwd=tmp_path, env=os.environ | {"ROCKETMQ_NAMESRV": rocketmq.namesrv}
@@ -98,3 +98,6 @@ def test_a_change_starts_the_program_again_and_an_error_in_it_waits_for_the_next
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
+    starts = [line for line in log.read_text().splitlines() if "router kitchen consumes" in line]
+    assert len(starts) == 2
+    assert all(json.loads(line)["level"] == "INFO" for line in starts), "each program has the options of the first"

@@ -49,7 +49,7 @@ def run(target: str, reload: bool) -> None:
       rucola router run kitchen:router --reload
     """
     if reload:
-        _run_and_reload(target)
+        _run_and_reload([one for one in sys.argv[1:] if one != "--reload"])
     _load(target).run()
 
 
@@ -81,8 +81,8 @@ def _load(target: str) -> Router:
     return found
 
 
-def _run_and_reload(target: str) -> NoReturn:
-    """Run the router in a child process, a new one after each change of a file."""
+def _run_and_reload(command: list[str]) -> NoReturn:
+    """Run this command without --reload in a child process, a new one after each change of a file."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(0)
@@ -90,7 +90,7 @@ def _run_and_reload(target: str) -> NoReturn:
     signal.signal(signal.SIGTERM, stop)
     while True:
         seen = _changes(Path.cwd())
-        child = subprocess.Popen([sys.executable, "-m", "rucola", "router", "run", target])  # noqa: S603
+        child = subprocess.Popen([sys.executable, "-m", "rucola", *command])  # noqa: S603
         try:
             while (now := _changes(Path.cwd())) == seen:
                 time.sleep(POLL_S)
