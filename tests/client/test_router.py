@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rucola.admin import AdminClient
@@ -419,3 +420,41 @@ def test_the_document_of_a_router_knows_pydantics_models_and_codecs() -> None:
     assert found["components"]["schemas"]["Order"]["properties"]["dish"] == {"$ref": "#/components/schemas/Dish"}
     assert found["channels"]["Meals"]["messages"] == {"Codec": {"title": "as Codec encodes it"}}
     assert found["channels"]["Raw"]["messages"]["bytes"]["contentType"] == "application/octet-stream"
+
+
+def test_types_of_one_name_have_names_and_schemas_of_their_own() -> None:
+    from pydantic import BaseModel
+
+    orders = [
+        msgspec.defstruct("Order", [("dish", str)], module="kitchen"),
+        msgspec.defstruct("Order", [("table", int)], module="hall"),
+    ]
+
+    class Order(BaseModel):
+        guest: str
+
+    router = Router("shop")
+    for topic, value in (
+        ("Kitchen", orders[0]), ("Hall", orders[1]), ("Door", Order), ("Archive", orders[0]),
+        ("Lists", list[orders[0]]), ("Lists", list[orders[1]]),  # type: ignore[valid-type]
+    ):  # fmt: skip
+        router.publisher(topic, value=value)
+    found = router.asyncapi()
+    schemas = found["components"]["schemas"]
+
+    def of(topic: str) -> list[tuple[str, list[str]]]:
+        payloads = {name: one["payload"] for name, one in found["channels"][topic]["messages"].items()}
+        refs = {name: one.get("$ref") or one["items"]["$ref"] for name, one in payloads.items()}
+        return [(name, list(schemas[ref.rpartition("/")[2]]["properties"])) for name, ref in refs.items()]
+
+    assert {topic: of(topic) for topic in found["channels"]} == {
+        "Kitchen": [("Order", ["dish"])],
+        "Hall": [("Order_2", ["table"])],
+        "Door": [("Order_3", ["guest"])],
+        "Archive": [("Order", ["dish"])],
+        "Lists": [("list", ["dish"]), ("list_2", ["table"])],
+    }
+    for operation in found["operations"].values():
+        (message,) = operation["messages"]
+        channel, _, name = message["$ref"].removeprefix("#/channels/").partition("/messages/")
+        assert name in found["channels"][channel]["messages"]
