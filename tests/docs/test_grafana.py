@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from support.installation import REPOSITORY
 
 DASHBOARDS = sorted((REPOSITORY / "deploy" / "grafana").glob("*.json"))
 PAGE = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
+COLUMNS = 24
+BUILT_IN = {"__rate_interval", "__interval", "__range"}
+UNITS = {"short", "none", "bytes", "Bps", "s", "ms", "percentunit", "percent", "cps", "ops", "bool", "dateTimeAsIso"}
+"""Ids of units that Grafana knows; there are more."""
 RUNTIME = "cluster, brokerIP, brokerHost, des, boottime and broker_version"
 
 
@@ -61,5 +66,18 @@ def test_dashboards_can_be_imported_together() -> None:
         assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources), (
             "chosen at the import"
         )
-        places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in one["panels"]}
-        assert len(places) == len(one["panels"]), "no panel lies on another"
+        for panel in one["panels"]:
+            assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= COLUMNS
+        for panel, other in combinations([panel["gridPos"] for panel in one["panels"]], 2):
+            is_apart = [
+                a[place] + a[size] <= b[place]
+                for place, size in (("x", "w"), ("y", "h"))
+                for a, b in ((panel, other), (other, panel))
+            ]
+            assert any(is_apart), "no panel lies on another"
+        variables = {variable["name"]: variable for variable in one["templating"]["list"]}
+        assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+        used = {name for expression in expressions(one) for name in re.findall(r"\$\{?(\w+)", expression)}
+        assert used <= variables.keys() | BUILT_IN
+        units = {panel["fieldConfig"]["defaults"]["unit"] for panel in one["panels"]}
+        assert units <= UNITS, "others are shown as a suffix"
