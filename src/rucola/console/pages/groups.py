@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from starlette.responses import Response
@@ -41,8 +42,10 @@ async def groups(visit: Visit) -> Response:
 async def group(visit: Visit) -> Response:
     name, collector = visit.query.get("name", ""), visit.console.collector
     found = await _group(visit, name)
-    measured = await collector.group_progress.get_one(name)
-    members = await collector.group_connections.get_one(name)
+    # At once: a broker that does not answer costs one timeout.
+    measured, members = await asyncio.gather(
+        collector.group_progress.get_one(name), collector.group_connections.get_one(name)
+    )
     delays = await collector.group_delays.get_one(name)
     topics = sorted({queue.topic for queue in measured.value.queues}) if measured and measured.value else []
     wanted = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.responses import Response
 
 from rucola.console.charts import Chart, charts_of
@@ -39,8 +41,10 @@ async def topic(visit: Visit) -> Response:
     found = await collector.topic(name) if visit.may_view_topic(name) else None
     if found is None:
         raise TopicNotFound(visit.absent("there is no topic {name}", name), subject=name)
-    details = await collector.topic_details.get_one(name)
-    traffic = await collector.topic_traffic.get_one(name)
+    # At once: a broker that does not answer costs one timeout.
+    details, traffic = await asyncio.gather(
+        collector.topic_details.get_one(name), collector.topic_traffic.get_one(name)
+    )
     senders = await collector.topic_senders.get_one(name)
     groups = [one for one in details.value.groups if visit.may_view_group(one)] if details and details.value else []
     hidden = len(details.value.groups) - len(groups) if details and details.value else 0
