@@ -25,7 +25,7 @@ from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.store.config import StoreConfig
 from rucola.store.tools.check import check
 from support.cancelling import CancelledAt
-from support.ports import HOST, free_ports
+from support.ports import HOST, free_port, free_ports
 from support.waiting import until
 
 
@@ -85,7 +85,7 @@ async def test_a_start_that_finds_a_damaged_table_releases_the_other_parts(tmp_p
     file = tmp_path / "config" / f"{table}.json"
     file.parent.mkdir()
     file.write_text("{damaged")
-    await assert_start_fails_and_releases(tmp_path, broker(tmp_path), StoreCorrupt)
+    await assert_start_fails_and_releases(tmp_path, broker(tmp_path, listen_port=free_port()), StoreCorrupt)
     file.unlink()
     async with broker(tmp_path):
         pass

@@ -41,6 +41,7 @@ from support.metrics import (
 )  # fmt: skip
 from support.peer import pull_header
 from support.pop import ack, receive
+from support.ports import free_port
 from support.replication import end_of, follows, pair, send
 from support.waiting import until
 
@@ -49,7 +50,7 @@ from support.waiting import until
 async def metered_broker(path: Path) -> AsyncIterator[tuple[Cluster, Broker]]:
     async with cluster(path) as running:
         broker = await running.start_broker(
-            metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=0
+            metrics_exporter_type=MetricsExporterType.PROM, metrics_prom_exporter_port=free_port()
         )
         await running.create_topic(broker, "T", 2)
         yield running, broker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from rucola.spark.lake.tables import LakeInUse, read_snapshot
 from rucola.spark.session import LazySession, local_session
 from support.broker_thread import broker_thread
 from support.errors import raises
+from support.ports import free_ports
 from support.processes import wait_for
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
@@ -195,7 +197,8 @@ def test_a_job_runs_on_the_master_that_is_named(small_store: SmallStore, tmp_pat
 def test_a_continuous_archive_survives_its_brokers_and_stops_on_a_signal(tmp_path: Path) -> None:
     """Brokers are killed and come back; then the whole foreground is interrupted, as Ctrl-C at a terminal does."""
     lake, out, log = tmp_path / "lake", tmp_path / "out", tmp_path / "log"
-    serving = ["standalone", "--store", tmp_path / "broker"]
+    ports = dict(zip(("--namesrv-port", "--broker-port"), map(str, free_ports(2, 1)), strict=True))
+    serving = ["standalone", "--store", tmp_path / "broker", *itertools.chain(*ports.items())]
 
     def send(namesrv: str, count: int) -> None:
         with Producer("senders", namesrv) as producer:
@@ -215,8 +218,8 @@ def test_a_continuous_archive_survives_its_brokers_and_stops_on_a_signal(tmp_pat
 
     with ExitStack() as stack:
         stdout, stderr = (stack.enter_context(path.open("w")) for path in (out, log))
-        with server(*serving, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "first") as running:
-            namesrv, address = running.addresses()
+        with server(*serving, log=tmp_path / "first") as running:
+            namesrv, _ = running.addresses()
             send(namesrv, 5)
             command = [*RUCOLA, "pipeline", "archive", "-n", namesrv, "--out", str(lake), "--every", "0.2"]
             process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, start_new_session=True)
@@ -226,8 +229,7 @@ def test_a_continuous_archive_survives_its_brokers_and_stops_on_a_signal(tmp_pat
             comes(lambda: "messages of" in out.read_text())
         lost = "the archive in .* failed, retrying: "
         comes(lambda: re.search(lost, log.read_text()) is not None)
-        ports = ["--namesrv-port", namesrv.rpartition(":")[2], "--broker-port", address.rpartition(":")[2]]
-        with server(*serving, *ports, log=tmp_path / "second"):
+        with server(*serving, log=tmp_path / "second"):
             send(namesrv, 3)
             comes(lambda: archived() == 8)
             os.killpg(process.pid, signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import threading
@@ -21,6 +22,7 @@ from rucola.spark.source.sink import RocketMQWriter, SinkTaskResult, report_resu
 from support.broker_thread import broker_thread
 from support.errors import raises
 from support.live_reads import Row, read, write
+from support.ports import free_ports
 from support.servers import server
 from support.small_store import SmallStore
 from support.waiting import DEADLINE_S
@@ -50,12 +52,11 @@ def test_rows_are_written_after_a_broker_restart(spark: SparkSession, tmp_path: 
     rows = spark.range(0, count, numPartitions=1).selectExpr(
         "cast(id AS string) AS body", *(["concat('k', id % 7) AS shardingKey"] if column == "shardingKey" else [])
     )
-    serving = ["standalone", "--store", tmp_path / "broker"]
+    ports = dict(zip(("--namesrv-port", "--broker-port"), map(str, free_ports(2, 1)), strict=True))
+    serving = ["standalone", "--store", tmp_path / "broker", *itertools.chain(*ports.items())]
     with ExitStack() as stack:
-        running = stack.enter_context(
-            server(*serving, "--namesrv-port", "0", "--broker-port", "0", log=tmp_path / "first")
-        )
-        namesrv, address = running.addresses()
+        running = stack.enter_context(server(*serving, log=tmp_path / "first"))
+        namesrv, _ = running.addresses()
         write(spark.createDataFrame([("0",)], "body string"), namesrv, topic="T")
         killed: list[int] = []
 
@@ -66,8 +67,7 @@ def test_rows_are_written_after_a_broker_restart(spark: SparkSession, tmp_path: 
             running.process.kill()
             running.process.wait()
             killed.append(so_far)
-            ports = ["--namesrv-port", namesrv.rpartition(":")[2], "--broker-port", address.rpartition(":")[2]]
-            stack.enter_context(server(*serving, *ports, log=tmp_path / "second"))
+            stack.enter_context(server(*serving, log=tmp_path / "second"))
 
         killer = threading.Thread(target=restart)
         killer.start()

@@ -69,12 +69,13 @@ class Cluster:
     ) -> Broker:
         """A broker; under a name used before, on the same store, unless in a directory of its own. `store` are settings
         of that. Its ports stay free while it is down, since they lie below the ephemeral range."""
+        port = free_ports(1, 1, 2)[0] if port is None else port  # the next one is for slaves, that behind it for gRPC
         config = BrokerConfig(
             broker_name=name,
             bind_address=HOST,
-            listen_port=free_ports(1, 1)[0] if port is None else port,  # the next one is for slaves
+            listen_port=port,
             namesrv_addr=self.namesrv,
-            **{"broker_ip1": HOST} | settings,
+            **{"broker_ip1": HOST, "grpc_server_port": port + 2} | settings,
         )
         store_config = StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
         self.stores.add(store_config.store_path_root_dir)

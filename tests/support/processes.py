@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.ports import HOST
+from support.ports import HOST, free_port
 from support.servers import RUCOLA, Server, server
 from support.waiting import DEADLINE_S, wait_until
 
@@ -37,7 +37,7 @@ class Machines:
             "namesrv",
             program=self._namesrv_program,
             bindAddress=self._host,
-            listenPort=self.namesrv.rpartition(":")[2] or "0",
+            listenPort=self.namesrv.rpartition(":")[2] or str(free_port()),
             **reachable,
         )
         self.namesrv = ADDRESS.search(self.name_server.first_line)[0]  # type: ignore[index]
