@@ -14,22 +14,20 @@ from support.installation import REPOSITORY, build
 from support.reader import Reader
 
 README, CHINESE = Document.read("README.md"), Document.read("README.zh.md")
-BOTH = pytest.mark.parametrize("readme", [README, CHINESE], ids=["English", "Chinese"])
 PAGES = [README, CHINESE, *(Document.read(path) for path in sorted((REPOSITORY / "docs").rglob("*.md")))]
 COMMANDS = sorted({line for page in PAGES for line in page.rucola_commands()})
 
 
-@BOTH
 @pytest.mark.slow
-def test_a_reader_without_java_installs_sends_and_inspects(readme: Document, tmp_path: Path) -> None:
+def test_a_reader_without_java_installs_sends_and_inspects(tmp_path: Path) -> None:
     """From an empty directory with Python alone, in the order of the page."""
-    install, first_message, *_ = readme.sections().values()
+    install, first_message, *_ = README.sections().values()
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     build(wheels)
     directory = tmp_path / "reader"
     directory.mkdir()
-    program = readme.blocks[0]
+    program = README.blocks[0]
     assert "first.py" in first_message.text
     (directory / "first.py").write_text(program.text, encoding="utf-8")
     with Reader(directory, {"install .": "install rucola-mq"}, wheels=wheels, JAVA_HOME="/nowhere") as reader:
@@ -42,10 +40,9 @@ def test_a_reader_without_java_installs_sends_and_inspects(readme: Document, tmp
 
 
 @pytest.mark.rocketmq
-@BOTH
-def test_the_test_of_the_page_passes(readme: Document, rocketmq: RocketMQ) -> None:
+def test_the_test_of_the_page_passes(rocketmq: RocketMQ) -> None:
     program: dict[str, Any] = {}
-    exec(readme.texts("python")[1], program)
+    exec(README.texts("python")[1], program)
     program["test_a_reminder_comes_after_two_hours"](rocketmq)
 
 

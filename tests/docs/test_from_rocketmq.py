@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from support.installation import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "docs" / "extensions"))
 
-from apache import classes, differences
+import apache
 
 PAGE = Document.read("docs/from-rocketmq.md")
 ROWS = [
@@ -31,6 +32,12 @@ ROWS = [
     for line in PAGE.sections()["Names"].text.splitlines()
     if line.startswith("| `")
 ]
+
+
+@cache
+def classes() -> dict[str, list[str]]:
+    """The modules of each class, by reading all of them."""
+    return apache.classes()
 
 
 def resolve(name: str) -> Any:
@@ -82,7 +89,7 @@ def test_a_class_of_the_first_table_that_a_docstring_names_is_in_the_second_with
 
 
 def test_every_difference_that_docstrings_name_is_a_sentence_with_its_details() -> None:
-    found = differences()
+    found = apache.differences()
     assert found["rucola.namesrv.kv"].startswith("The name server does not start if the\nfile cannot be read.")
     assert found["rucola.broker.delivery.due_delivery"].startswith("maxMessageSize does not apply"), "a name stays"
     assert found["rucola.broker.services.publish"].count("\n- ") == 5

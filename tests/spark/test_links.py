@@ -48,12 +48,23 @@ ENTRIES = [
 READ = {"snapshot": ENTRIES[:7], "search": ENTRIES[:7] + ENTRIES[11:], "key": ENTRIES[:7] + ENTRIES[11:]}
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    store = SmallStore(tmp_path / "store")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A directory with a store and its lake, whose tables name their files with this path, and a copy of it."""
+    directory, kept = (tmp_path_factory.mktemp(name) for name in ("made", "kept"))
+    store = SmallStore(directory / "store")
     store.put(KEYS="k")
-    archive.run(SESSION, store.path, tmp_path / "lake")
-    return tmp_path / "lake"
+    archive.run(SESSION, store.path, directory / "lake")
+    shutil.copytree(directory, kept, dirs_exist_ok=True)
+    return directory, kept
+
+
+@pytest.fixture
+def lake(made: tuple[Path, Path]) -> Path:
+    directory, kept = made
+    shutil.rmtree(directory)
+    shutil.copytree(kept, directory)
+    return directory / "lake"
 
 
 def entry_of(lake: Path, entry: str) -> Path:
