@@ -143,7 +143,7 @@ class Archive:
         The result has all messages that meet the conditions, and may have others of the same files, except of other
         topics. `topics` are names or a condition, `days` UTC dates, inclusive. InvalidMessage for a wrong id.
         """
-        snapshot = self._snapshot()
+        snapshot = read_snapshot(self.path, self.catalog, keys=keys is not None)
         files = [file for file in snapshot.rows if _is_topic(file.topic, topics) and days[0] <= file.date <= days[1]]
         offsets: list[int] | None = None
         if keys is not None:

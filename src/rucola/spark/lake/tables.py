@@ -105,15 +105,18 @@ class TopicTableError(StoreError):
     """A table of a topic that cannot be continued; the archive of its messages is complete."""
 
 
-def read_snapshot(root: str | Path, catalog: str | None = None) -> Snapshot:
-    """Read the current snapshot. Raises StoreError if there is no lake, StoreCorrupt if its metadata is damaged."""
+def read_snapshot(root: str | Path, catalog: str | None = None, *, keys: bool = True) -> Snapshot:
+    """Read the current snapshot, with the files of the key index unless they are not needed.
+
+    Raises StoreError if there is no lake, StoreCorrupt if its metadata is damaged.
+    """
     if catalog is None:
         root = local_path(root).absolute()
         check_exists(root)
         # Without the files of messages, which may be many, and are checked where they are opened.
         check_inside(root, lambda name: name in (METADATA_DIRECTORY, "metadata"))
     with open_tables(root, catalog, reads=True) as tables:
-        return tables.snapshot() if tables is not None else Snapshot(storage=Directory(Path(root)))
+        return tables.snapshot(keys=keys) if tables is not None else Snapshot(storage=Directory(Path(root)))
 
 
 @contextmanager
@@ -323,13 +326,13 @@ class Tables:
         ]
         return sorted(files, key=lambda file: (file.day or "", file.least))
 
-    def snapshot(self) -> Snapshot:
-        """Read the list of files and the progress."""
+    def snapshot(self, *, keys: bool = True) -> Snapshot:
+        """Read the list of files, with or without those of the key index, and the progress."""
         current = self.messages.current_snapshot()
         return Snapshot(
             0 if current is None else current.sequence_number or 0,
             tuple(self._row_file(file) for file in self.files(self.messages)),
-            tuple(self._key_file(file) for file in self.files(self.keys)),
+            tuple(self._key_file(file) for file in self.files(self.keys)) if keys else (),
             self.progress(),
             self.storage,
             tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -100,10 +101,13 @@ class RocketMQReader(DataSourceReader):
         self._columns = names
 
     def partitions(self) -> Sequence[InputPartition]:
-        return list(plan(self._options))
+        found = list(plan(self._options))
+        _freeze()
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition, self._options, self._columns)
+        yield from read(partition, self._options, self._columns)
+        _freeze()
 
 
 @without_tracebacks
@@ -113,3 +117,10 @@ class RocketMQPushdownReader(RocketMQReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         self._options, left = apply_filters(self._options, filters)
         return left
+
+
+def _freeze() -> None:
+    """Exempt imported modules from the garbage collection by PySpark after each task, which took 40 ms of CPU."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
