@@ -194,18 +194,15 @@ def console() -> None:
 async def _console() -> None:
     sys.path.insert(0, str(DOCS.parent / "tests"))  # the console of the tests in Chromium
     from support.browser import browser
-    from support.console_pages import access_console, busy, shown_console
+    from support.console_pages import access_console, busy_console
 
     with tempfile.TemporaryDirectory(prefix="rucola-pictures-") as path:
         async with browser(Path(path) / "profile") as chromium:
             page = await chromium.page()
-            async with (
-                shown_console(Path(path) / "shop", interval_s=5.0) as (running, visited, paths),
-                busy(running, visited),
-            ):
-                await asyncio.sleep(WARM_UP_S)
+            async with busy_console(Path(path) / "shop", WARM_UP_S) as (visited, paths):
                 for name, address in paths.items():
-                    await _show(page, name, visited.url(address))
+                    if name != "access":
+                        await _show(page, name, visited.url(address))
             async with access_console(Path(path) / "access") as visited:
                 await _show(page, "access", visited.url(paths["access"]))
 
@@ -221,10 +218,14 @@ async def _show(page: BrowserPage, name: str, url: str) -> None:
         await page.goto(url)
         if name == "question":
             await page.follow(QUESTION)
+        elif name == "scan":
+            await page.until("!document.querySelector('main').hasAttribute('hx-trigger')")
+        elif name == "tail":
+            await page.until("document.querySelector('[data-tail]').dataset.state == 'live'")
         looks[look] = Image.open(BytesIO(await page.screenshot())).convert("RGB")
         if (name, look) in KEPT:
             _save(looks[look], PICTURES / f"console-{KEPT[name, look]}.png")
-    height = min(MOST_HEIGHT, max(one.height for one in looks.values()))
+    height = min(MOST_HEIGHT, max(800, looks["light"].height))
     width = sum(one.width for one in looks.values()) + GAP * (len(looks) - 1)
     together = Image.new("RGB", (width, height), "#808080")
     left = 0
@@ -235,9 +236,9 @@ async def _show(page: BrowserPage, name: str, url: str) -> None:
 
 
 def _save(picture: Image.Image, to: Path) -> None:
-    """Write a picture with 64 colours, which is a third of its size."""
+    """Write a picture with 128 colours, which is half of its size; those of a few pixels are kept."""
     to.parent.mkdir(exist_ok=True)
-    picture.quantize(64, dither=Image.Dither.NONE).save(to, optimize=True)
+    picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(to, optimize=True)
     print(to)
 
 
@@ -265,8 +266,8 @@ def save(name: str, picture: str) -> None:
 LOOKS: Final = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
 """Width and colours of the pictures of the console."""
 GAP: Final = 20
-MOST_HEIGHT: Final = 1600
-"""Of the pictures of a page; what is further down is left out."""
+MOST_HEIGHT: Final = 1200
+"""Of the pictures of a page; what is further down is left out, and on the phone what is further down than in light."""
 WARM_UP_S: Final = 75
 """Brokers have the rates of the last minute."""
 KEPT: Final = {

@@ -9,11 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from support.console_pages import PAGES as CONSOLE_PAGES
 from support.installation import REPOSITORY, module
 
 PICTURES = sorted((REPOSITORY / "docs" / "pictures").glob("*.svg"))
 PHOTOS = sorted((REPOSITORY / "docs" / "pictures").glob("*.png"))
 """Of the console, in Chromium."""
+OF_PAGES = sorted((REPOSITORY / "docs" / "pictures" / "console").glob("*.png"))
+"""Of each page of the console, in three looks."""
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
 
 
@@ -23,9 +26,17 @@ def test_every_picture_is_shown_and_every_shown_picture_exists() -> None:
         for page in PAGES
         for target in re.findall(r"!\[[^\]]+\]\(([^)]+\.(?:svg|png))\)", page.read_text(encoding="utf-8"))
     }
-    assert shown == {*PICTURES, *PHOTOS}
+    assert shown == {*PICTURES, *PHOTOS, *OF_PAGES}
     assert (len(PICTURES), len(PHOTOS)) == (4, 4)
-    assert sum(path.stat().st_size for path in PHOTOS) < 1_500_000
+    assert sum(path.stat().st_size for path in (*PHOTOS, *OF_PAGES)) < 3_500_000
+
+
+def test_every_page_of_the_console_has_its_picture_with_a_sentence() -> None:
+    """The paths in `support.console_pages`, which the tests compare with the registered pages."""
+    text = (REPOSITORY / "docs" / "console-pages.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"\n## [^\n]+\n\n[^\n]+[?.]\n\n\[!\[[^\]]+\]\(pictures/console/([\w-]+)\.png\)\]", text)
+    assert [*pictures] == [*CONSOLE_PAGES]
+    assert {path.stem for path in OF_PAGES} == {*CONSOLE_PAGES}
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

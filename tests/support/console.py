@@ -83,7 +83,7 @@ async def visitor(namesrv: str | ConnectionOptions, **config: Any) -> AsyncItera
         yield Visitor(server, http)
 
 
-async def add_dead_letters(running: Cluster, count_by_cause: dict[str, int]) -> list[SendResult]:
+async def add_dead_letters(running: Cluster, count_by_cause: dict[str, int], body: bytes = b"dead") -> list[SendResult]:
     """Dead letters of group billing from topic Orders; their properties name the causes."""
     topic = dlq_topic("billing")
     async with AdminClient(running.namesrv) as admin, Producer("shop", running.namesrv) as producer:
@@ -93,7 +93,7 @@ async def add_dead_letters(running: Cluster, count_by_cause: dict[str, int]) -> 
         return [
             await producer.send(
                 Message(
-                    topic, b"dead", tags="paid",
+                    topic, body, tags="paid",
                     properties={RETRY_TOPIC: "Orders"} | ({"Exception": cause} if cause else {}),
                 )
             )

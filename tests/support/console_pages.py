@@ -18,8 +18,10 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from rucola.admin import AdminClient, SubscriptionGroupConfig, TopicConfig
-from rucola.client import LocalTransactionState, Message, Producer, PushConsumer, TransactionProducer
+from rucola.broker.services.configuration import default_properties
+from rucola.client import LocalTransactionState, Message, Producer, PushConsumer, SendResult, TransactionProducer
 from rucola.client.connection_options import ConnectionOptions
+from rucola.client.trace import MessageTrace
 from rucola.console.reliable_outbox import ReliableOutbox
 from rucola.domain.group import SubscriptionGroupWrapper
 from rucola.domain.topic import TopicConfigSerializeWrapper
@@ -53,8 +55,8 @@ PAGES = {
     "dead-letter": "/dead_letter?group=billing&id={letter}",
     "delayed": "/delayed",
     "search": "/search?q=7&topic=Orders",
-    "scan": "/scan?topic=Orders&text=order",
-    "message": "/message?id={letter}",
+    "scan": "/scan?topic=Orders&text=order+3",
+    "message": "/message?id={message}",
     "tail": "/tail?topic=Orders",
     "tables": "/tables?sql=SELECT+topic,+count(*)+AS+messages+FROM+messages+GROUP+BY+topic",
     "outbox": "/outbox",
@@ -85,29 +87,42 @@ async def shown_console(
     With `has_many` the brokers have MANY_TOPICS and MANY_GROUPS, and texts of messages and views are HOSTILE.
     """
     store = SmallStore(path / "store")
-    for number in range(40):
-        topic, at_ms = ("Orders", "Payments", "Invoices")[number % 3], _now_ms() - (40 - number) * 3_600_000
-        store.put(topic, at_ms=at_ms, KEYS=f"order-{number}")
+    store.put("Orders", KEYS="k")
     archive.run(LazySession("tests", use_spark=False), store.path, path / "lake")
+    if has_many:
+        for name in ("broker-a", "broker-b"):
+            write_many(path / name / "config")
+    async with live_cluster(path) as running:
+        cause = HOSTILE if has_many else "no card"
+        (letter,) = await add_dead_letters(running, {cause: 1})
+        async with _console(path, running, **config) as console:
+            await console.console.views.save(cause if has_many else "Slow topics", "/topics?sort=queues", "local")
+            yield running, console, paths_of(console, letter, letter)
+
+
+@asynccontextmanager
+async def _console(path: Path, running: Cluster, **config: Any) -> AsyncIterator[Visitor]:
+    """A console with a lake, and an outbox that is not empty."""
     lake = Archive(path / "lake")
     db = initialized(OutboxDatabase(f"sqlite:///{path}/business.db", Tables()))
     with Session(db.engine()) as session, session.begin():
         outbox = Outbox(["billing"], tables=db.tables)
         for topic in ("Orders", "Orders", "Payments"):
             outbox.add(session, Message(topic, b"x"))
-    if has_many:
-        for name in ("broker-a", "broker-b"):
-            write_many(path / name / "config")
     settings = {
         "lake": lake, "query_lake": partial(sql.run, lake), "outbox": ReliableOutbox(db.url, db.tables.prefix),
+        "default_settings": default_properties(),
     } | config  # fmt: skip
-    async with live_cluster(path) as running, visitor(running.namesrv, **settings) as console:
-        cause = HOSTILE if has_many else "no card"
-        (letter,) = await add_dead_letters(running, {cause: 1})
+    async with visitor(running.namesrv, **settings) as console:
         await console.console.collector.wait_first(20)
-        await console.console.views.save(cause if has_many else "Slow topics", "/topics?sort=queues", "local")
-        given = {"broker": console.console.collector.snapshot.brokers[0].address, "letter": letter.offset_msg_id}
-        yield running, console, {name: address.format(**given) for name, address in PAGES.items()}
+        yield console
+
+
+def paths_of(console: Visitor, letter: SendResult, message: SendResult) -> dict[str, str]:
+    """Return the paths of PAGES."""
+    broker = console.console.collector.snapshot.brokers[0].address
+    given = {"broker": broker, "letter": letter.offset_msg_id, "message": message.offset_msg_id}
+    return {name: address.format(**given) for name, address in PAGES.items()}
 
 
 def write_many(directory: Path) -> None:
@@ -126,55 +141,56 @@ def write_many(directory: Path) -> None:
 
 
 SHOP = {"Payments": 9, "Shipments": 6, "Invoices": 4, "StockLevels": 12, "Orders": 5}
-"""Topics, and messages a second, of `busy`."""
+"""Topics of `busy_console`, and messages a second."""
 
 
 @asynccontextmanager
-async def busy(running: Cluster, console: Visitor) -> AsyncIterator[None]:
-    """A shop, for pictures: topics with traffic, groups with members, a slave, and two hours of history, made up."""
-    namesrv = running.namesrv
-    async with AsyncExitStack() as started:
+async def busy_console(path: Path, warm_up_s: float) -> AsyncIterator[tuple[Visitor, dict[str, str]]]:
+    """A console of a shop, for pictures, which has had traffic for so long; the history before that is made up."""
+    async with live_cluster(path) as running, AsyncExitStack() as started:
         await running.start_slave()
-        admin = await started.enter_async_context(AdminClient(namesrv))
+        admin = await started.enter_async_context(AdminClient(running.namesrv))
         for address in (await admin.cluster.masters("DefaultCluster")).values():
             for topic in SHOP:
                 config = TopicConfig(topic_name=topic, read_queue_nums=4, write_queue_nums=4)
                 await admin.topics.create_or_update(address, config)
             for group in ("shipping", "invoicing", "stock"):
                 await admin.groups.create_or_update(address, SubscriptionGroupConfig(group_name=group))
-        await add_dead_letters(running, {"card declined": 14, "no such customer": 5, "the bank timed out": 3})
-        producer = await started.enter_async_context(Producer("shop", namesrv))
-        for number in range(2500):
-            await producer.send(_order(number, "Orders"))
+        causes = {"card declined": 14, "no such customer": 5, "the bank timed out": 3}
+        letters = await add_dead_letters(running, causes, _order(0, "Orders").body)
+        trace = await started.enter_async_context(MessageTrace(running.namesrv))
+        producer = await started.enter_async_context(Producer("shop", running.namesrv, trace=trace))
+        orders = [await producer.send(_order(number, "Orders")) for number in range(2500)]
         for properties in ({"DELAY": "15"}, {"DELAY": "17"}, {"TIMER_DELIVER_MS": str(_now_ms() + 7_200_000)}):
             await producer.send(Message("Invoices", b"remind the customer", properties=properties))
-        transactions = await started.enter_async_context(TransactionProducer("payments", namesrv, check=_unknown))
+        transactions = TransactionProducer("payments", running.namesrv, check=_unknown)
+        await started.enter_async_context(transactions)
         await transactions.send_in_transaction(_order(1, "Payments"), _unknown)
         for group, topic, seconds in (
-            ("shipping", "Shipments", 0.01), ("stock", "StockLevels", 0.01), ("billing", "Orders", 1.0)
+            ("shipping", "Shipments", 0.01), ("stock", "StockLevels", 0.01), ("billing", "Orders", 1.5)
         ):  # fmt: skip
-            consumer = PushConsumer(group, namesrv)
+            consumer = PushConsumer(group, running.namesrv, trace=trace)
             consumer.subscribe(topic)
             consumer.listen(partial(_work, seconds))
             await started.enter_async_context(consumer)
-        await _add_history(console)
+        sending = asyncio.create_task(_send(producer))
+        started.callback(sending.cancel)
+        for _ in range(2):
+            await asyncio.sleep(warm_up_s / 2)
+            archiving = partial(archive.run_live, LazySession("tests", use_spark=False), running.namesrv, path / "lake")
+            await asyncio.to_thread(archiving)
+        console = await started.enter_async_context(_console(path, running, interval_s=5.0))
         for command, given in (
             ("updateTopic", {"cluster": "DefaultCluster", "topic": "Refunds"}),
             ("updateSubGroup", {"cluster": "DefaultCluster", "group_name": "refunds", "retry_max_times": "5"}),
             ("resetOffsetByTime", {"group": "stock", "topic": "StockLevels", "timestamp_ms": "now"}),
         ):
             asked = await console.post(f"/run/{command}", given)
-            await console.http.post(
-                console.url(f"/run/{command}"),
-                data=given | {name: field(asked, name) for name in ("token", "seen", *given)},
-            )
-        sending = asyncio.create_task(_send(producer))
-        try:
-            await console.console.collector.refresh()
-            yield
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            kept = {name: field(asked, name) for name in ("token", "seen", *given)}
+            await console.http.post(console.url(f"/run/{command}"), data=kept)
+        await _add_history(console)
+        await console.console.views.save("Topics with most queues", "/topics?sort=queues", "local")
+        yield console, paths_of(console, letters[0], orders[0])
 
 
 def _order(number: int, topic: str) -> Message:
@@ -204,21 +220,27 @@ def _now_ms() -> int:
 
 async def _add_history(console: Visitor) -> None:
     """Add two hours that lead to what is measured now."""
-    random, end_s = Random(7), int(time.time())
-    for at_s in range(end_s - 7200, end_s - 30, 20):
-        wave = 1 + 0.35 * sin(at_s / 900) + random.uniform(-0.06, 0.06)
+    collector, random, end_s = console.console.collector, Random(7), int(time.time())
+    measured = await collector.group_progress.get_one("billing", 20)
+    assert measured is not None
+    assert measured.value is not None
+    progress, snapshot = measured.value, collector.snapshot
+    for at_s in range(end_s - 7200, end_s, 20):
         left = (end_s - at_s) / 7200
-        values = {f"puts_per_s {name}": 18 * wave for name in ("broker-a", "broker-b")}
-        values |= {f"gets_per_s {name}": 14 * wave + random.uniform(0, 2) for name in ("broker-a", "broker-b")}
-        values |= {f"disk_ratio {name}": 0.44 - 0.02 * left for name in ("broker-a", "broker-b", "broker-a:1")}
-        values |= {"replication_lag broker-a:1": random.choice((0, 0, 0, 240, 480, 1900))}
-        values |= {f"topic puts_per_s {name}": rate * wave for name, rate in SHOP.items()}
-        values |= {
-            "group backlog billing": 2500 * (1 + 1.2 * left * (1 - left)) + random.uniform(-40, 40),
-            "group delay_s billing": 300 * (1 + 1.2 * left * (1 - left)),
-            "group consumed_per_s billing": 19 + random.uniform(-1.5, 1.5),
-        }
-        await console.console.history.add(at_s, values)
+        wave = 1 + 0.35 * sin(left * 8) + min(left, 0.1) * random.uniform(-0.6, 0.6)
+        hump = 1 + 2.5 * left * (1 - left)
+        values: dict[str, float | None] = {f"topic puts_per_s {name}": rate * wave for name, rate in SHOP.items()}
+        for one in snapshot.brokers:
+            values[f"disk_ratio {one.label}"] = (one.disk_ratio or 0) - 0.02 * left
+            values[f"gets_per_s {one.label}"] = (one.gets_per_s or 0) * wave
+            if one.is_master:
+                values[f"puts_per_s {one.label}"] = (one.puts_per_s or 0) * wave
+            else:
+                values[f"replication_lag {one.label}"] = random.choice((0, 0, 0, 240, 480, 1900))
+        values["group backlog billing"] = progress.backlog * hump
+        values["group delay_s billing"] = (progress.delay_ms(_now_ms()) or 0) / 1000 * hump
+        values["group consumed_per_s billing"] = progress.consume_tps * (1 + 0.1 * sin(left * 50) * min(1, left * 5))
+        await console.console.history.add(at_s, {name: value for name, value in values.items() if value is not None})
 
 
 @asynccontextmanager
