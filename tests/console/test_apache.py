@@ -15,12 +15,17 @@ import pytest
 
 from rucola.domain.group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rucola.domain.topic import TopicConfig, TopicConfigSerializeWrapper
+from rucola.message.host import encode_host
+from rucola.message.ids import offset_msg_id
+from rucola.message.message import MessageInner
+from rucola.message.record import encode
 from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.command import RemotingCommand
 from rucola.remoting.connection import Connection
 from support.cluster import Cluster, cluster
 from support.console import Visitor, field, text_of, visitor
 
+HOST = encode_host("127.0.0.1:10911")
 ORDERS = TopicConfig(topic_name="Orders", read_queue_nums=4, write_queue_nums=4)
 BODIES = {
     RequestCode.GET_BROKER_RUNTIME_INFO: msgspec.json.encode({"table": {"putTps": "1.0 1.0 1.0"}}),
@@ -36,6 +41,8 @@ BODIES = {
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: b"",
     RequestCode.GET_CONSUME_STATS: b'{"consumeTps":0.0,"offsetTable":{}}',
     RequestCode.GET_ALL_CONSUMER_OFFSET: b'{"offsetTable":{}}',
+    RequestCode.VIEW_MESSAGE_BY_ID: encode(MessageInner("Orders", 0, b"pizza", b"", 0, 0, 1, HOST), 0, 0, 1, HOST),
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: b"",
 }
 NULL = 'Cannot invoke "org.apache.rocketmq.acl.AccessValidator.deleteAccessConfig(String)" because "<local6>" is null'
 
@@ -106,6 +113,15 @@ async def test_a_change_that_such_a_broker_ignores_has_failed(tmp_path: Path) ->
         text = await run(console, "deleteAclConfig", cluster="c", access_key="rocketmq")
         assert "aclEnable is false" in text
         assert "Cannot invoke" not in text
+
+
+async def test_no_half_message_is_made_of_another_one(tmp_path: Path) -> None:
+    """Such a broker copies any message to the topic of half messages."""
+    async with apache(tmp_path) as (_, console, asked):
+        host = encode_host(console.console.collector.snapshot.brokers[0].address)
+        text = await run(console, "resumeCheckHalfMessage", msg_ids=offset_msg_id(host, 0))
+        assert "topic Orders is no discarded transaction" in text
+        assert asked[RequestCode.RESUME_CHECK_HALF_MESSAGE] == 0
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from rucola.errors import ConfigError, InvalidMessage, RemotingConnectError
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.message.record import decode
+from rucola.message.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from rucola.protocol.body import decode_body
 from rucola.protocol.codes import RequestCode
 from rucola.protocol.connections import ConsumeMessageDirectlyRequestHeader, ConsumeMessageDirectlyResult
@@ -92,9 +93,16 @@ class MessageAdmin:
     async def resume_check_half_message(self, offset_msg_id: str) -> None:
         """Open a transaction again that its broker discarded: a message in TRANS_CHECK_MAX_TIME_TOPIC.
 
-        Raises as `get`.
+        Raises as `get`. ConfigError for another message, of which Apache's broker would make a half message.
         """
         address, _ = parse_offset_msg_id(offset_msg_id)
+        found = await self.get(offset_msg_id)
+        if found.topic != TRANS_CHECK_MAX_TIME_TOPIC:
+            raise ConfigError(
+                f"message {found.msg_id} of topic {found.topic} is no discarded transaction: these are in "
+                f"{TRANS_CHECK_MAX_TIME_TOPIC}",
+                subject=offset_msg_id,
+            )
         header = ResumeCheckHalfMessageRequestHeader(msg_id=offset_msg_id)
         await self._requests.invoke(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
 
