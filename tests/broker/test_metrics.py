@@ -248,6 +248,35 @@ async def test_what_a_group_holds_by_pop_is_exported(tmp_path: Path) -> None:
         assert sample_value(await scrape(broker), "rocketmq_consumer_inflight_messages", **labels) == 0
 
 
+async def test_groups_beyond_the_limit_are_summed(tmp_path: Path) -> None:
+    """By POP, what is ready and held, and the greatest age; by pull, what is read."""
+    metered = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
+    async with cluster(tmp_path) as running:
+        broker = await running.start_broker(metrics_group_count=1, **metered)
+        await running.create_topic(broker, "T", 1)
+        peer = running.peer(broker)
+        for _ in range(4):
+            await peer.send()
+        for group, count in (("a", 1), ("b", 2), ("c", 3)):
+            assert len(await receive(peer, consumer_group=group, max_msg_nums=count)) == count
+        async with PullConsumer("d", running.namesrv) as one, PullConsumer("e", running.namesrv) as other:
+            (queue,) = await one.queues("T")
+            for consumer, offset in ((one, 1), (other, 2)):
+                await consumer.pull(queue, 0)
+                await consumer.commit(queue, offset)
+        samples = await scrape(broker)
+
+        def by_group(name: str) -> dict[str, float]:
+            return {labels["group"]: value for labels, value in samples[f"rocketmq_{name}"]}
+
+        assert by_group("consumer_inflight_messages") == {"c": 3, "other": 1 + 2}
+        assert by_group("consumer_ready_messages") == {"c": 1, "other": 3 + 2}
+        assert by_group("consumer_inflight_age_ms").keys() == {"c", "other"}
+        rates = by_group("consumer_tps")
+        assert (len(rates), "other" in rates) == (2, True)
+        assert sum(rates.values()) > 0
+
+
 async def test_the_version_that_runs_is_exported(tmp_path: Path) -> None:
     async with metered_broker(tmp_path) as (_, broker):
         families = await families_of(broker.config.metrics_prom_exporter_port)

@@ -53,11 +53,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
-from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rucola.broker.assembly.access import AccessFigures
@@ -141,7 +140,6 @@ class BrokerCollector:
     ) -> None:
         self._pending = pending
         self._certificate_expires_ms = certificate_expires_ms
-        self._process = ProcessCollector(registry=None)
         self._ranked: tuple[int, PendingMessages] | None = None
         """What waited, and when it was counted: all backlogs are looked at once in RANK_INTERVAL_MS."""
         self._budget = budget
@@ -167,7 +165,6 @@ class BrokerCollector:
         """Yield all metrics with their current values, and None at every small step (see `MetricsServer`)."""
         yield from self._broker()
         yield from self._runtime()
-        yield from self._process.collect()
         if self._store.config.is_slave:
             return
         now_ms = self._clock()
@@ -180,8 +177,7 @@ class BrokerCollector:
         yield from self._pop_metrics()
 
     def _rate(self, name: str, key: str) -> float:
-        data = self._stats.view(name, key, self._clock())
-        return data.stats_minute.tps if data is not None else 0.0
+        return self._stats.minute(name, key, self._clock()).tps
 
     def _broker(self) -> Iterator[Metric]:
         config, own, roles, budget = self._config, self._own, self._roles, self._budget
@@ -321,8 +317,9 @@ class BrokerCollector:
         # Those with a backlog when it was counted last, then any.
         table, limit = self._offsets.table(), self._config.metrics_group_count
         keys = dict.fromkeys(group_key(one.topic, one.group) for one in pending.backlogs)
-        shown = [key for key in chain(keys, (key for key in table if key not in keys)) if key in table][:limit]
-        shown_total = 0
+        candidates = chain((key for key in keys if key in table), (key for key in table if key not in keys))
+        shown = list(islice(candidates, limit))
+        shown_total, shown_tps = 0, 0.0
         for key in shown:
             topic, _, group = key.partition(group_key("", ""))
             if self._topics.get(topic) is None or (offsets := table.get(key)) is None:
@@ -335,11 +332,12 @@ class BrokerCollector:
                 latency_ms = max(latency_ms, self._latency_ms(topic, number, at))
                 if step % _QUEUES_PER_STEP == 0:
                     yield None
-            tps.add_metric(own, self._rate(GROUP_GET_NUMS, counted))
+            rate = self._rate(GROUP_GET_NUMS, counted)
+            tps.add_metric(own, rate)
+            shown_tps += rate
             size.add_metric(own, self._rate(GROUP_GET_SIZE, counted))
             done.add_metric(own, sum(committed.values()))
-            sent_back = self._stats.view(SNDBCK_PUT_NUMS, counted, self._clock())
-            returned.add_metric(own, sent_back.stats_minute.sum if sent_back is not None else 0)
+            returned.add_metric(own, self._stats.minute(SNDBCK_PUT_NUMS, counted, self._clock()).sum)
             latency.add_metric(own, latency_ms)
             members = self._clients.consumers.get(group)
             model = members.message_model if members is not None else ""
@@ -349,6 +347,8 @@ class BrokerCollector:
             shown_total += ahead if prefix != DLQ_PREFIX else 0
         if len(shown) < len(table):
             diffs[""].add_metric((OTHER, OTHER, ""), max(0, pending.backlog_total - shown_total))
+            read = self._rate(BROKER_GET_NUMS, self._config.broker_cluster_name)
+            tps.add_metric((*self._own, OTHER, OTHER), max(0.0, read - shown_tps))
         yield from (tps, size, done, returned, latency, *diffs.values())
         clients = self._largest({group: len(members.members) for group, members in self._clients.consumers.items()})
         values = {(group,): count for group, count in clients.items()}
@@ -374,10 +374,13 @@ class BrokerCollector:
             ages[own] = max(ages.get(own, 0), now_ms - since_ms)
             if step % _QUEUES_PER_STEP == 0:
                 yield None
-        for values in (ready, held, ages):
-            shown = nlargest(self._config.metrics_group_count, values, key=values.__getitem__)
-            for key in values.keys() - shown:
-                del values[key]
+        limit, other = self._config.metrics_group_count, (*self._own, OTHER, OTHER)
+        if len(ready) > limit:
+            shown = set(nlargest(limit, ready, key=lambda key: (ready[key] + held[key], key)))
+            for key in ready.keys() - shown:
+                ready[other] += ready.pop(key)
+                held[other] += held.pop(key)
+                ages[other] = max(ages.get(other, 0), ages.pop(key))
         yield gauge("consumer_ready_messages", "messages that the group has not received by POP", labels, ready)
         yield gauge("consumer_inflight_messages", "messages received by POP and not acknowledged", labels, held)
         yield gauge("consumer_inflight_age_ms", "age in ms of the first of them since it was received", labels, ages)

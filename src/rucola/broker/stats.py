@@ -132,6 +132,11 @@ class BrokerStats:
             stats_minute=_body(item.minute(now_ms)),
         )
 
+    def minute(self, name: str, key: str, now_ms: int) -> Window:
+        """Return the last minute of a statistic; zeros if nothing was recorded."""
+        item = self._find(name, key)
+        return item.minute(now_ms) if item is not None else Window(0, 0, 0.0)
+
     def consume_tps(self, group: str, topic: str, now_ms: int) -> float:
         items = self._groups.get((topic, group))
         return items[0].minute(now_ms).tps if items else 0.0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 
-from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rucola.namesrv.routes import RouteTable
@@ -40,7 +39,6 @@ class NamesrvCollector:
         self._service = service
         self._budget = budget
         self._denied = denied
-        self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
         for name, text, value in (
@@ -62,4 +60,3 @@ class NamesrvCollector:
         for key, count in sorted(self._budget.closed.items()):
             closed.add_metric((key,), count)
         yield closed
-        yield from self._process.collect()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from rucola.broker.metrics import counter, gauge
@@ -33,7 +32,6 @@ class ProxyCollector:
         self._brokers = brokers
         self._forwarder = forwarder
         self._telemetry = telemetry
-        self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
         brokers, budget = list(self._brokers), self._server.budget
@@ -58,4 +56,3 @@ class ProxyCollector:
             ("connections_closed", "connections that a limit closed, or did not accept", ("limit",), closed),
         ):
             yield counter(f"proxy_{name}", text, labels, values)
-        yield from self._process.collect()
