@@ -148,6 +148,46 @@ def test_relay_runs_as_a_service(shop: Shop, tmp_path: Path, shared_rocketmq: An
 
 
 @pytest.mark.slow
+def test_one_relay_serves_several_tenants(shop: Shop, tmp_path: Path, shared_rocketmq: Any) -> None:
+    topic = shared_rocketmq.unique("T")
+    shared_rocketmq.create_topic(topic)
+    (tmp_path / "of blanks").mkdir()
+    other = Shop(tmp_path / "of blanks")
+    for each in (shop, other):
+        each.add(topic=topic)
+    (tmp_path / "later.db").touch()
+    later = f"sqlite:///{tmp_path / 'later.db'}"
+    urls = [shop.url, other.url, later]
+    options = [word for url in urls for word in ("-d", url)]
+    with server(
+        "reliable", "relay", "-n", shared_rocketmq.namesrv, "--metricsPort", "0", *options, log=tmp_path / "log"
+    ) as running:
+        ready, where = running.first_line.split(" metrics=")
+        assert ready == "rucola ready tenants=3", running.log.read_text()
+        wait_until(lambda: len(shared_rocketmq.messages(topic)) == 2)
+        with urllib.request.urlopen(f"http://{where.strip()}/metrics", timeout=10) as response:
+            scraped = response.read().decode().splitlines()
+        assert running.stop(signal.SIGTERM) == 0
+    up = {line for line in scraped if line.startswith("rucola_reliable_up")}
+    names = [url.removeprefix("sqlite:///") for url in urls]
+    assert up == {
+        f'rucola_reliable_up{{tenant="{name}"}} {value}'
+        for name, value in zip(names, ("1.0", "1.0", "0.0"), strict=True)
+    }
+    assert f"the relay of {names[2]} failed" in running.log.read_text()
+    done = CliRunner().invoke(main, ["reliable", "stats", "--json"], env={"RUCOLA_DATABASE": "\n".join(urls)})
+    assert {name: counted["counts"]["CONFIRMED"] for name, counted in json.loads(done.stdout).items()} == {
+        names[0]: 1,
+        names[1]: 1,
+    }
+    assert done.exit_code == 1
+    assert f"1 of 3 tenants failed: {names[2]}: " in done.stderr
+    shown = shop.ask("stats", *options[:4])
+    assert [line for line in shown.splitlines() if line.endswith(":")] == [f"{name}:" for name in names[:2]]
+    assert "is given twice" in shop.ask("relay", "-d", shop.url, "-d", shop.url, code=2)
+
+
+@pytest.mark.slow
 def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     missing = tmp_path / "missing.db"
     (tmp_path / "empty.db").touch()

@@ -1,8 +1,8 @@
 """Business reliability: transactional outbox, receipts, idempotent consumption, resend. Needs the extra `reliable`.
 
 Reading order: `schema`, `migration`; for senders `outbox`, `dbapi`; `relay` with `lane_leases`, `stub_claims`,
-`batch_sender`, `policy`, `stub_checks`, `alerts`; for consumers `receipts`, `redis_claims`, `idempotent`; for operators
-`operations`, `joined_view`, `metrics`.
+`batch_sender`, `policy`, `stub_checks`, `alerts`, and `tenants`; for consumers `receipts`, `redis_claims`,
+`idempotent`; for operators `operations`, `joined_view`, `metrics`.
 """
 
 from rucola.reliable.alerts import Alert, Alerts, email_sink, log_sink, webhook_sink
@@ -13,6 +13,7 @@ from rucola.reliable.policy import KeyedResend, Policy
 from rucola.reliable.redis_claims import RedisClaims
 from rucola.reliable.relay import Relay
 from rucola.reliable.schema import Tables
+from rucola.reliable.tenants import Relays, Tenant
 
 __all__ = [
     "Alert",
@@ -23,9 +24,11 @@ __all__ = [
     "Policy",
     "RedisClaims",
     "Relay",
+    "Relays",
     "ReliableError",
     "SchemaError",
     "Tables",
+    "Tenant",
     "UnknownMessage",
     "email_sink",
     "idempotent",

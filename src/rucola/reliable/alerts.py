@@ -38,7 +38,7 @@ _WHAT_HELPS: Final = {
 }
 
 
-class Alert(msgspec.Struct, frozen=True):
+class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     """One alert. `kind` is the state of the messages, or BROKER_AWAY."""
 
     kind: str
@@ -46,6 +46,8 @@ class Alert(msgspec.Struct, frozen=True):
     message_ids: tuple[str, ...]
     """The first ids, at most 20."""
     detail: str
+    tenant: str = ""
+    """The tenant, of several; see `rucola.reliable.tenants`."""
 
     def text(self) -> str:
         """Return the complete text, in lines."""
@@ -56,9 +58,10 @@ class Alert(msgspec.Struct, frozen=True):
 
     def title(self) -> str:
         """Return the summary, one line."""
+        where = f"rucola, {self.tenant}" if self.tenant else "rucola"
         if not self.message_ids:
-            return f"rucola: {self.kind}"
-        return f"rucola: {self.count} message{'s' * (self.count > 1)} {self.kind}"
+            return f"{where}: {self.kind}"
+        return f"{where}: {self.count} message{'s' * (self.count > 1)} {self.kind}"
 
 
 class DueAlert(NamedTuple):
@@ -124,9 +127,10 @@ def email_sink(
 
 
 class Alerts:
-    """Delivers alerts to the log and all sinks, at most one per kind in `interval_ms`."""
+    """Delivers alerts to the log and all sinks, at most one per kind in `interval_ms`, with the name of the tenant."""
 
-    def __init__(self, sinks: Sequence[Sink] = (), *, interval_ms: int = INTERVAL_MS) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), *, interval_ms: int = INTERVAL_MS, tenant: str = "") -> None:
+        self._tenant = tenant
         self._sinks: tuple[Sink, ...] = (log_sink, *sinks)
         self.interval_ms = interval_ms
         self._next_s: dict[str, float] = {}
@@ -163,6 +167,7 @@ class Alerts:
         return DueAlert(row.seq, row.reopened_at) in self._told.get((sink, row.status), ())
 
     async def _deliver(self, sink: Sink, alert: Alert) -> bool:
+        alert = msgspec.structs.replace(alert, tenant=self._tenant)
         try:
             await asyncio.to_thread(sink, alert)
         except Exception as error:

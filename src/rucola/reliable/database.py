@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, create_engine, func, literal_column
@@ -38,11 +41,17 @@ def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> li
 
 
 class Database:
-    """An engine, given or created from a URL; `close` disposes only of an engine created here."""
+    """An engine, given or created from a URL; `close` disposes only of an engine created here.
 
-    def __init__(self, engine: Engine | AsyncEngine | URL | str) -> None:
+    `connections` bounds those of a URL; the database then has as many threads of its own.
+    """
+
+    def __init__(self, engine: Engine | AsyncEngine | URL | str, *, connections: int | None = None) -> None:
         self._owns_engine = isinstance(engine, (str, URL))
-        self.engine: Engine | AsyncEngine = engine_of(engine) if isinstance(engine, (str, URL)) else engine
+        self.engine: Engine | AsyncEngine = engine_of(engine, connections) if isinstance(engine, (str, URL)) else engine
+        self._executor: ThreadPoolExecutor | None = None  # None: the event loop's
+        if connections is not None:
+            self._executor = ThreadPoolExecutor(connections, f"database {self.engine.url.database}")
         # MariaDB's REPEATABLE READ keeps locks on all rows that a scan visited, not only on matching ones.
         self._isolation_level = "READ COMMITTED" if self.engine.dialect.name != "sqlite" else None
 
@@ -78,7 +87,7 @@ class Database:
             with self._translated_errors():
                 async with self.engine.connect() as connection:
                     return await connection.run_sync(_run_at, level, work, *args, **kwargs)
-        return await asyncio.to_thread(self._run_sync, level, work, *args, **kwargs)
+        return await self._in_thread(partial(self._run_sync, level, work, *args, **kwargs))
 
     def _run_sync(self, level: str | None, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         with self.connect_sync() as connection:
@@ -86,7 +95,11 @@ class Database:
 
     async def is_away(self, error: DBAPIError) -> bool:
         """Return whether the server is unreachable, rather than refusing user, password or database."""
-        return await asyncio.to_thread(self._is_away, error)
+        return await self._in_thread(partial(self._is_away, error))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        run = partial(copy_context().run, work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     def _is_away(self, error: DBAPIError) -> bool:
         if error.connection_invalidated:
@@ -108,6 +121,8 @@ class Database:
                 await self.engine.dispose()
             else:
                 self.engine.dispose()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -162,15 +177,15 @@ def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *
         return work(connection, *args, **kwargs)
 
 
-def engine_of(url: str | URL) -> Engine | AsyncEngine:
+def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncEngine:
     """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL.
 
-    Unless the URL has an `init_command`, MariaDB ends transactions that wait for the client longer than
-    `IDLE_TIMEOUT_S`.
+    It has at most `connections`, by default as many as SQLAlchemy's. Unless the URL has an `init_command`, MariaDB ends
+    transactions that wait for the client longer than `IDLE_TIMEOUT_S`.
     """
     try:
         parsed = make_url(url)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
         if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
             # MySQL has no such setting, and ignores MariaDB's comments.
             limit = f"SET @rucola = 1 /*M!100300 , SESSION idle_transaction_timeout = {IDLE_TIMEOUT_S} */"

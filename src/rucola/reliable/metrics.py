@@ -8,19 +8,23 @@
     rucola_reliable_deliveries_total       group result      done duplicate held failed, of this process
 
 A scrape runs two queries over indexes without settled messages (on PostgreSQL and SQLite). If the database does not
-respond, its metrics are missing and `rucola_reliable_up` is 0.
+respond, its metrics are missing and `rucola_reliable_up` is 0. With `tenants`, those of each tenant have the label
+`tenant` as well, and one that takes longer than `TENANT_TIMEOUT_S` counts as not responding.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rucola.outages import Outages
@@ -30,8 +34,11 @@ from rucola.reliable.errors import ReliableError
 from rucola.reliable.idempotent import IdempotentFunction
 from rucola.reliable.operations import Unsettled
 from rucola.reliable.schema import CONFIRMED, STATUSES, Tables
+from rucola.reliable.tenants import Tenant
 
 logger = logging.getLogger(__name__)
+
+TENANT_TIMEOUT_S: Final = 5.0
 
 
 class ReliableCollector(Collector):
@@ -41,15 +48,21 @@ class ReliableCollector(Collector):
         *,
         tables: Tables | None = None,
         listeners: Mapping[str, IdempotentFunction] | None = None,
+        tenants: Sequence[Tenant] = (),
     ) -> None:
-        self._database = None if engine is None else Database(engine)
-        self._tables = tables or Tables()
+        self._outboxes = list(tenants)
+        if engine is not None:
+            self._outboxes.append(Tenant("", Database(engine), tables or Tables()))
+        self._labels = ("tenant",) if tenants else ()
         self._listeners = dict(listeners or {})
         self._outages = Outages(logger)
+        # One thread for each, so that a database that hangs delays no other; its query is not repeated meanwhile.
+        self._threads = ThreadPoolExecutor(max(1, len(self._outboxes)), "metrics of the outbox")
+        self._queries: dict[str, Future[Unsettled]] = {}
 
     def collect(self) -> Iterator[Metric]:
-        if self._database is not None:
-            yield from self._of_tables(self._database)
+        if self._outboxes:
+            yield from self._of_tables()
         deliveries = CounterMetricFamily(
             "rucola_reliable_deliveries", "Deliveries to idempotent listeners.", labels=("group", "result")
         )
@@ -61,28 +74,48 @@ class ReliableCollector(Collector):
             deliveries.add_metric((group, "failed"), counts.failed)
         yield deliveries
 
-    def _of_tables(self, database: Database) -> Iterator[Metric]:
-        up = GaugeMetricFamily("rucola_reliable_up", "Whether the database answered.")
-        try:
-            unsettled = database.run_sync(operations.unsettled, self._tables)
-        except (DBAPIError, ReliableError) as error:
-            self._outages.failed("a query for the metrics of the outbox", getattr(error, "orig", error))
-            up.add_metric((), 0)
-            yield up
-            return
-        self._outages.succeeded("a query for the metrics of the outbox")
-        up.add_metric((), 1)
-        yield up
-        yield from _families(unsettled)
+    def _of_tables(self) -> Iterator[Metric]:
+        labels = self._labels
+        up = GaugeMetricFamily("rucola_reliable_up", "Whether the database answered.", labels=labels)
+        messages = GaugeMetricFamily(
+            "rucola_reliable_messages", "Messages that are not settled.", labels=(*labels, "status")
+        )
+        oldest = GaugeMetricFamily(
+            "rucola_reliable_oldest_seconds", "The age of the oldest of them.", labels=(*labels, "status")
+        )
+        lag = GaugeMetricFamily(
+            "rucola_reliable_relay_lag_seconds", "How long the longest waiting due stub has been due.", labels=labels
+        )
+        for name, unsettled in self._unsettled().items():
+            tenant = (name,) if labels else ()
+            up.add_metric(tenant, unsettled is not None)
+            if unsettled is None:
+                continue
+            for status in STATUSES:
+                if status != CONFIRMED:
+                    messages.add_metric((*tenant, status), unsettled.counts.get(status, 0))
+                    oldest.add_metric((*tenant, status), unsettled.oldest_ms.get(status, 0) / 1000)
+            lag.add_metric(tenant, unsettled.relay_lag_ms / 1000)
+        yield from (up, messages, oldest, lag)
 
-
-def _families(unsettled: Unsettled) -> Iterator[Metric]:
-    messages = GaugeMetricFamily("rucola_reliable_messages", "Messages that are not settled.", labels=("status",))
-    oldest = GaugeMetricFamily("rucola_reliable_oldest_seconds", "The age of the oldest of them.", labels=("status",))
-    for status in STATUSES:
-        if status != CONFIRMED:
-            messages.add_metric((status,), unsettled.counts.get(status, 0))
-            oldest.add_metric((status,), unsettled.oldest_ms.get(status, 0) / 1000)
-    lag = GaugeMetricFamily("rucola_reliable_relay_lag_seconds", "How long the longest waiting due stub has been due.")
-    lag.add_metric((), unsettled.relay_lag_ms / 1000)
-    yield from (messages, oldest, lag)
+    def _unsettled(self) -> dict[str, Unsettled | None]:
+        """Query all outboxes at the same time; None for one that failed, or is late."""
+        for name, database, tables in self._outboxes:
+            if name not in self._queries:
+                self._queries[name] = self._threads.submit(database.run_sync, operations.unsettled, tables)
+        wait(self._queries.values(), TENANT_TIMEOUT_S if self._labels else None)
+        found: dict[str, Unsettled | None] = {}
+        for name, query in list(self._queries.items()):
+            what = f"a query for the metrics of the outbox{f' of {name}' if name else ''}"
+            found[name] = None
+            if not query.done():
+                self._outages.failed(what, f"no answer within {TENANT_TIMEOUT_S} s")
+                continue
+            del self._queries[name]
+            try:
+                found[name] = query.result()
+            except (DBAPIError, PoolTimeoutError, ReliableError) as error:
+                self._outages.failed(what, getattr(error, "orig", error))
+            else:
+                self._outages.succeeded(what)
+        return found

@@ -81,8 +81,9 @@ class Relay:
     """Relays an outbox. `async with Relay(engine, "host:9876")` starts and stops it, on one event loop.
 
     `outbox` is an outbox of this process, whose commits wake the relay and whose tables are used. `trace` records the
-    sends; a `producer` of your own has its own. Opening waits while the database is unreachable; SchemaError if the
-    tables are missing or of another version.
+    sends; a `producer` of your own has its own. `tenant` is named in the log. Without `listens`, the caller wakes the
+    relay on NOTIFY. A `Database` is the caller's to close. Opening waits while the database is unreachable; SchemaError
+    if the tables are missing or of another version.
     """
 
     def __init__(
@@ -96,10 +97,13 @@ class Relay:
         alerts: Alerts | None = None,
         producer: Producer | None = None,
         trace: SendTrace | None = None,
+        tenant: str = "",
+        listens: bool = True,
     ) -> None:
         if producer is not None and trace is not None:
             raise ReliableError("give `trace` to the producer, or no producer")
         self.database = database if isinstance(database, Database) else Database(database)
+        self._owns_database = self.database is not database
         self.tables = tables or (outbox.tables if outbox is not None else Tables())
         self.policy = policy or Policy()
         self.owner = f"{socket.gethostname()[:40]}-{secrets.token_hex(8)}"
@@ -118,6 +122,11 @@ class Relay:
         self._pause_s = FIRST_PAUSE_S
         self._stopping = False
         self._outages = Outages(logger)
+        self._listens = listens
+        of_tenant = f" of {tenant}" if tenant else ""
+        self._database_name = f"the database{of_tenant}"
+        self._round_name = f"a round of the relay{of_tenant}"
+        self._purge_name = f"the purge by the relay{of_tenant}"
         # Lanes held as of the last renewal; `_renew_at` is the loop time of the next one, a third of a lease later.
         self._lanes: frozenset[int] = frozenset()
         self._renew_at = 0.0
@@ -139,7 +148,8 @@ class Relay:
         async with AsyncExitStack() as opening:
             wakeup = self._wakeup = Wakeup()
             opening.push_async_callback(wakeup.close)
-            opening.push_async_callback(self.database.close)
+            if self._owns_database:
+                opening.push_async_callback(self.database.close)
             await self._check_tables()
             if self._owns_producer:
                 await opening.enter_async_context(self._producer)
@@ -147,7 +157,7 @@ class Relay:
             opening.push_async_callback(self._leave)
             self._checker = Checker(self._producer.instance, self._admin, self.policy)
             self._sender = BatchSender(self._producer, self.policy)
-            if self.database.dialect_name == "postgresql":
+            if self._listens and self.database.dialect_name == "postgresql":
                 wakeup.listen(self.database.url, self.tables.channel)
             if self._outbox is not None:
                 opening.callback(self._outbox.on_commit(wakeup.wake))
@@ -163,10 +173,10 @@ class Relay:
             except DBAPIError as error:
                 if not await self.database.is_away(error):
                     raise
-                self._outages.failed("the database", error.orig)
+                self._outages.failed(self._database_name, error.orig)
                 await self._pause()
             else:
-                self._outages.succeeded("the database")
+                self._outages.succeeded(self._database_name)
                 self._pause_s = FIRST_PAUSE_S
                 return
 
@@ -198,21 +208,21 @@ class Relay:
                 await self._keep_lanes()
                 await self._purge()
                 is_full = await self._round()
-                self._outages.succeeded("the database")
-                self._outages.succeeded("a round of the relay")
+                self._outages.succeeded(self._database_name)
+                self._outages.succeeded(self._round_name)
                 if self._away_since is None:
                     self._pause_s = FIRST_PAUSE_S
                 if not is_full and self._away_since is None and not self._stopping:
                     await self._idle()
             except DBAPIError as error:
                 # Also deadlocks and lock timeouts: the transaction was rolled back, and claims end with their lease.
-                self._outages.failed("the database", error.orig)
+                self._outages.failed(self._database_name, error.orig)
                 await self._pause()
             except Exception as error:
                 # The task must not end: all messages would silently stop.
-                if not self._outages.is_failing("a round of the relay"):
+                if not self._outages.is_failing(self._round_name):
                     logger.exception("a round of the relay failed, with this traceback")
-                self._outages.failed("a round of the relay", error)
+                self._outages.failed(self._round_name, error)
                 await self._pause()
 
         try:
@@ -258,9 +268,9 @@ class Relay:
             if await self.database.run(operations.purge, self.tables, age_ms):
                 self._purge_at = now + PURGE_PAUSE_S
         except ReliableError as error:  # stubs in other databases, which only the command can be told
-            self._outages.failed("the purge by the relay", error)
+            self._outages.failed(self._purge_name, error)
         else:
-            self._outages.succeeded("the purge by the relay")
+            self._outages.succeeded(self._purge_name)
 
     async def _round(self) -> bool:
         """Handle one batch while claiming the next; return whether more stubs may be due now."""

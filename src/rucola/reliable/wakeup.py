@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from sqlalchemy.engine import URL
@@ -31,7 +32,7 @@ class Wakeup:
 
     def listen(self, url: URL, channel: str) -> None:
         """Wake on NOTIFY of `channel` until closed; while the connection is down, only polling wakes the relay."""
-        self._background.start(self._keep_listening(url, channel), f"LISTEN {channel}")
+        self._background.start(keep_listening(url, {channel: self._event.set}), f"LISTEN {channel}")
 
     async def wait(self, timeout_s: float) -> bool:
         with suppress(TimeoutError):
@@ -44,20 +45,25 @@ class Wakeup:
     async def close(self) -> None:
         await self._background.close()
 
-    async def _keep_listening(self, url: URL, channel: str) -> None:
-        import psycopg  # imported here, since other databases do not need it
-        from psycopg import sql
 
-        conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        outages = Outages(logger, level=logging.INFO)
-        while True:
-            try:
-                async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+async def keep_listening(url: URL, channels: Mapping[str, Callable[[], None]]) -> None:
+    """Call back on NOTIFY of a channel of PostgreSQL, by one connection for all; reconnect until cancelled."""
+    import psycopg  # imported here, since other databases do not need it
+    from psycopg import sql
+
+    conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    outages = Outages(logger, level=logging.INFO)
+    subject = "LISTEN " + ", ".join(channels)
+    while True:
+        try:
+            async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+                for channel in channels:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                    outages.succeeded(f"LISTEN {channel}")
-                    self._event.set()  # stubs may have been announced while there was no connection
-                    async for _ in connection.notifies():
-                        self._event.set()
-            except (psycopg.Error, OSError) as error:
-                outages.failed(f"LISTEN {channel}", error)
-            await asyncio.sleep(RECONNECT_S)
+                outages.succeeded(subject)
+                for wake in channels.values():
+                    wake()  # stubs may have been announced while there was no connection
+                async for notification in connection.notifies():
+                    channels[notification.channel]()
+        except (psycopg.Error, OSError) as error:
+            outages.failed(subject, error)
+        await asyncio.sleep(RECONNECT_S)

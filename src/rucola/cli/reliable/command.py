@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -91,6 +91,49 @@ def database_options(function: Command) -> Command:
         click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Prefix of the table names."),
         click.option("--schema", help="Database schema of the tables."),
     )
+
+
+class _Url(click.types.StringParamType):
+    """A URL; in the environment variable each is a line, since a file's name may have blanks."""
+
+    envvar_list_splitter = "\n"
+
+
+def tenant_options(function: Command) -> Command:
+    """Add the options of a database, for several tenants; the function gets them as `places`, by name."""
+
+    @functools.wraps(function)
+    def command(databases: tuple[str, ...], prefix: str, schemas: tuple[str, ...], **options: Any) -> Any:
+        places = [Where(url, prefix, schema) for url in databases for schema in schemas or (None,)]
+        return function(places=_by_name(places), **options)
+
+    return _with_options(
+        command,
+        click.option(
+            "-d", "--database", "databases", required=True, multiple=True, type=_Url(), envvar="RUCOLA_DATABASE",
+            show_envvar=True, help="URL of the database. Repeated, each is a tenant.",
+        ),
+        click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Prefix of the table names."),
+        click.option(
+            "--schema", "schemas", multiple=True, help="Database schema of the tables. Repeated, each is a tenant."
+        ),
+    )  # fmt: skip
+
+
+def _by_name(places: Sequence[Where]) -> dict[str, Where]:
+    """Return the places by database and schema, or by URL and schema if databases have the same name."""
+    if len(set(places)) < len(places):
+        raise click.UsageError("a tenant is given twice: name each --database and --schema once")
+    databases = [place.open()[1] for place in places]
+    short = [_joined(base.url.database, place.schema) for base, place in zip(databases, places, strict=True)]
+    if len(set(short)) < len(short):
+        urls = [base.url.render_as_string(hide_password=True) for base in databases]
+        short = [_joined(url, place.schema) for url, place in zip(urls, places, strict=True)]
+    return dict(zip(short, places, strict=True))
+
+
+def _joined(*parts: str | None) -> str:
+    return ".".join(filter(None, parts))
 
 
 def filter_options(function: Command) -> Command:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -19,6 +19,7 @@ from rucola.cli.reliable.command import (
     filter_options,
     json_option,
     select_stubs,
+    tenant_options,
     yes_option,
 )
 from rucola.reliable import ReliableError, operations
@@ -119,20 +120,46 @@ def void(**options: Any) -> None:
 
 @click.command()
 @json_option
-@database_options
+@tenant_options
 @wide_option
-def stats(where: Where, as_json: bool) -> None:
+def stats(places: Mapping[str, Where], as_json: bool) -> None:
     """Count messages by state, with the age of the oldest message.
+
+    With several databases or schemas, for each of them; JSON is an object by tenant.
 
     \b
     Examples:
       rucola reliable stats
       rucola reliable stats --json
+      rucola reliable stats --schema north --schema south
     """
-    counted = where.run_checked(operations.stats)
-    if as_json:
-        print_json(counted)
+    if len(places) == 1:
+        (where,) = places.values()
+        counted = where.run_checked(operations.stats)
+        if as_json:
+            print_json(counted)
+        else:
+            _print_stats(counted)
         return
+    found: dict[str, operations.Stats] = {}
+    failures: dict[str, ReliableError] = {}
+    for name, where in places.items():
+        try:
+            found[name] = where.run_checked(operations.stats)
+        except ReliableError as error:
+            failures[name] = error
+    if as_json:
+        print_json(found)
+    for name, counted in found.items():
+        if not as_json:
+            click.echo(f"{name}:")
+            _print_stats(counted)
+    if failures:
+        why = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        raise ReliableError(f"{len(failures)} of {len(places)} tenants failed: {why}")
+
+
+def _print_stats(counted: operations.Stats) -> None:
     print_table(
         ["STATUS", "COUNT", "OLDEST"],
         [[status, count, duration_text(counted.oldest_ms.get(status))] for status, count in counted.counts.items()],

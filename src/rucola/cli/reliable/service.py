@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from rucola.cli.reliable.command import (
     database_options,
     dry_run_option,
     json_option,
+    tenant_options,
     yes_option,
 )
 from rucola.name_server_addresses import DEFAULT_NAMESRV
@@ -31,8 +32,10 @@ from rucola.reliable import (
     KeyedResend,
     Policy,
     Relay,
+    Relays,
     ReliableError,
     Tables,
+    Tenant,
     email_sink,
     migration,
     operations,
@@ -42,6 +45,7 @@ from rucola.reliable.alerts import Sink
 from rucola.reliable.database import Database, named_errors
 from rucola.reliable.operations import PURGE_AFTER_MS
 from rucola.reliable.policy import LEAST_PURGE_AFTER_MS
+from rucola.reliable.tenants import CONNECTIONS
 from rucola.remoting.exposure import LOOPBACK
 
 logger = logging.getLogger("rucola")
@@ -146,9 +150,9 @@ def migrate(where: Where) -> None:
     "--otel", is_flag=True, help="Record spans and metrics by OpenTelemetry, as `opentelemetry-instrument` sets it up."
 )
 @log_options
-@database_options
+@tenant_options
 def relay(
-    where: Where, namesrv_addr: str, batch: int, max_sends: int,
+    places: Mapping[str, Where], namesrv_addr: str, batch: int, max_sends: int,
     confirm_timeout: float, lease: float, keyed_resend: str, purge_older_than: float | None, webhook: str | None,
     smtp: str | None, mail_from: str, mail_to: tuple[str, ...], metrics_port: int | None, otel: bool,
 ) -> None:  # fmt: skip
@@ -157,38 +161,56 @@ def relay(
     Several relays share the work. Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it
     cleanly.
 
+    With several databases or schemas, it relays for each of them (`rucola ready tenants=NUMBER`): a tenant that fails
+    is tried again, and does not stop the others. Logs, alerts and metrics name the tenant.
+
     \b
     Examples:
       rucola reliable relay -n localhost:9876 --database postgresql+psycopg://shop@localhost/shop
       rucola reliable relay -n localhost:9876 --webhook https://example.org/alerts
+      rucola reliable relay -n localhost:9876 --schema north --schema south
       rucola reliable relay -n localhost:9876 --smtp localhost:25 --mail-to ops@example.org
     """
-    check_file(where.url)
+    for where in places.values():
+        check_file(where.url)
     policy = Policy(
         batch=batch, max_sends=max_sends, confirm_timeout_ms=int(confirm_timeout * SECOND_MS),
         lease_ms=int(lease * SECOND_MS), keyed_resend=KeyedResend(keyed_resend),
         purge_after_ms=None if purge_older_than is None else int(purge_older_than * HOUR_MS),
     )  # fmt: skip
-    alerts = Alerts(_sinks(webhook, smtp, mail_from, mail_to))
+    sinks = _sinks(webhook, smtp, mail_from, mail_to)
     trace = None
     if otel:
         with require_extra("otel"):
             from rucola.client.otel import Telemetry
         trace = Telemetry()
-    tables, opened = where.open()
-    with named_errors(opened), ExitStack() as running:
-        ready = "" if metrics_port is None else f" metrics={_serve_metrics(metrics_port, opened, tables, running)}"
-        asyncio.run(_relay(opened, namesrv_addr, ready, tables=tables, policy=policy, alerts=alerts, trace=trace))
+    with ExitStack() as running:
+        if len(places) == 1:
+            (where,) = places.values()
+            tables, database = where.open()
+            running.enter_context(named_errors(database))
+            ready = _serve_metrics(metrics_port, running, engine=database.engine, tables=tables)
+            alerts = Alerts(sinks)
+            relay = Relay(database, namesrv_addr, tables=tables, policy=policy, alerts=alerts, trace=trace)
+            asyncio.run(_run(relay, f"relay={relay.owner}{ready}", database.close))
+            return
+        databases = {where.url: Database(where.url, connections=CONNECTIONS) for where in places.values()}
+        tenants = [Tenant(name, databases[where.url], where.open()[0]) for name, where in places.items()]
+        ready = _serve_metrics(metrics_port, running, tenants=tenants)
+        relays = Relays(tenants, namesrv_addr, policy=policy, sinks=sinks, trace=trace)
+        asyncio.run(_run(relays, f"tenants={len(tenants)}{ready}"))
 
 
-def _serve_metrics(port: int, database: Database, tables: Tables, running: ExitStack) -> str:
-    """Serve /metrics in a thread until `running` is closed; return the address."""
+def _serve_metrics(port: int | None, running: ExitStack, **outboxes: Any) -> str:
+    """Serve /metrics in a thread until `running` is closed; return what the ready line says of it."""
+    if port is None:
+        return ""
     with require_extra("metrics"):
         from prometheus_client import CollectorRegistry, start_http_server
 
         from rucola.reliable.metrics import ReliableCollector
     registry = CollectorRegistry()
-    registry.register(ReliableCollector(database.engine, tables=tables))
+    registry.register(ReliableCollector(**outboxes))
     try:
         server, thread = start_http_server(port, LOOPBACK, registry)
     except OSError as error:
@@ -196,20 +218,24 @@ def _serve_metrics(port: int, database: Database, tables: Tables, running: ExitS
     running.callback(thread.join)
     running.callback(server.server_close)
     running.callback(server.shutdown)
-    return f"{LOOPBACK}:{server.server_port}"
+    return f" metrics={LOOPBACK}:{server.server_port}"
 
 
-async def _relay(database: Database, namesrv_addr: str, ready: str, **options: Any) -> None:
-    async with Relay(database, namesrv_addr, **options) as running:
-        # From here on; while a relay waits for its database, a signal ends it at once.
-        stopped = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        # Collections that scanned SQLAlchemy's modules delayed a message by 45 ms, most of the latency at p99.
-        gc.freeze()
-        print(f"rucola ready relay={running.owner}{ready}", flush=True)
-        await stopped.wait()
-        logger.info("stopping")
+async def _run(relays: Relay | Relays, ready: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
+    try:
+        async with relays:
+            # From here on; while a relay waits for its database, a signal ends it at once.
+            stopped = asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+            # Collections that scanned SQLAlchemy's modules delayed a message by 45 ms, most of the latency at p99.
+            gc.freeze()
+            print(f"rucola ready {ready}", flush=True)
+            await stopped.wait()
+            logger.info("stopping")
+    finally:
+        if close is not None:
+            await close()
 
 
 def _sinks(webhook: str | None, smtp: str | None, mail_from: str, mail_to: tuple[str, ...]) -> list[Sink]:

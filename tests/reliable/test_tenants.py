@@ -1,0 +1,130 @@
+"""Several outboxes by one process: each tenant has its relay, and the failures of one are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from sqlalchemy import text
+
+from rucola.reliable import Policy, Relays, ReliableError, Tables, Tenant, metrics, migration
+from rucola.reliable.database import Database
+from rucola.reliable.metrics import ReliableCollector
+from rucola.reliable.schema import MANUAL
+from rucola.testing.rocketmq import RocketMQ
+from support.databases import OutboxDatabase
+from support.errors import raises
+from support.outbox import FAST_POLICY, RecordingSink, add, change, statuses, transact, until
+
+PATIENT = Policy(poll_ms=3_600_000)
+
+
+def tenant_of(db: OutboxDatabase, name: str) -> Tenant:
+    return Tenant(name, Database(db.url, connections=2), db.tables)
+
+
+def is_sent(db: OutboxDatabase, count: int = 1) -> Callable[[], bool]:
+    return lambda: statuses(db) == {"CONFIRMED": count}
+
+
+async def test_a_tenant_without_tables_waits_for_them_and_the_other_goes_on(
+    make_sqlite: Callable[[str], OutboxDatabase], shared_rocketmq: RocketMQ, topic: str, caplog: Any
+) -> None:
+    north, south = make_sqlite("north.db"), make_sqlite("south.db")
+    transact(north, migration.init)
+    add(north, topic, [b"north"])
+    tenants = [tenant_of(north, "north"), tenant_of(south, "south")]
+    async with Relays(tenants, shared_rocketmq.namesrv, policy=FAST_POLICY) as relays:
+        await until(is_sent(north))
+        await until(lambda: "the relay of south failed" in caplog.text)
+        assert relays.running == {"north"}
+        transact(south, migration.init)
+        add(south, topic, [b"south"])
+        await until(is_sent(south))
+        assert relays.running == {"north", "south"}
+    assert relays.running == frozenset()
+    assert sorted(message.body for message in shared_rocketmq.messages(topic)) == [b"north", b"south"]
+    for db in (north, south):
+        assert transact(db, lambda connection, tables: connection.execute(tables.relay.select()).all()) == []
+
+
+async def test_schemas_share_few_connections_and_each_commit_wakes_its_relay(
+    postgresql_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    """Nothing polls for an hour."""
+    prefix = postgresql_db.tables.prefix
+    dbs = {f"{prefix}{n}": OutboxDatabase(postgresql_db.url, Tables(schema=f"{prefix}{n}")) for n in range(5)}
+    for schema, db in dbs.items():
+        with db.engine().begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {schema}"))
+        transact(db, migration.init)
+    shared = Database(f"{postgresql_db.url}?application_name={prefix}tenants", connections=2)
+    tenants = [Tenant(schema, shared, db.tables) for schema, db in dbs.items()]
+    async with Relays(tenants, shared_rocketmq.namesrv, policy=PATIENT) as relays:
+        await until(lambda: relays.running == dbs.keys())
+        for number in (1, 2):
+            for db in dbs.values():
+                add(db, topic, [db.tables.stub.schema.encode()])  # type: ignore[union-attr]
+                await until(is_sent(db, number))
+        count = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :name")
+        with postgresql_db.engine().connect() as connection:
+            assert connection.scalar(count, {"name": f"{prefix}tenants"}) <= 3
+    for db in dbs.values():
+        db.close()
+
+
+async def test_databases_that_do_not_answer_delay_no_other(
+    postgresql_db: OutboxDatabase, sqlite_db: OutboxDatabase, shared_rocketmq: RocketMQ, topic: str, monkeypatch: Any
+) -> None:
+    """More of them than the event loop has threads: their tables are locked."""
+    other, prefix = sqlite_db, postgresql_db.tables.prefix
+    monkeypatch.setattr(metrics, "TENANT_TIMEOUT_S", 0.5)
+    dbs = {f"hanging{n}": OutboxDatabase(postgresql_db.url, Tables(f"{prefix}{n}_")) for n in range(4)}
+    for db in dbs.values():
+        transact(db, migration.init)
+    tenants = [*(tenant_of(db, name) for name, db in dbs.items()), tenant_of(other, "other")]
+    registry = CollectorRegistry()
+    registry.register(ReliableCollector(tenants=tenants))
+    async with Relays(tenants, shared_rocketmq.namesrv, policy=FAST_POLICY) as relays:
+        await until(lambda: len(relays.running) == 5)
+        with postgresql_db.engine().begin() as connection:
+            for db in dbs.values():
+                connection.execute(text(f"LOCK TABLE {db.tables.stub.name}, {db.tables.lane.name}"))
+            for number in range(1, 4):
+                add(other, topic, [b"x"])
+                await until(is_sent(other, number))
+            expected = {f'rucola_reliable_up{{tenant="{name}"}} 0.0' for name in dbs}
+            expected |= {'rucola_reliable_up{tenant="other"} 1.0'}
+            expected |= {'rucola_reliable_messages{status="NEW",tenant="other"} 0.0'}
+            await until(lambda: expected <= {*generate_latest(registry).decode().splitlines()})
+        for db in dbs.values():
+            add(db, topic, [b"y"])
+            await until(is_sent(db))
+            db.close()
+
+
+async def test_alerts_name_their_tenant(
+    make_sqlite: Callable[[str], OutboxDatabase], shared_rocketmq: RocketMQ, topic: str
+) -> None:
+    """The first stub of each has the same number."""
+    dbs = {name: make_sqlite(f"{name}.db") for name in ("north", "south")}
+    ids = {}
+    for name, db in dbs.items():
+        transact(db, migration.init)
+        ids[name] = add(db, topic, [b"x"])
+        change(db, status=MANUAL)
+    sink = RecordingSink()
+    tenants = [tenant_of(db, name) for name, db in dbs.items()]
+    async with Relays(tenants, shared_rocketmq.namesrv, policy=FAST_POLICY, sinks=[sink]):
+        await until(lambda: len(sink.alerts) == 2)
+    assert {alert.tenant: [*alert.message_ids] for alert in sink.alerts} == ids
+    assert {alert.title() for alert in sink.alerts} == {f"rucola, {name}: 1 message MANUAL" for name in dbs}
+
+
+def test_tenants_have_names_and_tables_of_their_own(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'shop.db'}")
+    for other in (Tenant("a", database, Tables("b_")), Tenant("b", database, Tables())):
+        with raises(ReliableError, subject="tenants"):
+            Relays([Tenant("a", database, Tables()), other])
