@@ -110,6 +110,7 @@ def test_messages_are_printed_as_they_arrive(cluster: Cluster) -> None:
         (("consume", "Missing", "--no-follow"), b"", 1),
         (("consume", "Lines", "-f", "{nothing}"), b"", 2),
         (("consume", "Lines", "-f", "{keys[a]}"), b"", 2),
+        (("consume", "Lines", "-f", r"%s\n"), b"", 2),
     ],
 )
 def test_wrong_input_is_named(cluster: Cluster, arguments: tuple[str, ...], stdin: bytes, code: int) -> None:

@@ -278,9 +278,12 @@ def _json_line(message: MessageExt) -> bytes:
 
 
 def _template(text: str) -> Callable[[MessageExt], bytes]:
-    """Return what renders a message. UsageError for a field that no message has."""
+    """Return what renders a message. UsageError for a field that no message has, and for a text without a field."""
     is_terminal = sys.stdout.isatty()
-    for name, key, _ in _FIELD.findall(text):
+    found = _FIELD.findall(text)
+    if not any(name for name, *_ in found):
+        raise click.UsageError(f"-f {text!r} has no field, such as {{body}}; there are body, {', '.join(JSON_FIELDS)}")
+    for name, key, _ in found:
         if name and name != "body" and name not in JSON_FIELDS:
             raise click.UsageError(f"-f: no message has a field {name}; there are body, {', '.join(JSON_FIELDS)}")
         if key and name != "properties":
