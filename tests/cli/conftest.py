@@ -24,6 +24,12 @@ def cluster(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield GoldenCluster(*standalone.addresses(), (golden / "g1-clean" / "mqadmin.txt").read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="session")
+def earlier_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory for the sources of earlier versions (support.earlier)."""
+    return tmp_path_factory.mktemp("earlier")
+
+
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are fitted to 80 columns, as on a terminal."""

@@ -106,8 +106,8 @@ class Ledger:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_pair_is_upgraded_one_by_one_and_back(tmp_path: Path, version: str) -> None:
-    old = earlier(version, tmp_path / "earlier")
+def test_a_pair_is_upgraded_one_by_one_and_back(tmp_path: Path, earlier_versions: Path, version: str) -> None:
+    old = earlier(version, earlier_versions)
     with ExitStack() as stack:
         pair = Pair(tmp_path, stack)
         for name in ("namesrv", "slave", "master"):

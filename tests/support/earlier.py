@@ -18,11 +18,17 @@ VERSIONS = {
 
 
 def earlier(name: str, directory: Path) -> list[str]:
-    """Return the program `rucola` of an earlier version, whose sources are written to a directory."""
-    commit = VERSIONS[name]
+    """Write the sources of an earlier version to a directory, once, and return its program `rucola`."""
+    commit, directory = VERSIONS[name], directory / VERSIONS[name]
+    if directory.exists():
+        return program_of(directory)
     archive = subprocess.run(["git", "archive", commit, "src"], cwd=REPOSITORY, capture_output=True)
     if archive.returncode:
         pytest.skip(f"no git history with {commit}: {archive.stderr.decode(errors='replace').strip()}")
     directory.mkdir()
     subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
+    return program_of(directory)
+
+
+def program_of(directory: Path) -> list[str]:
     return ["env", f"PYTHONPATH={directory / 'src'}", *RUCOLA]
