@@ -220,6 +220,20 @@ def test_manifests_fit_the_schemas_of_kubernetes(path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_job_and_no_probe_asks_for_the_health_of_the_cluster() -> None:
+    probes = [value for container in CONTAINERS for key, value in container.items() if key.endswith("Probe")]
+    assert probes
+    assert not [probe for probe in probes if "exec" in probe]
+    manifest = (REPOSITORY / "deploy" / "kubernetes" / "health.yaml").read_text(encoding="utf-8")
+    job = yaml.safe_load(manifest)["spec"]["jobTemplate"]["spec"]
+    assert job["backoffLimit"] == 0, "a failure is seen at once"
+    template = job["template"]
+    assert template["metadata"]["labels"] == {"rucola-client": "true"}
+    (container,) = template["spec"]["containers"]
+    test_containers_may_do_little_and_have_a_tagged_image(container)
+    check_command("rucola " + " ".join(container["args"]).replace(";", ","))
+
+
 def test_ports_are_the_defaults() -> None:
     exposed = {int(port) for port in re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)[1].split()}  # type: ignore[index]
     assert exposed == PORTS["namesrv"] | PORTS["broker"]
