@@ -26,10 +26,11 @@ from support.certificates import Certificates
 from support.faults import SHARED
 from support.stores import OpenStore, config
 
-# How long an example takes is the machine's affair. `make quick` takes the second profile, and in proportion fewer
-# examples where a test sets their number (`support.examples`).
-hypothesis.settings.register_profile("rucola", deadline=None)
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
+# How long it takes to draw and to try an example is the machine's affair. `make quick` and `make pythons` take the second
+# profile, and in proportion fewer examples where a test sets their number (`support.examples`).
+_UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("rucola", _UNTIMED)
+hypothesis.settings.register_profile("quick", _UNTIMED, max_examples=20)
 hypothesis.settings.load_profile("rucola")
 
 # Databases need the extra `reliable`, which the environments of `make pythons` lack.
