@@ -26,7 +26,7 @@ from support.certificates import Certificates
 from support.faults import SHARED
 from support.stores import OpenStore, config
 
-# How long it takes to draw and to try an example is the machine's affair. `make quick` and `make pythons` take the second
+# How long an example takes, to draw or to try, is the machine's affair. `make quick` and `make pythons` take the second
 # profile, and in proportion fewer examples where a test sets their number (`support.examples`).
 _UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("rucola", _UNTIMED)

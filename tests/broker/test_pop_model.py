@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from rucola.broker.delivery import pop as pop_module
+from support.examples import examples
 from support.killing import Killed
 from support.pop_store import Held, PopStore
 
@@ -263,6 +264,6 @@ def _frequent_snapshots() -> Any:
 
 
 TestPop = PopMachine.TestCase
-TestPop.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestPop.settings = settings(max_examples=examples(30), stateful_step_count=30)
 TestOrdered = OrderedMachine.TestCase
-TestOrdered.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestOrdered.settings = settings(max_examples=examples(30), stateful_step_count=30)

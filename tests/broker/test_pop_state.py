@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rucola.broker.delivery.pop_state import Begin, Candidate, Done, Handle, Pop, PopRecord, PopState, Snapshot
+from support.examples import examples
 
 LIMIT = 6
 
@@ -299,4 +300,4 @@ class PopMachine(RuleBasedStateMachine):
 
 
 TestPop = PopMachine.TestCase
-TestPop.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPop.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -26,6 +26,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support import stores
 from support.broker_peer import broker_peer, broker_with_delays, next_messages, send_back
+from support.examples import examples
 from support.peer import Peer, send_header
 from support.requester import REPLY_TOPIC, requester, send_reply
 from support.transaction_store import COMMIT
@@ -78,7 +79,7 @@ sends = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.lists(sends, min_size=1, max_size=25))
 def test_an_acknowledged_message_reaches_its_queue(script: list[Send]) -> None:
     """At once, after its commit, or when it is due; and once more after it was given back."""

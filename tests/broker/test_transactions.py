@@ -40,6 +40,7 @@ from rucola.store.tools.check import check
 from support import stores
 from support.broker_peer import broker_peer
 from support.cluster import Tally
+from support.examples import examples
 from support.peer import Peer
 from support.recorded_frames import decode as decode_frame
 from support.recorded_frames import frames
@@ -229,7 +230,7 @@ def test_halves_without_a_producer_keep_their_places_and_block_nobody(tmp_path: 
         max_size=40,
     )
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]) -> None:
     with TemporaryDirectory() as root, ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
         patched.setattr(transactions, "SEGMENT_SIZE", 2)

@@ -19,6 +19,7 @@ from rucola.http2 import frames
 from rucola.http2.connection import Http2Connection, Stream
 from rucola.http2.frames import HEAD, PREFACE, SETTING, WORD, ErrorCode, frame, header_block
 from rucola.http2.headers import Headers
+from support.examples import examples
 
 REQUEST = (
     (b":method", b"POST"),
@@ -192,7 +193,7 @@ def test_a_reset_of_an_idle_stream_ends_the_connection() -> None:
     assert "stream 3" in (peer.server.error or "")
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(any_frame(), max_size=12))
 def test_streams_of_frames_are_understood_as_h2_does(sent: list[bytes]) -> None:
     peer, reference = Peer(), model()
@@ -221,7 +222,7 @@ def test_streams_of_frames_are_understood_as_h2_does(sent: list[bytes]) -> None:
             return
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(any_frame(), max_size=8), st.data())
 def test_the_division_into_reads_does_not_matter(sent: list[bytes], data: st.DataObject) -> None:
     whole, parts = Peer(), Peer()
@@ -233,7 +234,7 @@ def test_the_division_into_reads_does_not_matter(sent: list[bytes], data: st.Dat
     assert (parts.events, parts.answer()) == (whole.events, whole.answer())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200))
 def test_any_bytes_end_in_an_error_or_wait_for_more(data: bytes) -> None:
     peer = Peer()

@@ -29,6 +29,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from rucola.store.tools.rebuild import rebuild
 from support.errors import raises
+from support.examples import examples
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
 
@@ -249,7 +250,7 @@ messages = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(messages, st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_batched_dispatch_equals_single_dispatch(
     tmp_path_factory: pytest.TempPathFactory, put: list[tuple[str, int, bytes, str, bool, int]], batches: list[int]

@@ -24,6 +24,7 @@ from rucola.store.message_store import MessageStore
 from rucola.store.retention import MANUAL_ROUNDS, MAX_FILES_A_ROUND, DiskUsage
 from rucola.store.tools.check import check
 from support.errors import raises
+from support.examples import examples
 from support.faults import patch_sync_pages
 from support.stores import OpenStore, batch, config, crashed_copy, inner
 
@@ -607,7 +608,7 @@ def test_archived_first_requires_an_archive_path(tmp_path: Path) -> None:
 # everything at once --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 30), st.integers(0, 40), st.sampled_from([4, 12]), st.integers(0, 100)), max_size=12
