@@ -49,7 +49,7 @@ with consumer:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel and the sdist of this checkout."""
-    return build(tmp_path_factory.mktemp("dist"))
+    return build(tmp_path_factory)
 
 
 def metadata_of(wheel: Path, sdist: Path) -> tuple[bytes, bytes]:

@@ -15,6 +15,7 @@ import pytest
 from rucola.store.tools.check import check
 from support.client_programs import PROGRAMS, Client
 from support.npm import installed_by_npm
+from support.once import made_once
 from support.servers import server
 
 
@@ -35,13 +36,17 @@ VERSIONS = ("5.1.2", "5.1.1")
 @pytest.fixture(scope="session")
 def rocketmq_v5(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The interpreters of environments with the client, by its version."""
-    found: dict[str, Path] = {}
+    environments = made_once(tmp_path_factory, "rocketmq_v5", install_rocketmq_v5)
+    return {version: environments / version / "bin" / "python" for version in VERSIONS}
+
+
+def install_rocketmq_v5(environments: Path) -> None:
     dependencies = ""
     for version, lock in zip(VERSIONS, ("requirements.lock", "requirements-5.1.1.lock"), strict=True):
-        directory = tmp_path_factory.mktemp("rocketmq_v5")
+        directory = environments / version
         venv.create(directory)
-        found[version] = directory / "bin" / "python"
-        pip = [sys.executable, "-m", "pip", "--python", found[version], "--disable-pip-version-check", "install"]
+        python = directory / "bin" / "python"
+        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
         options = ["--quiet", "--no-compile", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
         done = subprocess.run([*pip, *options, "-r", PROGRAMS / "rocketmq_v5" / lock], capture_output=True, text=True)
         if done.returncode != 0:
@@ -49,7 +54,6 @@ def rocketmq_v5(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         packages = sysconfig.get_path("purelib", vars={"base": str(directory)})
         (Path(packages) / "dependencies.pth").write_text(f"{dependencies}\n")
         dependencies = packages  # the second version finds them in the first one's environment
-    return found
 
 
 @contextmanager

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import pytest
+
+from support.once import made_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = Path(click.__file__).resolve().parents[1]
@@ -32,10 +35,14 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """Build wheel and sdist of this checkout into an empty folder."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder)
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return wheel and sdist of this checkout, the only files of their directory."""
+
+    def make(directory: Path) -> None:
+        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", directory)
+
+    directory = made_once(tmp_path_factory, "dist", make)
+    (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
     return wheel, sdist
 
 

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from support.once import made_once
+
 
 def installed_by_npm(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a directory with package.json and its lock, and with the packages that it names."""
-    directory = tmp_path_factory.mktemp(programs.name) / "programs"
-    shutil.copytree(programs, directory, ignore=shutil.ignore_patterns("node_modules"))
+    return made_once(tmp_path_factory, programs.name, lambda directory: _install(programs, directory))
+
+
+def _install(programs: Path, directory: Path) -> None:
+    shutil.copytree(programs, directory, ignore=shutil.ignore_patterns("node_modules"), dirs_exist_ok=True)
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.fail("node and npm are not on PATH: run .ci/setup node, or install nodejs and npm by hand")
     command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"]
@@ -21,4 +26,3 @@ def installed_by_npm(programs: Path, tmp_path_factory: pytest.TempPathFactory) -
         pytest.fail(
             f"npm could not install {programs.name}, which needs a registry that answers:\n{done.stderr[-2000:]}"
         )
-    return directory
