@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rucola import refusals
@@ -230,23 +230,36 @@ def test_halves_without_a_producer_keep_their_places_and_block_nobody(tmp_path: 
         max_size=40,
     )
 )
+@example(
+    [("prepare", "p"), ("check", (), 600), ("check", {"p"}, 1), ("check", (), 600), ("restart",), ("end", 0, COMMIT)]
+)
 @settings(max_examples=examples(25))
 def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]) -> None:
+    """One that ends after a restart, by the message before a check, may be asked for again, and counts once."""
     with TemporaryDirectory() as root, ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
         patched.setattr(transactions, "SEGMENT_SIZE", 2)
         here = stack.enter_context(transaction_store(Path(root), check_max=2))
         open_places: dict[str, tuple[str, PutResult | TransactionCheckRequest]] = {}
         committed: list[bytes] = []
+        since_restart: set[str] = set()
+        late: dict[str, int] = {}
         now_ms, count = T0, 0
 
         def checked(groups: set[str]) -> None:
-            for question in connected(here, now_ms, *groups):
-                assert question.unique_key in open_places, "ended"
-                open_places[question.unique_key] = (question.group, question)
+            for question in list(connected(here, now_ms, *groups)):
+                key = str(question.unique_key)
+                if key in open_places:
+                    open_places[key] = (question.group, question)
+                    since_restart.add(key)
+                else:
+                    assert key in late, "ended"
+                    assert here.end(question, late.pop(key), now_ms, producer_group=question.group) is None
 
         def end(key: str, outcome: int) -> None:
             group, place = open_places.pop(key)
             assert here.end(place, outcome, now_ms, producer_group=group) is None
+            if key not in since_restart:
+                late[key] = outcome
             committed.extend([key.encode()] * (outcome == COMMIT))
 
         for name, *values in [*steps, ("check", {"p", "q"}, 600), ("restart",)]:
@@ -256,12 +269,14 @@ def test_every_transaction_is_delivered_as_it_ended(steps: list[tuple[Any, ...]]
                 group = "p" if patience else values[0]
                 half = here.prepare(now_ms, b"%d" % count, UNIQ_KEY=str(count), PGROUP=group, **patience)
                 open_places[str(count)] = (group, half)
+                since_restart.add(str(count))
             elif name == "end" and open_places:
                 end(list(open_places)[values[0] % len(open_places)], values[1])
             elif name == "check":
                 now_ms += values[1] * 60_000
                 checked(values[0])
             elif name == "restart":
+                since_restart.clear()
                 here.note()
                 stack.close()
                 here = stack.enter_context(transaction_store(Path(root), check_max=2))
