@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from rucola.admin.message_track import REDRIVEN_FROM
 from rucola.client import (
     ConsumeFromWhere,
     LocalTransactionState,
@@ -26,6 +28,7 @@ from rucola.client import (
     select_by_hash,
 )
 from rucola.errors import BrokerError, MQError
+from rucola.message.properties import TIMER_DELAY_MS
 from simulation.cluster.history import Delivery, Position, Sent
 from simulation.cluster.plan import Client
 
@@ -40,6 +43,11 @@ PAUSE_S = 0.25
 """Between two sends of a producer, on average."""
 
 
+def is_disliked(body: str) -> bool:
+    """Whether a picky listener never takes a message, unless an operator sends it again."""
+    return zlib.crc32(body.encode()) % 8 == 0
+
+
 class Program:
     """One process with one client. Draws from its own generator, so that it does not depend on other clients."""
 
@@ -50,6 +58,8 @@ class Program:
         self.chance = Random(f"{run.plan.seed}/{process}")
         self._number = 0
         self.leaving = asyncio.Event()
+        self.using: object = None
+        """The client."""
 
     def say(self, what: str) -> None:
         self.run.transcript.add(self.client.name, what)
@@ -69,6 +79,8 @@ class Program:
             "broadcast": self.consume,
             "pull": self.pull,
             "pop": self.receive,
+            "timed": self.produce_timed,
+            "picky": self.consume,
         }
         while not self.leaving.is_set():
             try:
@@ -117,6 +129,7 @@ class Program:
     async def produce(self) -> None:
         retries = self.chance.choice((0, 2))
         async with Producer("p", self.run.world.namesrv, retry_times=retries) as producer:
+            self.using = producer
             while self._is_sending():
                 await self._pause()
                 if self.chance.random() < 0.2:
@@ -138,6 +151,7 @@ class Program:
 
     async def produce_in_order(self) -> None:
         async with Producer("p-keyed", self.run.world.namesrv, retry_times=0) as producer:
+            self.using = producer
             while self._is_sending():
                 await self._pause()
                 key = f"key-{self.chance.randrange(KEYS)}"
@@ -148,12 +162,25 @@ class Program:
 
     async def produce_delayed(self) -> None:
         async with Producer("p-delayed", self.run.world.namesrv, retry_times=0) as producer:
+            self.using = producer
             while self._is_sending():
                 await self._pause()
                 level = self.chance.randrange(1, len(DELAYS_S))
                 sent = self._new(self.client.topic, is_retried=False, delay_s=DELAYS_S[level])
                 message = Message(sent.topic, sent.body.encode())
                 message.delay_level = level
+                await self._send(sent, producer.send(message), is_position=False)
+            await self.leaving.wait()
+
+    async def produce_timed(self) -> None:
+        async with Producer("p-timed", self.run.world.namesrv, retry_times=0) as producer:
+            self.using = producer
+            while self._is_sending():
+                await self._pause()
+                delay_s = self.chance.choice((0.05, 1.0, 7.0, 40.0)) * self.chance.uniform(0.5, 1.5)
+                sent = self._new(self.client.topic, is_retried=False, delay_s=round(delay_s, 3))
+                message = Message(sent.topic, sent.body.encode())
+                message.properties[TIMER_DELAY_MS] = str(round(delay_s * 1000))
                 await self._send(sent, producer.send(message), is_position=False)
             await self.leaving.wait()
 
@@ -174,6 +201,7 @@ class Program:
         async with TransactionProducer(
             "p-transactional", self.run.world.namesrv, check=check, topics=[self.client.topic], retry_times=0
         ) as producer:
+            self.using = producer
             while self._is_sending():
                 await self._pause()
                 decision, tells = self.chance.choice(("commit", "commit", "rollback")), self.chance.random() < 0.7
@@ -199,6 +227,7 @@ class Program:
     def _delivery(self, message: MessageExt, broker: str) -> Delivery:
         # A retried message has the topic of the first delivery, and the position of the retry.
         is_retry = message.reconsume_times > 0 and self.client.kind != "orderly"
+        is_retry |= REDRIVEN_FROM in message.properties
         topic = f"%RETRY%{self.group}" if is_retry else message.topic
         position = Position((topic, broker, message.queue_id), message.queue_offset)
         return Delivery(self.group, self.process, position, message.body.decode(), self.now_s())
@@ -211,12 +240,14 @@ class Program:
         return self.run.broker_at(message.store_host)
 
     async def consume(self) -> None:
-        is_orderly = self.client.kind == "orderly"
+        is_orderly, is_picky = self.client.kind == "orderly", self.client.kind == "picky"
 
         async def listen(message: MessageExt) -> None:
             delivery = self._delivery(message, self._broker_of(message))
             self.run.history.begin(delivery, in_order=is_orderly)
             is_failing = self.chance.random() < 0.05 and message.reconsume_times < 2 and self.client.kind != "broadcast"
+            if is_picky:
+                is_failing = is_disliked(delivery.body) and REDRIVEN_FROM not in message.properties
             await asyncio.sleep(self.chance.choice((0.0, 0.001, 0.02, 0.2)))
             self.run.history.end(delivery, self.now_s(), is_consumed=not is_failing)
             self.run.count(f"consume {self.client.kind} {'fails' if is_failing else 'ok'}")
@@ -233,17 +264,20 @@ class Program:
             orderly=is_orderly,
             message_model=MessageModel.BROADCASTING if self.client.kind == "broadcast" else MessageModel.CLUSTERING,
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            max_reconsume_times=1 if is_picky else None,
             offsets_root=self.run.world.machines[self.client.name].directory,
         )
         consumer.subscribe(self.client.topic)
         consumer.listen(listen)
         async with consumer:
+            self.using = consumer
             await self.leaving.wait()
 
     async def pull(self) -> None:
         """Read each queue from its begin; what is read must be without a gap."""
         next_offsets: dict[Any, int] = {}
         async with PullConsumer(self.group, self.run.world.namesrv) as consumer:
+            self.using = consumer
             while not self.leaving.is_set():
                 await asyncio.sleep(0.5)
                 try:
@@ -271,6 +305,7 @@ class Program:
 
     async def receive(self) -> None:
         async with SimpleConsumer(self.group, self.run.world.namesrv) as consumer:
+            self.using = consumer
             while not self.leaving.is_set():
                 asked_s = self.now_s()
                 try:

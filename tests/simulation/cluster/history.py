@@ -68,6 +68,12 @@ class History:
     deliveries: list[Delivery] = field(default_factory=list)
     log: dict[Position, str] = field(default_factory=dict)
     """What the queues hold at the end."""
+    dead: dict[Position, str] = field(default_factory=dict)
+    """What the queues of dead letters hold at the end."""
+    redriven: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By group, bodies of dead letters of which an operator was told that a copy is sent."""
+    failed: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """How often a group has failed with a message."""
     is_sync_flush: bool = False
     is_elected: bool = False
     """Whether what was acknowledged is on two brokers of a group at least."""
@@ -159,6 +165,8 @@ class History:
         if is_consumed:
             self._consumed[delivery.group].add(delivery.body)
             self._frontiers[delivery.group, delivery.position.queue].add(delivery.position.offset)
+        else:
+            self.failed[delivery.group, delivery.body] += 1
 
     def ended(self, process: str) -> None:
         """A process was ended: what it was consuming is over."""
@@ -187,21 +195,32 @@ class History:
 
     def missing(self, group: str, topic: str) -> list[str]:
         """Messages of a topic's log that a group has not consumed."""
-        consumed = self._consumed[group]
-        return [
+        consumed, dead = self._consumed[group], self._dead_letters(group)
+        waiting = [
             body
             for position, body in self.log.items()
             if position.queue[0] == topic
             and body not in consumed
+            and body not in dead
             and body not in self.lost_copies
             and not self.is_replaced(position)
         ]
+        return waiting + sorted(self.redriven[group] - consumed - self.lost_copies)
+
+    def _dead_letters(self, group: str) -> set[str]:
+        return {body for position, body in self.dead.items() if position.queue[0] == f"%DLQ%{group}"}
 
     # What must be true at the end.
 
     def check(self) -> list[str]:
         found = list(self.broken)
-        for check in (self.check_acked_are_in_log, self.check_duplicates, self.check_transactions, self.check_reads):
+        for check in (
+            self.check_acked_are_in_log,
+            self.check_duplicates,
+            self.check_transactions,
+            self.check_reads,
+            self.check_dead_letters,
+        ):
             found += check()
         return found
 
@@ -260,3 +279,9 @@ class History:
                 if self.is_replaced(delivery.position):
                     continue
                 yield f"{delivery.group} has read {delivery.body} at {delivery.position}, where the log has {there}"
+
+    def check_dead_letters(self) -> Iterator[str]:
+        """A dead letter is a message with which its group has failed."""
+        for position, body in self.dead.items():
+            if not self.failed[position.queue[0].removeprefix("%DLQ%"), body]:
+                yield f"dead: {body} is a dead letter at {position}, and nobody has failed with it"

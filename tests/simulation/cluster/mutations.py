@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from rucola.admin.redrive import Redrive, RedriveResult, RedriveStatus
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.pop import PopConsumerService
 from rucola.broker.delivery.pop_state import Begin, PopState
+from rucola.broker.delivery.timer import TimerMessageService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.replication.ha_service import HAService
@@ -627,6 +629,63 @@ def no_slave_is_waited_for() -> None:
 def a_member_out_of_sync_is_elected() -> None:
     """Whether a member has everything that was acknowledged is not looked at."""
     _patch(ElectedState, "is_entitled", lambda before, self, record: True)
+
+
+# Timer messages and dead letters.
+
+
+@mutation(_has("timed"))
+def a_timer_message_comes_early() -> None:
+    """Timer messages are delivered half a second before their time."""
+    _patch(TimerMessageService, "deliver", lambda before, self, now_ms, *rest: before(self, now_ms + 500, *rest))
+
+
+@mutation(_has("picky"))
+def a_dead_letter_is_dropped() -> None:
+    """Every second message that has failed for the last time is not put into the queue of dead letters."""
+    is_turn = _every(2)
+
+    def put(before: Callable[..., Any], self: MessageStore, message: Any, *rest: Any, **named: Any) -> Any:
+        if message.topic.startswith("%DLQ%") and is_turn():
+            return PutResult(PutMessageStatus.PUT_OK, 0, 0, 1)
+        return before(self, message, *rest, **named)
+
+    _patch(MessageStore, "put", put)
+
+
+@mutation(_has("picky", faults=("redrive",)))
+def dead_letters_are_sent_to_nobody() -> None:
+    """A dead letter counts as sent again, and is not."""
+
+    async def done(before: Any, self: Any, letters: Any) -> Any:
+        for letter in letters:
+            yield RedriveResult(letter, "", RedriveStatus.DONE_BEFORE)
+
+    _patch(Redrive, "redrive", done)
+
+
+# What grows.
+
+
+class _Keeping(dict[int, Any]):
+    """A table that keeps what is taken out of it, under another number."""
+
+    def pop(self, key: int, *default: Any) -> Any:
+        if key in self:
+            self[-1 - key] = self[key]
+        return super().pop(key, *default)
+
+
+@mutation(_has("transactional"))
+def ended_transactions_are_kept() -> None:
+    """The table of transactions that have ended is never shortened."""
+    _patch(TransactionalMessageService, "_forget_ended", lambda before, self: None)
+
+    def start(before: Callable[..., Any], self: Any, *arguments: Any, **named: Any) -> None:
+        before(self, *arguments, **named)
+        self._ended = _Keeping(self._ended)
+
+    _patch(TransactionalMessageService, "__init__", start)
 
 
 # Connections and clients.

@@ -23,6 +23,8 @@ CLIENTS = {
     "broadcast": "consumes all messages by itself",
     "pull": "reads each queue from its begin",
     "pop": "receives by POP, acknowledges, or leaves messages to others",
+    "timed": "sends messages that are delivered at a time of their own",
+    "picky": "consumes concurrently; what its listener never takes becomes a dead letter",
 }
 
 FAULTS = {
@@ -42,9 +44,13 @@ FAULTS = {
     "topic": "an operator gives a topic more queues",
     "lease": "etcd ends all leases of a group",
     "switchover": "an operator names another member of a group as its master",
+    "redrive": "an operator sends the dead letters of a group to it again",
+    "config": "an operator changes the configuration of a running broker",
 }
 ELECTED = ("lease", "switchover")
 """These come only to groups with an election, in place of other faults."""
+OPERATIONS = ("redrive", "config")
+"""These come in addition to other faults."""
 FREQUENT = ("kill", "power", "power", "kill", "crash", "eio", "cut")
 """These come more often than others."""
 
@@ -172,8 +178,12 @@ def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
     )
     if plan.elected:
         plan = replace(plan, groups=1, has_slaves=False, is_sync_master=True)
-    plan = replace(plan, clients=tuple(_clients(Random(f"{seed}/clients"))))
-    return replace(plan, faults=tuple(_faults(plan, Random(f"{seed}/faults"))))
+    more = Random(f"{seed}/more clients")
+    clients = [*_clients(Random(f"{seed}/clients")), *_more_clients(more)]
+    plan = replace(plan, clients=tuple(clients))
+    faults = [*_faults(plan, Random(f"{seed}/faults"))]
+    faults += _operations(plan, Random(f"{seed}/operations"), len(faults))
+    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
 def _clients(chance: Random) -> Iterator[Client]:
@@ -191,11 +201,30 @@ def _clients(chance: Random) -> Iterator[Client]:
             yield Client("pop", 1, "plain", "g-pop")
 
 
+def _more_clients(chance: Random) -> Iterator[Client]:
+    if chance.random() < 0.2:
+        yield Client("timed", 0, "plain")
+    if chance.random() < 0.2:
+        yield Client("picky", 0, "plain", "g-picky")
+
+
+def _operations(plan: Plan, chance: Random, first: int) -> Iterator[Fault]:
+    operations = []
+    if any(client.kind == "picky" for client in plan.clients):
+        operations += ["redrive"] * chance.randrange(1, 4)
+    if chance.random() < 0.2:
+        operations += ["config"] * chance.randrange(1, 4)
+    for number, kind in enumerate(operations, first):
+        target = "g-picky" if kind == "redrive" else chance.choice(plan.masters)
+        yield Fault(chance.uniform(10.0, plan.length_s), kind, target, number=number)
+
+
 def _faults(plan: Plan, chance: Random) -> Iterator[Fault]:
     servers, brokers = plan.servers, plan.brokers
     clients = [client.name for client in plan.clients]
     # Each run has some kinds of faults: with all of them at once, nothing works for long.
-    kinds = chance.sample([*[kind for kind in FAULTS if kind not in ELECTED], *FREQUENT], chance.randrange(1, 6))
+    usual = [kind for kind in FAULTS if kind not in ELECTED + OPERATIONS]
+    kinds = chance.sample([*usual, *FREQUENT], chance.randrange(1, 6))
     times = sorted(
         chance.uniform(2.0, plan.length_s) for _ in range(int(plan.length_s / 60 * chance.randrange(1, 9)) or 1)
     )

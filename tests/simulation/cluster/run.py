@@ -20,10 +20,12 @@ from rucola.coordination.write_lease import WriteLease
 from rucola.domain.topic import TopicConfig
 from rucola.errors import MQError
 from rucola.message.record import decode
+from rucola.message.topics import TIMER_TOPIC
 from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from simulation.cluster.clients import Program
 from simulation.cluster.etcd import Etcd
+from simulation.cluster.growth import sizes
 from simulation.cluster.history import History, Position, group_of
 from simulation.cluster.plan import Client, Fault, Plan
 from simulation.cluster.world import BROKER_PORT, Server, World, simulated_world
@@ -32,8 +34,25 @@ from simulation.network import SimulatedLoop, current_machine, on_machine
 DRAIN_S = 240.0
 """After the last fault, how long at most until everything is delivered."""
 FIRST_ELECTION_S = 60.0
+SETTLE_S = 30.0
+"""After the last client, how long servers may keep what was for it."""
+MOST_KEPT = 100
+"""Items of one table or queue; the largest that is no state has an item for each kind of request."""
+BOUNDED = {
+    "PutDurations._last": "an item for each duration in milliseconds",
+    "PutDurations._current": "the same",
+    "TimerMessageService._near": "a slave keeps the next 16,384 timer messages, until it is master",
+}
+"""What may have more items, and why."""
 LOOK_S = 5.0
 TOPICS = ("plain", "ordered")
+SETTINGS = {
+    "transactionCheckInterval": ("2000", "9000"),
+    "slaveTimeout": ("500", "5000"),
+    "syncFlushTimeout": ("1000", "9000"),
+    "longPollingEnable": ("false", "true"),
+}
+"""What operators change, and to what."""
 
 
 @dataclass
@@ -128,8 +147,13 @@ class Run:
             await task
         self.transcript.add("", "the last fault is healed")
         await self._drain()
+        for name, program in self.programs.items():
+            self._check_sizes(name, program.using)
         for client in plan.clients:
             await self.leave(client)
+        await asyncio.sleep(SETTLE_S)
+        for name, server in world.servers.items():
+            self._check_sizes(name, server.server)
         self._read_logs()  # until its end a client may have read what came after everything was delivered
         self.last_masters = {name: master for name in world.servers if (master := self.master_of(name)) is not None}
         await self._stop_servers()
@@ -143,6 +167,12 @@ class Run:
     async def _create(self, admin: AdminClient, number: int, topic: str, queues: int) -> None:
         config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
         await admin.topics.create_or_update(self._address(f"broker-{number}"), config)
+
+    def _check_sizes(self, name: str, kept: object) -> None:
+        """Nothing grows with the number of messages."""
+        for what, size in sizes(kept).items():
+            if size > MOST_KEPT and what not in BOUNDED:
+                self.history.broken.append(f"{name} keeps {size} items in {what} when there is nothing to do")
 
     async def _stop_servers(self) -> None:
         # Slaves have all of the log before their masters stop, and etcd outlives all brokers.
@@ -200,7 +230,7 @@ class Run:
             waiting.append("no broker is elected")
         for group, topic in dict.fromkeys((client.group, client.topic) for client in self.plan.clients if client.group):
             is_consumer = any(
-                client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull")
+                client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull", "picky")
                 for client in self.plan.clients
             )
             missing = history.missing(group, topic) if is_consumer else []
@@ -238,17 +268,19 @@ class Run:
 
     def _read_logs(self) -> None:
         """Read the queues of the masters, without a request."""
-        log = self.history.log
+        log, dead = self.history.log, self.history.dead
         log.clear()
+        dead.clear()
         for broker in self._masters():
             if broker.parts is None:
                 continue
             store = broker.parts.storage.store
             for topic in TOPICS:
                 for queue_id in range(64):
-                    self._read_queue(store, (topic, broker.config.broker_name, queue_id))
+                    self._read_queue(store, (topic, broker.config.broker_name, queue_id), log)
+            self._read_queue(store, ("%DLQ%g-picky", broker.config.broker_name, 0), dead)
 
-    def _read_queue(self, store: Any, queue: tuple[str, str, int]) -> None:
+    def _read_queue(self, store: Any, queue: tuple[str, str, int], into: dict[Position, str]) -> None:
         topic, _, queue_id = queue
         offset = store.min_offset(topic, queue_id)
         while True:
@@ -257,7 +289,7 @@ class Run:
                 return
             for record in result.records:
                 message = decode(record)
-                self.history.log[Position(queue, message.queue_offset)] = message.body.decode()
+                into[Position(queue, message.queue_offset)] = message.body.decode()
             offset = result.next_begin_offset
 
     # Faults.
@@ -282,6 +314,8 @@ class Run:
             "topic": self._change_topic,
             "lease": self._end_leases,
             "switchover": self._switch_over,
+            "redrive": self._redrive,
+            "config": self._change_config,
         }
         self.transcript.add("FAULT", str(fault))
         self.counts[f"fault {fault.kind}"] += 1
@@ -325,7 +359,7 @@ class Run:
 
     def _note_lost_copies(self, ended: Any, topic: str, queue_id: int, begin: int) -> None:
         """Note what was to be delivered again or later, in the files as the ended process still sees them."""
-        if topic.startswith(("%", "SCHEDULE")):
+        if topic.startswith(("%", "SCHEDULE", TIMER_TOPIC)):
             for record in ended.parts.storage.store.get(topic, queue_id, begin, 1000).records:
                 self.history.lost_copies.add(decode(record).body.decode())
 
@@ -425,6 +459,28 @@ class Run:
             if broker.config.broker_name == group:
                 return broker.address
         return f"127.0.0.1:{BROKER_PORT + 10 * int(group.rpartition('-')[2]) + 3 * (self.plan.elected > 0)}"
+
+    async def _redrive(self, fault: Fault, chance: Random) -> None:
+        async with AdminClient(self.world.namesrv) as admin:
+            try:
+                async for result in admin.dead_letters.redrive(fault.target, only_group=True):
+                    body = result.message.body.decode()
+                    self.transcript.add("operator", f"sends the dead letter {body} again: {result.status.name}")
+                    if result.has_copy:
+                        self.history.redriven[fault.target].add(body)
+            except MQError as error:
+                self.transcript.add("operator", f"cannot send the dead letters of {fault.target} again: {error}")
+
+    async def _change_config(self, fault: Fault, chance: Random) -> None:
+        key, values = chance.choice(list(SETTINGS.items()))
+        value = chance.choice(values)
+        address = self._address(group_of(fault.target))
+        async with AdminClient(self.world.namesrv) as admin:
+            try:
+                await admin.brokers.update_config(address, {key: value})
+                self.transcript.add("operator", f"sets {key} = {value} at {address}")
+            except MQError as error:
+                self.transcript.add("operator", f"cannot set {key} at {address}: {error}")
 
     async def _end_leases(self, fault: Fault, chance: Random) -> None:
         etcd = self.world.servers["etcd"]
