@@ -30,7 +30,6 @@ from rucola.client.consumer.offset_store import LocalOffsetStore
 from rucola.client.consumer.process_queue import ProcessQueue
 from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.start_offsets import StartOffsets
-from rucola.coordination.group_keys import ElectedState, GroupKeys
 from rucola.coordination.write_lease import WriteLease
 from rucola.message import sysflag
 from rucola.remoting.connection import Connection
@@ -611,24 +610,6 @@ def _elects(*faults: str) -> Callable[[Plan], bool]:
 def a_right_to_acknowledge_does_not_end() -> None:
     """A master goes on to acknowledge when its lease has ended."""
     _patch(WriteLease, "set", lambda before, self, until_s: before(self, until_s + 30 if until_s else self.until_s))
-
-
-@mutation(_elects("kill", "power", "restart", "switchover", "lease", "pause"))
-def anybody_is_elected_master_at_once() -> None:
-    """A candidate takes the key of the leader, whoever has it."""
-    _patch(GroupKeys, "leading", lambda before, *arguments: before(*arguments)._replace(compares=()))
-
-
-@mutation(_elects("kill", "power", "pause", "cut", "lease"))
-def no_slave_is_waited_for() -> None:
-    """A master acknowledges what none of the in-sync set has."""
-    _patch(HAService, "when_replicated", lambda before, self, physical_offset, done: done(None))
-
-
-@mutation(_elects("kill", "power", "restart", "pause", "cut"))
-def a_member_out_of_sync_is_elected() -> None:
-    """Whether a member has everything that was acknowledged is not looked at."""
-    _patch(ElectedState, "is_entitled", lambda before, self, record: True)
 
 
 # Timer messages and dead letters.
