@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -23,6 +23,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
+from rucola.message.record import decode_many
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, sql
 from rucola.spark.lake import catalogs, local_io, storage, tables, writer
@@ -31,13 +32,22 @@ from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress
 from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory
-from rucola.spark.lake.tables import KEPT_SNAPSHOTS, LakeInUse, Tables, open_tables, partition_of, read_snapshot
+from rucola.spark.lake.tables import (
+    KEPT_SNAPSHOTS,
+    LakeInUse,
+    Tables,
+    open_tables,
+    partition_of,
+    read_snapshot,
+)
+from rucola.spark.lake.tiered_reader import QueueReader
 from rucola.spark.lake.writer import LakeWriter, StagedFiles, open_lake
 from rucola.spark.session import LazySession
+from rucola.tiered_reads import Chunk, FindFirst, FindOffset, FindTime, Place, Places, ReadQueue
 from support.errors import raises
 from support.killing import Deadly, Killed
 from support.lake_entries import lake_entries
-from support.lake_messages import added, messages
+from support.lake_messages import MIDNIGHT_US, added, messages
 from support.small_store import SmallStore
 
 pytestmark = pytest.mark.slow
@@ -285,9 +295,8 @@ def compact_elsewhere(root: Path) -> None:
         for file in old:
             update.delete_data_file(file)
         update.append_data_file(opened(root).data_file(table, f"data/{path.name}", partition_of("T0", "2023-11-15")))
-    current = table.current_snapshot()
-    assert current is not None
-    others = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id != current.snapshot_id]
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    others = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id not in named]
     table.maintenance.expire_snapshots().by_ids(others).commit()
     catalog.close()
 
@@ -346,9 +355,10 @@ def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # -- a lake of an earlier version --------------------------------------------------------------------------------------
 
 
-def older_lake(root: Path) -> None:
+def older_lake(root: Path, second_offsets: Sequence[int] = (2, 3)) -> None:
     """Write a lake of four messages as earlier versions did, with two commits and a pending one."""
     first, second = messages([0, 1]), messages([2, 3])
+    second = second.set_column(second.schema.get_field_index("queueOffset"), "queueOffset", pa.array(second_offsets))
     row_files, key_files = [], []
     for number, batch in enumerate((first, second), 1):
         staged = root / f"staged-{number}"
@@ -396,9 +406,26 @@ def test_a_lake_of_an_earlier_version_is_adopted_as_it_is(tmp_path: Path) -> Non
     assert sql.run(tmp_path, query).rows == [("T1", name, date(2023, 11, 15)) for name in ("U1", "U3", "U5")]
     # A compaction makes them files like all others.
     Archive(tmp_path).compact(min_files=2)
-    Archive(tmp_path).compact(keep_replaced_ms=0)
+    with open_lake(tmp_path) as lake:
+        lake.publish(stage(lake, [6]), {"a": ArchiveProgress(7)}, keep_replaced_ms=0)
     assert not data_files(tmp_path) & {*content}
-    assert seen(tmp_path) == ([*range(6)], 6)
+    assert seen(tmp_path) == ([*range(7)], 7)
+
+
+def test_queues_of_an_older_lake_that_were_created_again_have_their_own_messages(tmp_path: Path) -> None:
+    older_lake(tmp_path, [0, 0])
+    with open_lake(tmp_path) as lake:
+        assert lake.progress()["a"].recreated == {"T0": {"0": (2,)}, "T1": {"0": (3,)}}
+    reader = QueueReader(tmp_path, "a")
+    time_ms = MIDNIGHT_US // 1000
+    first = Places([Place(0, time_ms)])
+    # The message at offset 1 was of the deleted queue: a consumer that began there would miss the one at 0.
+    assert reader.answer(FindOffset("T1", 0, 1)) == Places([])
+    assert reader.answer(FindTime("T1", 0, time_ms, 10)) == first
+    assert reader.answer(FindFirst("T1", 0)) == first
+    chunk = reader.answer(ReadQueue("T0", 0, 0))
+    assert isinstance(chunk, Chunk)
+    assert [each.physical_offset for each in decode_many(bytes(chunk.records))] == [2]
 
 
 @pytest.mark.parametrize("calls", range(1, 5))

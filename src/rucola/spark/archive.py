@@ -32,11 +32,12 @@ from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.presentation import END_OF_TIMES_MS
 from rucola.spark.lake import lookup, parquet_files
+from rucola.spark.lake.archived_queues import ArchivedQueue
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
 from rucola.spark.lake.parquet_files import FilePiece
 from rucola.spark.lake.reader import read_lake
 from rucola.spark.lake.snapshot import ArchiveProgress, RowFile, Snapshot, check_files, is_lake
-from rucola.spark.lake.staging import ArchivedQueue, ReadTask, StagedMessages, stage_in_process, stage_in_spark
+from rucola.spark.lake.staging import ReadTask, StagedMessages, stage_in_process, stage_in_spark
 from rucola.spark.lake.status import ArchivedTopic, TableStatus, table_status
 from rucola.spark.lake.storage import ObjectStore, Storage
 from rucola.spark.lake.tables import LakeInUse, TopicTableError, read_snapshot

@@ -4,18 +4,22 @@
     <lake>/_rucola/snapshot.json                  the row and key files, and the progress
 
 The files become files of the tables as they are. A commit that was pending is dropped: its messages are archived again.
+Queues that were deleted and created again are found by their offsets, since these progresses do not have them.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import msgspec
 import pyarrow.parquet as pq
 
 from rucola.files import read_inside
+from rucola.spark.lake.archived_queues import COUNTED, CountedMessages, queues_of
+from rucola.spark.lake.parquet_files import read_file
 from rucola.spark.lake.snapshot import METADATA_DIRECTORY, NO_DAY, ArchiveProgress, check_files, lake_damage
 from rucola.spark.lake.tables import Tables, Value, partition_of
 
@@ -56,15 +60,29 @@ def adopt(root: Path, tables: Tables, progress: Callable[[int, int], None] | Non
     if tables.keys.current_snapshot() is None:
         tables.commit(tables.keys, [tables.data_file(tables.keys, file.path, []) for file in snapshot.keys])
     if tables.messages.current_snapshot() is None:
-        rows = []
+        rows, counted = [], CountedMessages()
         for number, file in enumerate(snapshot.rows):
             if progress is not None:
                 progress(number, len(snapshot.rows))
             rows.append(tables.data_file(tables.messages, file.path, _partition(root, file)))
-        tables.commit(tables.messages, rows, progress=snapshot.progress)
+            for _ in counted.passing(read_file(root, tables.row_file(rows[-1]), COUNTED)):
+                pass
+        reached = {
+            name: each if each.is_live else replace(each, recreated=_recreated(counted, name))
+            for name, each in snapshot.progress.items()
+        }
+        tables.commit(tables.messages, rows, progress=reached)
     shutil.rmtree(own / "staging", ignore_errors=True)
     for name in ("pending.json", "snapshot.json.bak", "snapshot.json"):
         (own / name).unlink(missing_ok=True)
+
+
+def _recreated(counted: CountedMessages, name: str) -> dict[str, dict[str, tuple[int, ...]]]:
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for queue in queues_of(counted.counts()):
+        if queue.broker_name == name and queue.recreated:
+            found.setdefault(queue.topic, {})[str(queue.queue_id)] = queue.recreated
+    return found
 
 
 def _partition(root: Path, file: _File) -> list[Value]:

@@ -322,7 +322,7 @@ class Tables:
         manifests = self._manifests(self.messages, [snapshot]).values()
         newer = [each for each in manifests if (each.sequence_number or 0) > number]
         files = [
-            self._row_file(file) for file in self._files(self.messages, newer, number) if file.partition[1] == topic
+            self.row_file(file) for file in self._files(self.messages, newer, number) if file.partition[1] == topic
         ]
         return sorted(files, key=lambda file: (file.day or "", file.least))
 
@@ -331,7 +331,7 @@ class Tables:
         current = self.messages.current_snapshot()
         return Snapshot(
             0 if current is None else current.sequence_number or 0,
-            tuple(self._row_file(file) for file in self.files(self.messages)),
+            tuple(self.row_file(file) for file in self.files(self.messages)),
             tuple(self._key_file(file) for file in self.files(self.keys)) if keys else (),
             self.progress(),
             self.storage,
@@ -392,7 +392,8 @@ class Tables:
             raise _moved(self.storage, file.file_path)
         return path
 
-    def _row_file(self, file: DataFile) -> RowFile:
+    def row_file(self, file: DataFile) -> RowFile:
+        """Return the entry of a file of messages."""
         path, day, topic = self._relative(file), file.partition[0], file.partition[1]
         iso = None if day is None else date.fromordinal(_EPOCH + day).isoformat()
         physical, queue = (_bounds(file, self.messages, column) for column in ("commitLogOffset", "queueOffset"))

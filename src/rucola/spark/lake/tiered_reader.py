@@ -275,17 +275,14 @@ class QueueReader:
     # -- places --------------------------------------------------------------------------------------------------------
 
     def _at(self, topic: str, queue_id: int, queue_offset: int) -> _Row | None:
-        """Return the row of a message, of several the latest: older lakes do not say where queues begin again."""
+        """Return the row of a message, the last in the order of the log."""
         begin = self._begin(topic, queue_id)
-        found: tuple[int, _Row] | None = None
-        for file in self._files.get(topic, ()):
-            for group in self._groups_of(file, begin, queue_offset, queue_offset):
+        for file in reversed(self._files.get(topic, [])):
+            for group in reversed([*self._groups_of(file, begin, queue_offset, queue_offset)]):
                 rows = self._queue_rows(group, queue_id, begin)
-                for number in np.flatnonzero(rows.queue_offsets == queue_offset).tolist():
-                    place = int(rows.physical_offsets[number])
-                    if found is None or place > found[0]:
-                        found = place, _Row(group, rows, number)
-        return None if found is None else found[1]
+                if len(found := np.flatnonzero(rows.queue_offsets == queue_offset)):
+                    return _Row(group, rows, int(found[-1]))
+        return None
 
     def _begin(self, topic: str, queue_id: int) -> int:
         """Return where a queue begins, as physical offset."""
