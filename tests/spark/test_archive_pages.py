@@ -59,6 +59,7 @@ def test_the_programs_of_the_readers_run(spark: SparkSession, rocketmq: RocketMQ
     assert names["archived"].count() == names["orders"].count() == 5
     assert names["now"].count() == 6
     assert names["paid"] == [(5,)]
+    assert names["last_run"].num_rows == 5
     assert names["bodies"]["body"].to_pylist() == names["frame"]["body"].to_list() == [b"%d" % n for n in range(5)]
 
 

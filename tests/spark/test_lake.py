@@ -33,6 +33,7 @@ from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress
 from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory
 from rucola.spark.lake.tables import (
+    ARCHIVED,
     KEPT_SNAPSHOTS,
     LakeInUse,
     Tables,
@@ -339,6 +340,35 @@ def test_a_snapshot_that_another_engine_has_named_keeps_its_files(tmp_path: Path
     assert sorted(rows.to_pylist()) == BEFORE[0]
 
 
+def test_the_snapshot_of_the_last_run_has_a_tag(tmp_path: Path) -> None:
+    def tagged() -> tuple[Table, list[int]]:
+        table = opened(tmp_path).messages
+        rows = table.scan(snapshot_id=table.metadata.refs[ARCHIVED].snapshot_id).to_arrow()["commitLogOffset"]
+        return table, sorted(rows.to_pylist())
+
+    first_commit(tmp_path)
+    table, rows = tagged()
+    assert rows == BEFORE[0]
+    with open_lake(tmp_path) as lake:
+        lake.publish(stage(lake, [2, 3]), {"a": ArchiveProgress(4)})
+    following, rows = tagged()
+    assert rows == [0, 1, 2, 3]
+    # In one commit with the messages, which writes the metadata once.
+    assert len(following.metadata.metadata_log) == len(table.metadata.metadata_log) + 1
+    # A compaction is no run: the snapshot is kept with its files.
+    assert Archive(tmp_path).compact(min_files=2, keep_replaced_ms=0).rows > 0
+    compacted, rows = tagged()
+    assert rows == [0, 1, 2, 3]
+    assert compacted.metadata.refs[ARCHIVED] == following.metadata.refs[ARCHIVED]
+    assert compacted.metadata.current_snapshot_id != following.metadata.current_snapshot_id
+    # The next run has the tag, and what it kept is deleted.
+    before = data_files(tmp_path)
+    with open_lake(tmp_path) as lake:
+        lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)}, keep_replaced_ms=0)
+    assert tagged()[1] == [0, 1, 2, 3, 4, 5]
+    assert before - data_files(tmp_path)
+
+
 def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit writes every snapshot that is kept; files that no snapshot needs any longer are deleted."""
     monkeypatch.setattr(tables, "_METADATA_GRACE_MS", 0)
@@ -613,6 +643,9 @@ def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:
     with open_lake(tmp_path) as lake:
         old = lake.snapshot().rows[0].path
         lake.publish(replaces=[old])
+        lake.expire(0)
+        assert (tmp_path / old).exists()  # for the tag of the last run
+        lake.publish(progress=lake.progress())
         lake.expire(60_000)
         assert (tmp_path / old).exists()
         lake.expire(0)

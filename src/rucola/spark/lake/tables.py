@@ -64,6 +64,8 @@ PROGRESS: Final = "rucola.progress."
 """Begin of the properties with the progress of a store or live broker."""
 _FORGOTTEN: Final = "rucola.forgotten."
 """Begin of the properties with the entry of a removed file, by its name. Expiry keeps these files."""
+ARCHIVED: Final = "archived"
+"""The tag of the snapshot of the last archive run, which expiry keeps."""
 _FORMAT: Final = "rucola.format"
 _OWN_FORMAT: Final = 1
 """The format of the lake, a property of its tables; those without it have this one."""
@@ -417,9 +419,11 @@ class Tables:
     ) -> None:
         """Add files and set the progress and other properties, at once.
 
-        Raises LakeInUse if another writer has archived messages of the same names, or replaced the same files.
+        A commit of messages with progress gets the tag `ARCHIVED`. Raises LakeInUse if another writer has archived
+        messages of the same names, or replaced the same files.
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationException
+        from pyiceberg.table.update.snapshot import ManageSnapshots
 
         properties = {PROGRESS + name: msgspec.json.encode(each).decode() for name, each in (progress or {}).items()}
         properties |= others or {}
@@ -441,6 +445,9 @@ class Tables:
                             producer.delete_data_file(file)
                         for file in added:
                             producer.append_data_file(file)
+                    if progress and table is self.messages:
+                        # Last: a transaction keeps the first condition of a kind, which must be that of the branch.
+                        ManageSnapshots(transaction).create_tag(snapshot_id, ARCHIVED).commit()
                 return
             except (StoreError, MemoryError):
                 raise
