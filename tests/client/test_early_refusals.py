@@ -52,6 +52,13 @@ def test_a_tag_may_look_a_little_like_a_condition(expression: str) -> None:
     PushConsumer("g", "127.0.0.1:1").subscribe("T", expression)
 
 
+@pytest.mark.parametrize("kind", [Producer, PushConsumer, sync.Producer, sync.PushConsumer])
+def test_a_trace_without_hooks_is_rejected(kind: Callable[..., object]) -> None:
+    """As of those who look for a switch."""
+    with raises(ConfigError, subject="trace"):
+        kind("g", "127.0.0.1:1", trace=True)
+
+
 async def test_what_is_no_message_is_rejected() -> None:
     producer = Producer("g", "127.0.0.1:1")
     with pytest.raises(InvalidMessage):

@@ -8,7 +8,19 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+from rucola.errors import ConfigError
+
 logger = logging.getLogger(__name__)
+
+
+def check_trace(trace: object, hook: str) -> None:
+    """Raise ConfigError for a trace without a hook that will be called."""
+    if trace is not None and not callable(getattr(trace, hook, None)):
+        raise ConfigError(
+            f"trace is {trace!r}, which has no {hook}: pass a MessageTrace (rucola.client.trace) or a Telemetry "
+            "(rucola.client.otel)",
+            subject="trace",
+        )
 
 
 def call_hook(hook: Callable[..., object], *arguments: Any, **options: Any) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE
+from rucola.client.trace_hooks import check_trace
 from rucola.client.values import ValueType
 from rucola.domain.allocation import Strategy, average
 from rucola.errors import ConfigError
@@ -103,6 +104,7 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}: it must be {least} or more", subject=name)
+        check_trace(self.trace, "consuming")
 
     @property
     def takes_locks(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypedDict
 import msgspec
 
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
+from rucola.client.trace_hooks import check_trace
 from rucola.client.values import ValueType
 from rucola.errors import ConfigError
 from rucola.message import Message, MessageExt
@@ -81,6 +82,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.linger_ms is not None and not self.linger_ms >= 0:
             raise ConfigError(f"linger_ms is {self.linger_ms}: it must be 0 or more", subject="linger_ms")
+        check_trace(self.trace, "send_completed")
 
 
 class ProducerKeywords(TypedDict, Generic[V], total=False):
