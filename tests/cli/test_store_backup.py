@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,10 @@ import pytest
 
 from rucola.client import Message
 from rucola.client.sync import Producer, PushConsumer
-from rucola.errors import RemotingError
 from rucola.store.tools.check import check
 from support.documents import Document
+from support.ledger import Ledger
 from support.servers import RUCOLA, Server, run, server
-from support.waiting import wait_until
 
 PAGE = Document.read("docs/backup.md").sections()
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
@@ -32,33 +30,6 @@ def standalone(path: Path, store: str, extra: str = "") -> Iterator[Server]:
     with server("standalone", "--store", path / store, *FREE_PORTS, "-c", conf, log=path / f"{store}.log") as running:
         running.addresses()
         yield running
-
-
-class Load:
-    """Messages sent all the time in a thread, and the bodies that were acknowledged."""
-
-    def __init__(self, namesrv: str) -> None:
-        self.acknowledged: list[bytes] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=[namesrv])
-        self._thread.start()
-
-    def _run(self, namesrv: str) -> None:
-        with Producer("g", namesrv) as producer:
-            while not self._stopped.is_set():
-                body = b"%d" % len(self.acknowledged)
-                try:
-                    if producer.send(Message("T", body.ljust(100), keys=f"k{body.decode()}")).is_ok:
-                        self.acknowledged.append(body)
-                except RemotingError:
-                    return
-
-    def reach(self, count: int) -> None:
-        wait_until(lambda: len(self.acknowledged) >= count)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
 
 
 def consumed(namesrv: str, group: str, wanted: set[bytes]) -> list[bytes]:
@@ -89,22 +60,22 @@ def follow(section: str, path: Path) -> None:
 def test_a_copy_made_under_load_has_what_was_acknowledged_before(tmp_path: Path, way: str) -> None:
     with standalone(tmp_path, "data") as running:
         namesrv, _ = running.addresses()
-        load = Load(namesrv)
+        ledger = Ledger(namesrv, 100)
         try:
-            load.reach(500)
-            seen = consumed(namesrv, "readers", set(load.acknowledged[:200]))
+            ledger.grows(500)
+            seen = consumed(namesrv, "readers", set(ledger.acknowledged[:200]))
             if way == "backup":
                 follow("Back up", tmp_path)
-                load.reach(len(load.acknowledged) + 500)
-                before = set(load.acknowledged)
+                ledger.grows(500)
+                before = set(ledger.acknowledged)
                 follow("Back up", tmp_path)
             else:
-                before = set(load.acknowledged)
+                before = set(ledger.acknowledged)
                 follow("With cp, rsync or a snapshot", tmp_path)
-            load.reach(len(load.acknowledged) + 100)
+            ledger.grows(100)
             running.process.kill()
         finally:
-            load.stop()
+            ledger.stop()
     if way == "backup":
         follow("Restore", tmp_path)
     restored = "restored" if way == "backup" else "copy"

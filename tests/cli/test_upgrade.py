@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from rucola.client import Message
-from rucola.client.sync import Producer, PushConsumer
-from rucola.errors import MQError
+from rucola.client.sync import PushConsumer
 from rucola.store.tools.check import check
 from support.earlier import VERSIONS, earlier
+from support.ledger import Ledger
 from support.ports import HOST, free_ports
 from support.servers import RUCOLA, Server, run
 from support.stores import log_of
@@ -71,37 +69,6 @@ class Pair:
         for name in ("master", "slave", "namesrv"):
             self._running[name].process.terminate()
             assert self._running[name].process.wait() == 0
-
-
-class Ledger:
-    """Messages that are sent all the time, also while no broker takes them; those that were acknowledged."""
-
-    def __init__(self, namesrv: str) -> None:
-        self.acknowledged: list[bytes] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=[namesrv])
-        self._thread.start()
-
-    def _run(self, namesrv: str) -> None:
-        number = 0
-        with Producer("g", namesrv) as producer:
-            while not self._stopped.wait(0.002):
-                number += 1
-                try:
-                    if producer.send(Message("T", b"%d" % number, keys=f"k{number}"), timeout_ms=500).is_ok:
-                        self.acknowledged.append(b"%d" % number)
-                except MQError:
-                    pass
-
-    def grows(self, count: int = 20) -> None:
-        """Wait for messages that are acknowledged from now on."""
-        reached = len(self.acknowledged) + count
-        wait_until(lambda: len(self.acknowledged) >= reached, 60)
-
-    def stop(self) -> set[bytes]:
-        self._stopped.set()
-        self._thread.join()
-        return set(self.acknowledged)
 
 
 @pytest.mark.slow
