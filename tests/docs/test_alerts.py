@@ -33,6 +33,7 @@ from rucola.client import (
     TransactionProducer,
 )
 from rucola.client.consumer import push_consumer
+from rucola.errors import ConfigError
 from rucola.message.properties import DELAY
 from rucola.reliable import Outbox, Tables, migration
 from rucola.remoting.metrics_config import MetricsExporterType
@@ -258,11 +259,13 @@ async def outage_of_the_only_broker(world: World) -> None:
 
 
 async def certificate_of_a_day(world: World) -> None:
-    """Its files are followed, without a signal."""
+    """It is renewed, and loaded as by SIGHUP."""
     certificates = Certificates(world.path / "certificates")
-    _, instance = await world.broker("tls", tls=certificates.config(TlsMode.permissive))
+    broker, instance = await world.broker("tls", tls=certificates.config(TlsMode.permissive))
     await world.fires("RocketmqCertificateExpires", instance=instance)
     CertificateDirectory(certificates.directory).renew([], 90)
+    with pytest.raises(ConfigError):  # it has no file of settings to read again
+        await broker.reload()
     await world.clears("RocketmqCertificateExpires", instance=instance)
 
 
