@@ -194,6 +194,84 @@ def test_store_killed_before_any_line_of_the_engine_recovers(tmp_path: Path, mon
         shutil.rmtree(settings.store_path_root_dir)
 
 
+# twice in a recovery --------------------------------------------------------------------------------------------------
+
+RECOVERED = 100
+
+
+def leave_a_recovery_to_do(root: Path, damage: str) -> None:
+    """A store after a kill: some messages are covered by the checkpoint, in log files, queues and index files."""
+    settings = config(root.with_name("served"), max_hash_slot_num=20, max_index_num=150)
+    with MessageStore(settings) as store:
+        for number in range(RECOVERED):
+            keys = None if number % 7 == 3 else f"k{number} all"
+            message = inner(queue_id=number % 3, body=bytes(150), keys=keys, unique_key=f"U{number}")
+            store.put(message, 1000 * number)
+            if number == 60:
+                store.reput()
+                store.checkpoint()
+        store.reput()
+        crashed_copy(store, root)
+    if damage == "a queue lacks a file":
+        (root / "consumequeue" / "T" / "1" / f"{200:020d}").unlink()
+    if damage == "the index lacks a page":
+        data = (last := max((root / "index").iterdir())).read_bytes()
+        last.write_bytes(data[:200] + bytes(512) + data[712:])
+
+
+def recover_until_killed(settings: StoreConfig, line: int) -> bool:
+    """Open a store in a process that kills itself before that line; return whether it lived so long."""
+    child = os.fork()
+    if child == 0:
+        try:
+
+            def kill(now: int, frame: FrameType) -> None:
+                if now == line:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            lines_of(lambda: MessageStore(settings).open(1), kill)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("damage", ["none", "a queue lacks a file", "the index lacks a page"])
+def test_a_recovery_killed_before_any_line_and_its_successor_too_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    without_waiting(monkeypatch)  # the page cache survives
+    left = tmp_path / "left"
+    leave_a_recovery_to_do(left, damage)
+    sizes = {"max_hash_slot_num": 20, "max_index_num": 150}
+    seen: dict[tuple[str, int], list[int]] = {}
+
+    def note(count: int, frame: FrameType) -> None:
+        seen.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(count)
+
+    for name in ("first", "counted"):  # the first run fills caches
+        seen.clear()
+        store = MessageStore(config(shutil.copytree(left, tmp_path / name), **sizes))
+        lines_of(lambda store=store: store.open(1), note)  # type: ignore[misc]
+        store.close()
+    last = max(counts[-1] for counts in seen.values())
+    random = Random(2)
+    for line in sorted({random.choice(counts) for counts in random.sample(list(seen.values()), 60)}):
+        settings = config(shutil.copytree(left, tmp_path / str(line)), **sizes)
+        assert recover_until_killed(settings, line), "it lived longer than the first time"
+        recover_until_killed(settings, random.choice([line, random.randrange(last)]))
+        with MessageStore(settings) as store:
+            assert store.queues() == {("T", queue_id): (0, len(range(queue_id, RECOVERED, 3))) for queue_id in range(3)}
+            for number in range(RECOVERED):
+                (record,) = store.query("T", f"U{number}", 8).records
+                message = decode(record)
+                assert (message.queue_id, message.queue_offset) == (number % 3, number // 3), line
+                assert store.get("T", number % 3, number // 3, 1).records == [record], line
+            assert store.put(inner("T", 1), 1_000_000).queue_offset == len(range(1, RECOVERED, 3))
+        assert check(settings.store_path_root_dir) == [], line
+        shutil.rmtree(settings.store_path_root_dir)
+
+
 # a broker with clients ------------------------------------------------------------------------------------------------
 
 SMALL_FILES = {

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rucola.errors import StoreCorrupt
-from rucola.store import recovery
+from rucola.store import mapped_file, recovery
+from rucola.store.checkpoint import Checkpoint
+from rucola.store.index import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE, IndexFile, index_paths
+from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
 from rucola.store.tools.check import check
-from support.stores import OpenStore, all_bodies, crashed_copy, files_of, inner
+from support.stores import OpenStore, all_bodies, config, crashed_copy, files_of, inner
 
 
 def test_a_long_recovery_logs_its_progress(
@@ -103,3 +109,138 @@ def test_a_queue_with_a_missing_file_stays_as_it_is_if_the_log_cannot_tell_its_u
     with pytest.raises(StoreCorrupt):
         again.open(1)
     assert files_of(copy / "consumequeue") == before
+
+
+INDEX = {"max_hash_slot_num": 20, "max_index_num": 300}
+COUNT = 100
+
+
+def crashed_with_index(open_store: OpenStore, tmp_path: Path, **settings: int) -> tuple[MessageStore, Path]:
+    """A store with an index file that is not full, as a kill leaves it; and the index of one that was closed."""
+    store = open_store(config(tmp_path / "store", **{**INDEX, **settings}))
+    for number in range(COUNT):
+        keys = None if number % 7 == 3 else f"k{number} all"
+        store.put(inner(queue_id=number % 3, body=bytes(150), keys=keys, unique_key=f"U{number}"), 1000 * number)
+        if number == 60:
+            store.reput()
+            store.checkpoint()
+    store.reput()
+    again = crashed_copy(store, tmp_path / "copy")
+    store.close()
+    return again, Path(store.config.store_path_root_dir) / "index"
+
+
+def index_of(store: MessageStore) -> IndexFile:
+    (path,) = index_paths(Path(store.config.store_path_root_dir) / "index")
+    return IndexFile.open(path, store.config.max_hash_slot_num, writable=True)
+
+
+def finds_all(store: MessageStore) -> None:
+    for number in range(COUNT):
+        assert len(store.query("T", f"U{number}", 8).records) == 1, number
+    assert len(store.query("T", "all", COUNT).records) == min(
+        store.config.max_msgs_num_batch, COUNT - len(range(3, COUNT, 7))
+    )
+
+
+def test_a_crash_costs_no_index_entries_of_messages_before_the_scan(open_store: OpenStore, tmp_path: Path) -> None:
+    again, whole = crashed_with_index(open_store, tmp_path)
+    (path,) = index_paths(tmp_path / "copy" / "index")
+    inode = path.stat().st_ino
+    with again:
+        finds_all(again)
+    assert path.stat().st_ino == inode
+    assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []
+
+
+def lose_entries(file: IndexFile, number: int) -> None:
+    """A page that the disk did not get, while it got later ones."""
+    at = HEADER_SIZE + file.slot_count * SLOT_SIZE + number * ENTRY_SIZE
+    file.file.map[at : at + 3 * ENTRY_SIZE] = bytes(3 * ENTRY_SIZE)
+
+
+def tear_entry(file: IndexFile, number: int) -> None:
+    """A page that the disk did not get, in the middle of an entry."""
+    at = HEADER_SIZE + file.slot_count * SLOT_SIZE + number * ENTRY_SIZE
+    file.file.map[at + 12 : at + 4 * ENTRY_SIZE] = bytes(4 * ENTRY_SIZE - 12)
+
+
+def lose_slots(file: IndexFile, number: int) -> None:
+    file.file.map[HEADER_SIZE : HEADER_SIZE + number // 2 * SLOT_SIZE] = bytes(number // 2 * SLOT_SIZE)
+
+
+def keep_old_header(file: IndexFile, number: int) -> None:
+    file.file.map[36:40] = number.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("number", [1, 2, 25, 26, 27, 60, 150])
+@pytest.mark.parametrize("damage", [lose_entries, tear_entry, lose_slots, keep_old_header])
+def test_index_entries_that_the_disk_did_not_get_are_written_again(
+    open_store: OpenStore, tmp_path: Path, number: int, damage: Callable[[IndexFile, int], None]
+) -> None:
+    again, whole = crashed_with_index(open_store, tmp_path)
+    file = index_of(again)
+    damage(file, number)
+    file.file.close()
+    with again:
+        finds_all(again)
+    assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []
+
+
+def test_full_index_files_that_no_checkpoint_covers_are_kept_as_far_as_they_are_certain(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    again, whole = crashed_with_index(open_store, tmp_path, max_index_num=40)
+    assert len(index_paths(tmp_path / "copy" / "index")) > 4
+    checkpoint = Checkpoint(tmp_path / "copy" / "checkpoint")
+    checkpoint.index_timestamp = 0
+    checkpoint.write()
+    first = index_paths(tmp_path / "copy" / "index")[0]
+    inode = first.stat().st_ino
+    with again:
+        finds_all(again)
+    assert first.stat().st_ino == inode
+    assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []
+
+
+def test_an_index_that_lacks_messages_at_its_start_is_written_again(open_store: OpenStore, tmp_path: Path) -> None:
+    """Apache leaves one: it deletes the last file after a crash, and the next one begins with the scan."""
+    again, whole = crashed_with_index(open_store, tmp_path)
+    before = index_of(again)
+    entries = before.entries()[50:]
+    before.file.delete()
+    later = IndexFile.create(before.file.path, before.slot_count, 300)
+    for hash_, physical_offset, seconds, _ in entries.tolist():
+        later.put(hash_, physical_offset, before.begin_timestamp + 1000 * seconds)
+    later.file.close()
+    with again:
+        finds_all(again)
+    assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []
+
+
+def test_a_disk_without_space_for_the_slots_lets_the_index_be_written_again(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    again, whole = crashed_with_index(open_store, tmp_path)
+    (path,) = index_paths(tmp_path / "copy" / "index")
+    true = mapped_file.allocate
+    refused: list[int] = []
+
+    def allocate(fd: int, begin: int, size: int) -> None:
+        if os.path.samestat(os.fstat(fd), inode) and not refused:
+            refused.append(begin)
+            raise OSError(errno.ENOSPC, "no space")
+        true(fd, begin, size)
+
+    inode = path.stat()
+    monkeypatch.setattr(mapped_file, "allocate", allocate)
+    with again:
+        finds_all(again)
+    assert refused
+    assert str(path) in caplog.text
+    assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []

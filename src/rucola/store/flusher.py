@@ -2,7 +2,7 @@
 
     flush         msync of the log; the periodic flush of ASYNC_FLUSH calls it, in a thread
     begin, end    the same by the kernel alone (`kernel_flush`), for the group commit of SYNC_FLUSH
-    checkpoint    flush, then the dirty queues, the full index files, and last the checkpoint file
+    checkpoint    flush, then the dirty queues, the index without its slots, and last the checkpoint file
 
 This order is the invariant of recovery: the checkpoint may be late, but never ahead of the disk.
 
@@ -130,7 +130,7 @@ class Flusher:
             self._flush_lock.release()
 
     def checkpoint(self, max_queues: int | None = None) -> None:
-        """Make log, queues and full index files durable, then the checkpoint. Errors as in `flush`.
+        """Make log, queues and index entries durable, then the checkpoint. Errors as in `flush`.
 
         With `max_queues`, the checkpoint advances only after a pass over all queues that were dirty at its start.
         """
@@ -145,12 +145,12 @@ class Flusher:
         self._sync(lambda: flush_queues(queues, beside_others=max_queues is not None))
         self._flushing.difference_update(queues)
         point, index = self._checkpoint, self._index
+        # Before the checkpoint covers their messages: a recovery keeps the entries of messages before it.
+        if index is not None:
+            self._sync(index.flush_entries)
+            point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
         if not self._flushing:
             point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
-        # Only index files that are full; a crash drops the last one anyway.
-        if index is not None:
-            self._sync(index.flush_full_files)
-            point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
         self._sync(point.write, EXHAUSTED)
 
     def _sync(self, flush: Callable[[], object], passing: Collection[int] = NO_DESCRIPTOR) -> None:

@@ -24,17 +24,20 @@ compares the keys. Times are whole seconds, so a window exact to the millisecond
 The first file has no beginTimestamp when its first entry is written, so that entry's difference is 0; a later file
 inherits endTimestamp and endPhyOffset of the previous one as its begin values until then.
 
-An index can be rebuilt from the log. After a crash only full files that the checkpoint covers are kept.
+An index can be rebuilt from the log. After a crash the full files that the checkpoint covers are kept, and of the next
+one the entries of messages before the scan (`rewind`): entries are only ever appended, and `flush_entries` makes them
+durable before the checkpoint covers their messages. The slots and the header are then made from the entries.
 
 Corresponds to `IndexFile`, `IndexHeader` and `IndexService` of Apache RocketMQ 4.9.8. Deliberate difference: a chain
-may only lead to smaller numbers, so that a damaged file cannot trap a query in a cycle.
+may only lead to smaller numbers, so that a damaged file cannot trap a query in a cycle. After a crash Apache deletes a
+file that is not full; it also deletes one that is being rewound.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import datetime, timedelta
 from itertools import count as count_from
 from pathlib import Path
@@ -64,13 +67,15 @@ _LAST_NAMED_MS: Final = 253_370_764_799_999
 """The end of the year 9998, UTC; beyond it a local time may have five digits for its year."""
 MAX_LONG: Final = (1 << 63) - 1
 _ENTRIES_PER_STEP: Final = 64
+_ENTRIES_PER_CHECK: Final = 1 << 16
 
 
 class IndexFile:
-    """One index file. The owner thread writes; `flush_full_files` reads `is_full` and sets `is_flushed`."""
+    """One index file. The owner thread writes; the flusher reads counts, and sets `is_flushed` and `_flushed_count`."""
 
     __slots__ = (
         "_entries_at",
+        "_flushed_count",
         "begin_physical_offset",
         "begin_timestamp",
         "count",
@@ -106,6 +111,7 @@ class IndexFile:
         # The first entry has number 1, because 0 ends a chain.
         self.count = max(self.count, 1)
         self.is_flushed = False
+        self._flushed_count = 1
 
     @classmethod
     def open(cls, path: Path, slot_count: int = 0, *, writable: bool = False) -> IndexFile:
@@ -248,6 +254,80 @@ class IndexFile:
         self.slots_used += new_slots
         self.count += count
         self._write_header()
+
+    def flush_entries(self) -> None:
+        """Make the entries written before this call durable, but neither slots nor header. For any thread."""
+        count, begin = self.count, self._flushed_count
+        if count > begin:
+            self.file.flush(self._entries_at + begin * ENTRY_SIZE, self._entries_at + count * ENTRY_SIZE)
+            self._flushed_count = count
+
+    def rewind(self, physical_offset: int, time_at: Callable[[int], int]) -> bool:
+        """After a crash, keep the entries of records before a physical offset, up to the first that the disk lacks.
+
+        `time_at` returns the store time of the record at a physical offset, -1 without one. Durable on return. False if
+        nothing can be kept: the file has to be deleted. Raises OSError without disk space for the slots.
+        """
+        count, slots = self._intact_entries(physical_offset)
+        if count == 1:
+            return False
+        first, last = (int(self.entries(number, number + 1)["physical_offset"][0]) for number in (1, count - 1))
+        time_ms = time_at(last)
+        if first != self.begin_physical_offset or time_ms < 0:
+            return False
+        # Slots of a sparse file have to get their blocks now, see `create`.
+        self.file.reserve(self._entries_at, HEADER_SIZE)
+        # With this time, no checkpoint covers the file until the end: a recovery after a kill rewinds it again, and
+        # Apache deletes it.
+        self.end_timestamp, self.count = MAX_LONG, count
+        self._write_header()
+        self.file.map[HEADER_SIZE : self._entries_at] = slots.astype(">i4").tobytes()
+        end = self._entries_at + count * ENTRY_SIZE
+        self.file.mark_name_unsynced()
+        if self.file.erase(end):
+            # Before other messages get the offsets of those that the crash took: nothing may bring their entries back.
+            self.file.flush(end)
+        self.end_physical_offset, self.end_timestamp = last, time_ms
+        self.slots_used = int(np.count_nonzero(slots))
+        self._write_header()
+        self._flushed_count = 1
+        return True
+
+    def _intact_entries(self, physical_offset: int) -> tuple[int, npt.NDArray[np.int32]]:
+        """Return how many entries there are before a physical offset, as `count` has it, and the slots with them."""
+        slots = np.zeros(self.slot_count, np.int32)
+        begin, last = 1, -1
+        while begin < self.count:
+            entries = self.entries(begin, min(begin + _ENTRIES_PER_CHECK, self.count))
+            hashes, offsets = entries["hash"].astype(np.int64), entries["physical_offset"].astype(np.int64)
+            numbers = np.arange(begin, begin + len(entries))
+            own = np.where(hashes >= 0, hashes, 0) % self.slot_count
+            # The entry before in the same slot: in this step, or an earlier one.
+            expected, order = slots[own], np.argsort(own, kind="stable")
+            again = np.flatnonzero(np.diff(own[order]) == 0)
+            expected[order[again + 1]] = numbers[order[again]]
+            # Bytes that the disk did not get are zeros. An entry with some of them breaks its chain or the order.
+            is_whole = (entries["previous"] == expected) & (hashes >= 0) & (hashes + offsets > 0)
+            is_whole &= (np.diff(offsets, prepend=last) >= 0) & (entries["seconds"] >= 0)
+            there = len(is_whole) if is_whole.all() else int(np.argmin(is_whole))
+            before = int(np.searchsorted(offsets[:there], physical_offset))
+            slots[own[:before]] = numbers[:before]
+            begin += before
+            if before < len(entries):
+                if before == there and begin > 1:  # the entry before may have been torn where it cannot be seen
+                    begin -= 1
+                    hash_, previous_ = (int(self.entries(begin, begin + 1)[name][0]) for name in ("hash", "previous"))
+                    slots[hash_ % self.slot_count] = previous_
+                break
+            last = int(offsets[-1])
+        return begin, slots
+
+    def count_at_end(self, physical_offset: int) -> int:
+        """Return how many of the last entries have a physical offset."""
+        number = self.count - 1
+        while number > 0 and self.entries(number, number + 1)["physical_offset"][0] == physical_offset:
+            number -= 1
+        return self.count - 1 - number
 
     def begin_after(self, end_timestamp: int, end_physical_offset: int) -> None:
         if end_physical_offset > 0:
@@ -431,6 +511,13 @@ class Index:
             if not file.is_flushed:
                 file.file.flush()
                 file.is_flushed = True
+
+    def flush_entries(self) -> None:
+        """Make all full files durable, and the entries of the last one. For any thread, one at a time."""
+        self.flush_full_files()
+        for file in list(self.files)[-1:]:
+            if not file.is_flushed:
+                file.flush_entries()
 
     def flush(self) -> None:
         self.flush_full_files()

@@ -6,8 +6,9 @@ ConsumeQueues and the index can each have lost data. The log decides; the others
 1. Choose the scan point: the newest log file whose first record is not younger than the checkpoint minus three seconds,
    since everything up to the checkpoint is on disk. After a clean stop it is the last file.
 2. Rewind the queues, after a crash to the scan point, after a clean stop to the end of the log. Their units stay in the
-   files until the log confirms them, so that intact queues are not written to. After a crash, delete the index files
-   that the checkpoint does not cover. The end of the last one that stays shows how many keys of its message it has.
+   files until the log confirms them, so that intact queues are not written to. After a crash, rewind the first index
+   file that the checkpoint does not cover to the scan point, and delete later ones; delete it, too, if it lacks
+   messages at its start. The end of the last one that stays shows how many keys of its message it has.
 3. Read the log from the earlier of the two ends and write the missing units and entries. The first invalid record is
    the end of the log: zeros, damage, or a queueOffset that does not follow the last one of its queue. The CRC covers
    the body only, so a record is also torn if its properties contain a sector of zeros, or end in zeros with nothing
@@ -20,7 +21,7 @@ from 12:00:00, 12:00:01 and 12:00:04:
 
     scan from          1000      the first record at 2000 is later than 12:00:02
     queues             rewound to the first unit that points at 1000 or after it
-    index              the last file that is full and covered ends with the record at 900
+    index              rewound to 1000; the disk did not get entries from the record at 900 on
     read from          900       entries from 900 on, units from 1000 on
     end of the log     2400      zeros; units and entries of records after 2400 are dropped
 
@@ -30,7 +31,11 @@ units as the last file has records for them. A deleted queue without a message t
 Damage before the scan point is left for `check` to report. In the scan, damage is a torn tail only after the last
 record that was certainly on disk: after a clean stop the last one with a unit, after a crash the last one whose unit
 the checkpoint covers. Before that a changed body is skipped, and if the way to the next record is lost, opening raises
-StoreCorrupt: nothing durable is cut off. An interrupted recovery starts again, since `abort` still exists.
+StoreCorrupt: nothing durable is cut off.
+
+An interrupted recovery starts again, since `abort` still exists, and does not write again what it finds. It needs no
+progress of its own: after a crash it scans the checkpoint's file and what follows, usually one log file, at about a
+gigabyte a second.
 
 Corresponds to `CommitLog.recoverNormally`, `CommitLog.recoverAbnormally` and `ConsumeQueue.recover` of Apache RocketMQ
 4.9.8. Deliberate differences: Apache rebuilds only from the checkpoint's file on, loses the last index file for good,
@@ -45,23 +50,25 @@ from contextlib import suppress
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
-from rucola.message.record import FRAME
+from rucola.message.record import FRAME, MIN_RECORD_SIZE, Peek, peek
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.consume_queue import ConsumeQueue, check_queue_name, queue_offset_mismatch, sync_names
-from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, read_run
+from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name, queue_offset_mismatch, sync_names
+from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_keys, read_run
 from rucola.store.dispatch_request import (
     DispatchRequest,
     dispatch_requests,
     read_dispatch_request,
     read_requests,
 )
-from rucola.store.index import Index
+from rucola.store.index import Index, IndexFile
 from rucola.store.mapped_file import MappedFile, MappedFileQueue, file_name
 from rucola.store.multi_dispatch import MULTI_DISPATCH_NAME, MultiDispatch
 from rucola.store.scan import RecordRun, ScanEnd, scan, scan_file
+from rucola.system_calls import EXHAUSTED
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +78,8 @@ _SECTOR: Final = 512
 _NEVER: Final = 1 << 63
 
 _STEP: Final = 256 << 20
+_UNITS_PER_CHECK: Final = 1 << 12
+_MAX_UNITS: Final = 1 << 18
 
 
 class _QueueGap(Exception):
@@ -105,6 +114,9 @@ class Recovery:
         """The physical offset up to which the log was on disk once: damage before it is no torn tail."""
         self._expected_units = 0
         self._next_progress = 0
+        self._units: dict[tuple[str, int], tuple[int, bytearray]] = {}
+        """Units that `_dispatch_at_once` has not written yet: the queue offset of the first, and their bytes."""
+        self._unit_count = 0
 
     def run(self) -> int:
         """Recover and return the log's end. Raises StoreCorrupt, and OSError if the disk is full."""
@@ -121,12 +133,12 @@ class Recovery:
             return self._run_as_after_crash()
         try:
             self._check_gaps()
-            end = self._read(scan_begin, units_begin, *self._index_end())
+            end = self._read(scan_begin, units_begin, *self._index_end(scan_begin))
         except _QueueGap as gap:
             log.warning("%s: %s; all ConsumeQueues are rebuilt from the log", self._files.directory, gap)
             for queue in self._queues.values():
                 queue.rewind(0)
-            end = self._read(scan_begin, self._files.begin, *self._index_end())
+            end = self._read(scan_begin, self._files.begin, *self._index_end(scan_begin))
         if end < self._valid_end:
             return self._run_as_after_crash()
         self._files.truncate(end)
@@ -159,7 +171,7 @@ class Recovery:
         if index is not None and index.files and index.end_physical_offset >= end:
             while index.files and index.end_physical_offset >= end:
                 index.delete_from(len(index.files) - 1)
-            self._read(end, _NEVER, *self._index_end())
+            self._read(end, _NEVER, *self._index_end(end))
 
     # -- where to begin -----------------------------------------------------------------------------------------------
 
@@ -228,30 +240,46 @@ class Recovery:
         return found
 
     def _durable_end_of(self, queue: ConsumeQueue, scan_begin: int) -> int:
-        covered_ms = self._checkpoint.min_timestamp
-        for queue_offset in range(queue.max_offset - 1, queue.first_at_or_after(scan_begin) - 1, -1):
-            physical_offset, size, _ = queue.unit(queue_offset)
-            if physical_offset >= scan_begin and (file := self._files.find(physical_offset)) is not None:
-                # Most records after the checkpoint are ruled out by their store time, without a full check.
-                is_covered = _store_timestamp(file, physical_offset - file.begin) <= covered_ms
-                if is_covered and queue.is_valid_at(queue_offset, self._files):
-                    return physical_offset + size
+        end, first = queue.max_offset, queue.first_at_or_after(scan_begin)
+        while end > first:
+            begin = max(end - _UNITS_PER_CHECK, first)
+            units = queue.units(begin, end)
+            # Most records after the checkpoint are ruled out by their store time, without a full check.
+            for number in np.flatnonzero(self._are_covered(units["physical_offset"], scan_begin))[::-1].tolist():
+                if queue.is_valid_at(begin + number, self._files):
+                    physical_offset, size, _ = units[number].tolist()
+                    return int(physical_offset + size)
+            end = begin
         return 0
 
-    def _index_end(self) -> tuple[int, int]:
+    def _are_covered(self, offsets: npt.NDArray[np.int64], scan_begin: int) -> npt.NDArray[np.bool_]:
+        """Return which records from `scan_begin` on have store times that the checkpoint covers; shape (n,)."""
+        covered = np.zeros(len(offsets), np.bool_)
+        files = self._files
+        for file in files.files[(scan_begin - files.begin) // files.file_size :]:
+            inside = (offsets >= max(file.begin, scan_begin)) & (offsets <= file.end - MIN_RECORD_SIZE)
+            if inside.any():
+                # Overlapping numbers, one from each byte.
+                at = offsets[inside].astype(np.int64) - file.begin
+                flags = np.ndarray((file.size - 3,), ">i4", file.map, strides=(1,))[at + 36]
+                times = np.ndarray((file.size - 7,), ">i8", file.map, strides=(1,))
+                own = times[at + np.where(flags & sysflag.BORN_HOST_V6, 68, 56)]
+                covered[inside] = own <= self._checkpoint.min_timestamp
+        return covered
+
+    def _index_end(self, scan_begin: int) -> tuple[int, int]:
+        """Return the physical offset from which on the index lacks entries, and how many of that record it has."""
         index = self._index
         if index is None:
             return _NEVER, 0
-        # After a crash only full files that the checkpoint covers are reliable, after a clean stop all valid ones.
         kept = 0
         if self.after_crash:
-            covered_ms = self._checkpoint.index_timestamp
-            while kept < len(index.files):
-                file = index.files[kept]
-                # A truncated file counts more entries than it has.
-                if not file.is_full or file.count > file.max_count or file.end_timestamp > covered_ms:
-                    break
+            while kept < len(index.files) and self._is_covered(index.files[kept]):
                 kept += 1
+            while kept < len(index.files) and self._rewind_index(kept, scan_begin):
+                kept += 1
+                if not index.files[kept - 1].is_full:
+                    break
         else:
             kept = len(index.files)
             while kept and not index.files[kept - 1].has_valid_end():
@@ -259,15 +287,58 @@ class Recovery:
         index.delete_from(kept)
         if not index.files or index.end_physical_offset < self._files.begin:
             return self._files.begin, 0
-        # Count the entries of the last record, from the end; they may span two files.
+        # Entries of the last record may span two files.
         last, count = index.end_physical_offset, 0
         for file in reversed(index.files):
-            offsets = file.entries()["physical_offset"]
-            others = (offsets != last).nonzero()[0]
-            count += len(offsets) - (int(others[-1]) + 1 if len(others) else 0)
-            if len(others):
+            count += (own := file.count_at_end(last))
+            if own < file.count - 1:
                 break
         return last, count
+
+    def _is_covered(self, file: IndexFile) -> bool:
+        # A truncated file counts more entries than it has.
+        return file.count == file.max_count and file.end_timestamp <= self._checkpoint.index_timestamp
+
+    def _rewind_index(self, number: int, scan_begin: int) -> bool:
+        """Keep what is certain in a file that may not be on disk as a whole; False if it has to be deleted."""
+        files = self._dispatcher.index.files if self._dispatcher.index is not None else []
+        file, begin = files[number], self._files.begin
+        if number and (last := self._record_at(files[number - 1].end_physical_offset)) is not None:
+            begin = last.physical_offset + last.size
+        # Apache deletes such a file after a crash, and begins the next one with the messages that it scans.
+        if file.count > file.max_count or self._has_keys(begin, file.begin_physical_offset):
+            return False
+        try:
+            return file.rewind(scan_begin, self._time_at)
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            log.warning("%s is deleted, and its entries are written again: %s", file.file.path, error)
+            return False
+
+    def _has_keys(self, begin: int, end: int) -> bool:
+        """Return whether a record between the starts of two records has keys, or may have."""
+        for item in scan(self._files, begin, check_crc=False) if begin < end else ():
+            if isinstance(item, ScanEnd):
+                return True
+            first = item.file.begin
+            requests = read_requests(item.file.map, int(item.positions[0]), min(item.end, end) - first)
+            if len(requests) < int(np.searchsorted(item.positions, end - first)) or any(map(index_keys, requests)):
+                return True
+            if item.end >= end:
+                break
+        return False
+
+    def _time_at(self, physical_offset: int) -> int:
+        record = self._record_at(physical_offset)
+        return -1 if record is None else record.store_timestamp
+
+    def _record_at(self, physical_offset: int) -> Peek | None:
+        if (file := self._files.find(physical_offset)) is not None:
+            with suppress(InvalidMessage):
+                record = peek(file.map, physical_offset - file.begin)
+                return record if record.physical_offset == physical_offset else None
+        return None
 
     def _reset_empty_store(self) -> None:
         """Empty queues and index; raises StoreCorrupt if units contradict an empty log."""
@@ -302,6 +373,7 @@ class Recovery:
                     raise self._damaged_durable(torn)
                 end = torn
                 break
+        self._write_units()
         if end.damage is not None:
             log.warning("%s ends at %d: %s", self._files.directory, end.physical_offset, end.damage)
         return end.physical_offset
@@ -361,6 +433,7 @@ class Recovery:
         self._log_progress(run.end)
         if self._dispatch_at_once(run, units_begin, index_begin, entries_there):
             return None
+        self._write_units()
         units: list[DispatchRequest] = []
         entries: list[DispatchRequest] = []
         expected: dict[tuple[str, int], int] = {}
@@ -411,13 +484,24 @@ class Recovery:
             if not all(self._continues(name, queue_offset) for name, (queue_offset, _) in units.items()):
                 return False
             for name, (queue_offset, data) in units.items():
-                self._queues[name].append(queue_offset, data)
+                self._units.setdefault(name, (queue_offset, bytearray()))[1].extend(data)
+            self._unit_count += len(run.positions)
+            if self._unit_count >= _MAX_UNITS:
+                self._write_units()
         if self._index is not None and first >= index_begin:
             skip = entries_there if first == index_begin else 0
             self._index.put_many(hashes[skip:], physical_offsets[skip:], timestamps[skip:])
         return True
 
+    def _write_units(self) -> None:
+        """Write the units of earlier runs, together: in a run, each of many queues has few."""
+        units, self._units, self._unit_count = self._units, {}, 0
+        for name, (queue_offset, data) in units.items():
+            self._queues[name].append(queue_offset, bytes(data))
+
     def _continues(self, name: tuple[str, int], queue_offset: int) -> bool:
+        if (units := self._units.get(name)) is not None:
+            return queue_offset == units[0] + len(units[1]) // UNIT_SIZE
         queue = self._queues.get(name)
         return queue_offset == (queue.max_offset if queue is not None and queue.files.files else 0)
 
@@ -492,12 +576,6 @@ def _is_torn(file: MappedFile, position: int, request: DispatchRequest) -> bool:
     return any(not any(file.map[sector : sector + _SECTOR]) for sector in sectors) or (
         properties.endswith(b"\0") and not any(file.map[end : end + FRAME.size])
     )
-
-
-def _store_timestamp(file: MappedFile, position: int) -> int:
-    is_v6 = int.from_bytes(file.map[position + 36 : position + 40], "big") & sysflag.BORN_HOST_V6
-    position += 68 if is_v6 else 56
-    return int.from_bytes(file.map[position : position + 8], "big", signed=True)
 
 
 def _first_timestamp(file: MappedFile) -> int | None:
