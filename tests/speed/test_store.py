@@ -421,7 +421,7 @@ def test_a_run_is_read_as_its_requests(records: list[Any]) -> None:
         assert len(requests) == len(records)
         dispatcher = CommitLogDispatcher(ConsumeQueues(Path("none"), 20), None, [1000])
         units = dispatcher.units_by_queue(requests)
-        assert list(found[0].items()) == [(name, columns[:2]) for name, columns in units.items()]
+        assert found[0] == {name: columns[:2] for name, columns in units.items()}
         assert [column.tolist() for column in found[1]] == [column.tolist() for column in index_entries_of(requests)]
 
 
