@@ -43,7 +43,8 @@ demo: setup ## send a year of flights through all parts; ARGS="--flights 20000" 
 
 # Many tests wait for a part of their time, so one worker more than cores, but at most four, since each may start a JVM and
 # database servers. The tests of a module share them. Modules run in the order of their names, so that short ones are last.
-WORKERS := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile
+# Without a bound, xdist repeats a test that hangs in worker after worker.
+WORKERS := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --max-worker-restart 3
 PARALLEL := $(WORKERS) --maxprocesses 4 --no-loadscope-reorder
 
 # The areas are the whole suite, each test once (tests/test_house.py). The times are those of two cores.

@@ -39,7 +39,16 @@ def test_seeds_hold_what_is_promised(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["answers_before_the_flush", "delivers_early", "forgets_a_commit", "pop_skips_a_message"]
+    "name",
+    [
+        "a_dead_letter_is_dropped",
+        "a_right_to_acknowledge_does_not_end",
+        "answers_before_the_flush",
+        "delivers_early",
+        "ended_transactions_are_kept",
+        "forgets_a_commit",
+        "pop_skips_a_message",
+    ],
 )
 def test_planted_bugs_are_found(name: str) -> None:
     run = simulate("--mutations", name)

@@ -27,6 +27,7 @@ from rucola.message.record import decode_many
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, sql
 from rucola.spark.lake import catalogs, local_io, storage, tables, writer
+from rucola.spark.lake.archived_queues import COUNTED, CountedMessages, queues_of
 from rucola.spark.lake.data_files import MESSAGES
 from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress
@@ -355,18 +356,11 @@ def test_the_snapshot_of_the_last_run_has_a_tag(tmp_path: Path) -> None:
     assert rows == [0, 1, 2, 3]
     # In one commit with the messages, which writes the metadata once.
     assert len(following.metadata.metadata_log) == len(table.metadata.metadata_log) + 1
-    # A compaction is no run: the snapshot is kept with its files.
-    assert Archive(tmp_path).compact(min_files=2, keep_replaced_ms=0).rows > 0
-    compacted, rows = tagged()
-    assert rows == [0, 1, 2, 3]
-    assert compacted.metadata.refs[ARCHIVED] == following.metadata.refs[ARCHIVED]
-    assert compacted.metadata.current_snapshot_id != following.metadata.current_snapshot_id
-    # The next run has the tag, and what it kept is deleted.
+    # A compaction has the same rows: nothing keeps the files that it replaces.
     before = data_files(tmp_path)
-    with open_lake(tmp_path) as lake:
-        lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)}, keep_replaced_ms=0)
-    assert tagged()[1] == [0, 1, 2, 3, 4, 5]
-    assert before - data_files(tmp_path)
+    assert Archive(tmp_path).compact(min_files=2, keep_replaced_ms=0).rows > 0
+    assert tagged()[1] == [0, 1, 2, 3]
+    assert not before & data_files(tmp_path)
 
 
 def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,6 +450,21 @@ def test_queues_of_an_older_lake_that_were_created_again_have_their_own_messages
     chunk = reader.answer(ReadQueue("T0", 0, 0))
     assert isinstance(chunk, Chunk)
     assert [each.physical_offset for each in decode_many(bytes(chunk.records))] == [2]
+
+
+@pytest.mark.parametrize(("offsets", "recreated"), [([[0, 2], [1, 3]], ()), ([[0, 1], [0, 2]], (20,))])
+def test_files_by_day_may_overlap_in_the_log_as_lives_of_a_queue_do_not(
+    offsets: Sequence[Sequence[int]], recreated: tuple[int, ...]
+) -> None:
+    """Messages whose store times go back and forth over midnight are in the files of two days."""
+    counted = CountedMessages()
+    for number, of_file in enumerate(offsets):
+        physical = [10 * offset + 20 * number * bool(recreated) for offset in of_file]
+        columns = [["a"] * 2, ["T"] * 2, pa.array([0, 0], pa.int32()), of_file, physical, [10] * 2]
+        batch = pa.record_batch(columns, names=list(COUNTED))
+        assert list(counted.passing([batch])) == [batch]
+    (queue,) = queues_of(counted.counts())
+    assert (queue.rows, queue.end_queue_offset, queue.recreated) == (4, max(offsets[1]) + 1, recreated)
 
 
 @pytest.mark.parametrize("calls", range(1, 5))
@@ -643,9 +652,6 @@ def test_replaced_files_are_kept_for_running_readers(tmp_path: Path) -> None:
     with open_lake(tmp_path) as lake:
         old = lake.snapshot().rows[0].path
         lake.publish(replaces=[old])
-        lake.expire(0)
-        assert (tmp_path / old).exists()  # for the tag of the last run
-        lake.publish(progress=lake.progress())
         lake.expire(60_000)
         assert (tmp_path / old).exists()
         lake.expire(0)

@@ -25,8 +25,10 @@ def earlier(name: str, directory: Path) -> list[str]:
     archive = subprocess.run(["git", "archive", commit, "src"], cwd=REPOSITORY, capture_output=True)
     if archive.returncode:
         pytest.skip(f"no git history with {commit}: {archive.stderr.decode(errors='replace').strip()}")
-    directory.mkdir()
-    subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
+    whole = directory.with_suffix(".new")
+    whole.mkdir(exist_ok=True)
+    subprocess.run(["tar", "-x", "-C", whole], input=archive.stdout, check=True)
+    whole.rename(directory)
     return program_of(directory)
 
 

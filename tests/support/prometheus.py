@@ -29,7 +29,7 @@ def programs() -> tuple[str, str]:
     return found[0], found[1]
 
 
-RANGE = "[5s]"
+RANGE = "[10s]"
 THRESHOLDS = {
     "rocketmq_slave_behind_seconds > 60": "rocketmq_slave_behind_seconds > 1",
     "> 3600\n": "> 60\n",

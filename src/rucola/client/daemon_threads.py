@@ -80,4 +80,5 @@ def _work(calls: SimpleQueue[Call | None], idle: threading.Semaphore) -> None:
             except BaseException as error:
                 future.set_exception(error)
         del call, future, function
-        idle.release()
+        if calls.empty():  # or it goes on with a call that waits
+            idle.release()

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import msgspec
 import pyarrow.parquet as pq
 
+from rucola.errors import StoreCorrupt
 from rucola.files import read_inside
 from rucola.spark.lake.archived_queues import COUNTED, CountedMessages, queues_of
 from rucola.spark.lake.parquet_files import read_file
@@ -65,8 +67,9 @@ def adopt(root: Path, tables: Tables, progress: Callable[[int, int], None] | Non
             if progress is not None:
                 progress(number, len(snapshot.rows))
             rows.append(tables.data_file(tables.messages, file.path, _partition(root, file)))
-            for _ in counted.passing(read_file(root, tables.row_file(rows[-1]), COUNTED)):
-                pass
+            with suppress(StoreCorrupt):  # readers name the file, and `forget` needs the tables
+                for _ in counted.passing(read_file(root, tables.row_file(rows[-1]), COUNTED)):
+                    pass
         reached = {
             name: each if each.is_live else replace(each, recreated=_recreated(counted, name))
             for name, each in snapshot.progress.items()

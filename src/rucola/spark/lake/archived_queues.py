@@ -80,12 +80,14 @@ def _merged(counts: pa.Table) -> pa.Table:
 def _by_queue(rows: pa.Table, numbers: Mapping[str, Array]) -> pa.Table:
     """Merge the rows of a queue, in the order of the log, as long as their queue offsets ascend.
 
-    They do not where a queue was deleted and created again.
+    They do not where a queue was deleted and created again. Rows of files by day may overlap in the log as well.
     """
     codes = Groups(rows, _QUEUE).codes
     order = np.lexsort((numbers["first"], codes))
-    codes, begins, ends = codes[order], numbers["begin"][order], numbers["end"][order]
-    starts = np.flatnonzero(np.r_[True, (codes[1:] != codes[:-1]) | (begins[1:] < ends[:-1])][: len(order)])
+    codes = codes[order]
+    begins, ends, firsts, lasts = (numbers[name][order] for name in ("begin", "end", "first", "last"))
+    is_again = (begins[1:] < ends[:-1]) & (firsts[1:] > lasts[:-1])
+    starts = np.flatnonzero(np.r_[True, (codes[1:] != codes[:-1]) | is_again][: len(order)])
     found = rows.select(list(_QUEUE)).take(arrow(order[starts]))
     for name, values in numbers.items():
         found = found.append_column(name, arrow(_MERGED.get(name, np.add).reduceat(values[order], starts)))

@@ -65,7 +65,7 @@ PROGRESS: Final = "rucola.progress."
 _FORGOTTEN: Final = "rucola.forgotten."
 """Begin of the properties with the entry of a removed file, by its name. Expiry keeps these files."""
 ARCHIVED: Final = "archived"
-"""The tag of the snapshot of the last archive run, which expiry keeps."""
+"""The tag of the snapshot of the last archive run or compaction, which has the same rows. Expiry keeps it."""
 _FORMAT: Final = "rucola.format"
 _OWN_FORMAT: Final = 1
 """The format of the lake, a property of its tables; those without it have this one."""
@@ -419,7 +419,7 @@ class Tables:
     ) -> None:
         """Add files and set the progress and other properties, at once.
 
-        A commit of messages with progress gets the tag `ARCHIVED`. Raises LakeInUse if another writer has archived
+        A commit of messages gets the tag `ARCHIVED`. Raises LakeInUse if another writer has archived
         messages of the same names, or replaced the same files.
         """
         from pyiceberg.exceptions import CommitFailedException, ValidationException
@@ -445,7 +445,7 @@ class Tables:
                             producer.delete_data_file(file)
                         for file in added:
                             producer.append_data_file(file)
-                    if progress and table is self.messages:
+                    if table is self.messages:
                         # Last: a transaction keeps the first condition of a kind, which must be that of the branch.
                         ManageSnapshots(transaction).create_tag(snapshot_id, ARCHIVED).commit()
                 return
