@@ -235,6 +235,7 @@ class DrainAdmin:
                 await self._offsets.commit(new, group, MessageQueue(retry, destination, queue_id), 0)
         pending = await self._brokers.pending(old)
         backlogs = [one for one in pending.backlogs if one.group == group]
+        connection = await self._groups.find_consumer_connection(group, old)
         clients = len(connection.connection_set) if connection is not None else 0
         moved = MovedGroup(backlogs, pending.delayed.total, _count(pending, backlogs), clients)
         if moved.is_complete and not clients:

@@ -125,7 +125,7 @@ def standalone(
             **of_console,
         )  # fmt: skip
     else:
-        refuse_options(of_console)
+        refuse_options({*of_console, "catalog"})
     properties = read_properties(config_file)
     set_store_directory(properties, store)
     properties.setdefault("enablePropertyFilter", "true")  # for trying things, SQL92 works without a configuration

@@ -512,19 +512,23 @@ class Collector:
     async def _measure_archive_in_turn(self) -> None:
         """Compare the lake with the logs, as often as the tables are read."""
         await self._first.wait()
+        known: dict[str, float] = {}
         while (lake := self._lake) is not None:
             now_ms = time.time_ns() // 1_000_000
             try:
                 status = await asyncio.to_thread(lake.status)
                 progress = await asyncio.to_thread(lake.progress)
                 lags = {name: await self._archive_lag(name, archived) for name, archived in progress.items()}
-                state = ArchiveState(now_ms, status.committed_ms, lags)
-                self._pending |= {one.series(name): one.amount for name, one in lags.items() if one.amount is not None}
+                self.archive = ArchiveState(now_ms, status.committed_ms, lags)
+                # One that is unknown now is repeated: without it the sum of all would fall.
+                known |= {one.series(name): one.amount for name, one in lags.items() if one.amount is not None}
+                known = {series: known[series] for name, one in lags.items() if (series := one.series(name)) in known}
+                self._pending |= known
                 if status.committed_ms is not None:
                     self._pending[ARCHIVE_AGE] = (now_ms - status.committed_ms) / 1000
             except (MQError, OSError) as error:
-                state = ArchiveState(now_ms, error=str(error))
-            self.archive = state
+                # With the names of its series, of which the charts go on.
+                self.archive = replace(self.archive or ArchiveState(now_ms), time_ms=now_ms, error=str(error))
             await asyncio.sleep(TABLES_INTERVAL_S)
 
     async def _archive_lag(self, broker: str, archived: Any) -> ArchiveLag:

@@ -208,7 +208,9 @@ async def update_broker_config(
     for one in addresses:
         await client.brokers.update_config(one, {key: value})
     after = {one: (await client.brokers.config(one)).get(key) for one in addresses}
-    ignored = [one for one in addresses if after[one] == before[one] and after[one] != value]
+    # Brokers accept other forms of the value that they have: TRUE.
+    wished = value.strip().lower()
+    ignored = [one for one, now in after.items() if now == before[one] and (now or "").lower() != wished]
     done = report([one for one in addresses if one not in ignored], "update broker config success, {}", **{key: value})
     notes = [
         f"{one} ignored the change: " + (f"it has no setting {key}" if now is None else f"{key} is {now}, as before")
