@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import text
 
@@ -17,6 +20,8 @@ from rucola.testing.rocketmq import RocketMQ
 from support.databases import OutboxDatabase
 from support.errors import raises
 from support.outbox import FAST_POLICY, RecordingSink, add, change, statuses, transact, until
+from support.servers import server
+from support.waiting import wait_until
 
 PATIENT = Policy(poll_ms=3_600_000)
 
@@ -103,6 +108,43 @@ async def test_databases_that_do_not_answer_delay_no_other(
             add(db, topic, [b"y"])
             await until(is_sent(db))
             db.close()
+
+
+def test_scrapes_at_the_same_time_have_the_metrics_of_each_tenant(
+    postgresql_db: OutboxDatabase, sqlite_db: OutboxDatabase, monkeypatch: Any
+) -> None:
+    """One does not answer, so that both scrapes wait."""
+    monkeypatch.setattr(metrics, "TENANT_TIMEOUT_S", 0.5)
+    registry = CollectorRegistry()
+    registry.register(ReliableCollector(tenants=[tenant_of(postgresql_db, "hanging"), tenant_of(sqlite_db, "other")]))
+    with ThreadPoolExecutor(2) as threads, postgresql_db.engine().begin() as connection:
+        connection.execute(text(f"LOCK TABLE {postgresql_db.tables.stub.name}"))
+        for scraped in list(threads.map(generate_latest, [registry] * 2)):
+            up = {line for line in scraped.decode().splitlines() if line.startswith("rucola_reliable_up{")}
+            assert up == {'rucola_reliable_up{tenant="hanging"} 0.0', 'rucola_reliable_up{tenant="other"} 1.0'}
+
+
+@pytest.mark.slow
+def test_a_database_that_does_not_answer_does_not_keep_the_process(
+    postgresql_db: OutboxDatabase, tmp_path: Path, shared_rocketmq: RocketMQ
+) -> None:
+    tables = postgresql_db.tables
+    (tmp_path / "other.db").touch()
+    urls = [f"{postgresql_db.url}?application_name={tables.prefix}hangs", f"sqlite:///{tmp_path / 'other.db'}"]
+    options = [
+        "-n",
+        shared_rocketmq.namesrv,
+        "--prefix",
+        tables.prefix,
+        *(word for url in urls for word in ("-d", url)),
+    ]
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :name AND wait_event_type = 'Lock'")
+    with postgresql_db.engine().connect() as watching, postgresql_db.engine().begin() as locking:
+        locking.execute(text(f"LOCK TABLE {tables.version_table}"))
+        with server("reliable", "relay", *options, log=tmp_path / "log") as running:
+            watching.execution_options(isolation_level="AUTOCOMMIT")  # else it would see the same sessions again
+            wait_until(lambda: watching.scalar(waiting, {"name": f"{tables.prefix}hangs"}) == 1)
+            assert running.stop(signal.SIGTERM) == 0
 
 
 async def test_alerts_name_their_tenant(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -15,6 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from rucola.client.daemon_threads import DaemonThreads
 from rucola.reliable.dbapi import DriverConnection
 from rucola.reliable.errors import ReliableError
 
@@ -43,15 +43,16 @@ def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> li
 class Database:
     """An engine, given or created from a URL; `close` disposes only of an engine created here.
 
-    `connections` bounds those of a URL; the database then has as many threads of its own.
+    `connections` bounds those of a URL; the database then has as many threads of its own, which end with the program
+    even if the database does not answer.
     """
 
     def __init__(self, engine: Engine | AsyncEngine | URL | str, *, connections: int | None = None) -> None:
         self._owns_engine = isinstance(engine, (str, URL))
         self.engine: Engine | AsyncEngine = engine_of(engine, connections) if isinstance(engine, (str, URL)) else engine
-        self._executor: ThreadPoolExecutor | None = None  # None: the event loop's
+        self._threads: DaemonThreads | None = None  # None: the event loop's
         if connections is not None:
-            self._executor = ThreadPoolExecutor(connections, f"database {self.engine.url.database}")
+            self._threads = DaemonThreads(connections, f"database {self.engine.url.database}")
         # MariaDB's REPEATABLE READ keeps locks on all rows that a scan visited, not only on matching ones.
         self._isolation_level = "READ COMMITTED" if self.engine.dialect.name != "sqlite" else None
 
@@ -99,7 +100,9 @@ class Database:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         run = partial(copy_context().run, work)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+        if self._threads is None:
+            return await asyncio.get_running_loop().run_in_executor(None, run)
+        return await asyncio.wrap_future(self._threads.submit(run))
 
     def _is_away(self, error: DBAPIError) -> bool:
         if error.connection_invalidated:
@@ -121,8 +124,8 @@ class Database:
                 await self.engine.dispose()
             else:
                 self.engine.dispose()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        if self._threads is not None:
+            self._threads.close()
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
+from threading import Lock
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -27,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rucola.client.daemon_threads import DaemonThreads
 from rucola.outages import Outages
 from rucola.reliable import operations
 from rucola.reliable.database import Database
@@ -56,9 +59,10 @@ class ReliableCollector(Collector):
         self._labels = ("tenant",) if tenants else ()
         self._listeners = dict(listeners or {})
         self._outages = Outages(logger)
-        # One thread for each, so that a database that hangs delays no other; its query is not repeated meanwhile.
-        self._threads = ThreadPoolExecutor(max(1, len(self._outboxes)), "metrics of the outbox")
+        # One thread for each, so that a database that hangs delays no other; scrapes share a query that goes on.
+        self._threads = DaemonThreads(max(1, len(self._outboxes)), "metrics of the outbox")
         self._queries: dict[str, Future[Unsettled]] = {}
+        self._lock = Lock()
 
     def collect(self) -> Iterator[Metric]:
         if self._outboxes:
@@ -100,18 +104,20 @@ class ReliableCollector(Collector):
 
     def _unsettled(self) -> dict[str, Unsettled | None]:
         """Query all outboxes at the same time; None for one that failed, or is late."""
-        for name, database, tables in self._outboxes:
-            if name not in self._queries:
-                self._queries[name] = self._threads.submit(database.run_sync, operations.unsettled, tables)
-        wait(self._queries.values(), TENANT_TIMEOUT_S if self._labels else None)
+        with self._lock:
+            for name, database, tables in self._outboxes:
+                if name not in self._queries or self._queries[name].done():
+                    query = self._threads.submit(partial(database.run_sync, operations.unsettled, tables))
+                    self._queries[name] = query
+            queries = dict(self._queries)
+        wait(queries.values(), TENANT_TIMEOUT_S if self._labels else None)
         found: dict[str, Unsettled | None] = {}
-        for name, query in list(self._queries.items()):
+        for name, query in queries.items():
             what = f"a query for the metrics of the outbox{f' of {name}' if name else ''}"
             found[name] = None
             if not query.done():
                 self._outages.failed(what, f"no answer within {TENANT_TIMEOUT_S} s")
                 continue
-            del self._queries[name]
             try:
                 found[name] = query.result()
             except (DBAPIError, PoolTimeoutError, ReliableError) as error:

@@ -123,7 +123,7 @@ class Relay:
         self._stopping = False
         self._outages = Outages(logger)
         self._listens = listens
-        of_tenant = f" of {tenant}" if tenant else ""
+        of_tenant = self._of_tenant = f" of {tenant}" if tenant else ""
         self._database_name = f"the database{of_tenant}"
         self._round_name = f"a round of the relay{of_tenant}"
         self._purge_name = f"the purge by the relay{of_tenant}"
@@ -155,7 +155,7 @@ class Relay:
                 await opening.enter_async_context(self._producer)
             self._admin = await opening.enter_async_context(AdminClient(self._producer.instance.connection))
             opening.push_async_callback(self._leave)
-            self._checker = Checker(self._producer.instance, self._admin, self.policy)
+            self._checker = Checker(self._producer.instance, self._admin, self.policy, self._of_tenant)
             self._sender = BatchSender(self._producer, self.policy)
             if self._listens and self.database.dialect_name == "postgresql":
                 wakeup.listen(self.database.url, self.tables.channel)
@@ -190,7 +190,8 @@ class Relay:
         try:
             await self.database.run(lane_leases.leave, self.tables, self.owner)
         except DBAPIError as error:
-            logger.warning("lanes could not be released and stay reserved until their lease ends: %s", error.orig)
+            lanes = f"lanes{self._of_tenant}"
+            logger.warning("%s could not be released and stay reserved until their lease ends: %s", lanes, error.orig)
 
     def wake(self) -> None:
         """Poll for due stubs now. Thread-safe."""
@@ -221,7 +222,7 @@ class Relay:
             except Exception as error:
                 # The task must not end: all messages would silently stop.
                 if not self._outages.is_failing(self._round_name):
-                    logger.exception("a round of the relay failed, with this traceback")
+                    logger.exception("%s failed, with this traceback", self._round_name)
                 self._outages.failed(self._round_name, error)
                 await self._pause()
 
@@ -229,7 +230,8 @@ class Relay:
             # Finish the batch that was claimed ahead, and record what an outage of the database left over.
             await (self._record() if self._ahead is None else self._round())
         except DBAPIError as error:
-            logger.warning("the last outcomes were not recorded; their claims end with the lease: %s", error.orig)
+            what = f"the last outcomes{self._of_tenant}"
+            logger.warning("%s were not recorded; their claims end with the lease: %s", what, error.orig)
 
     async def _idle(self) -> None:
         """Wait until a stub is due, a commit wakes the relay, or the lanes must be renewed; one query per poll."""
@@ -385,10 +387,10 @@ class Relay:
         now = asyncio.get_running_loop().time()
         if not is_away:
             if self._away_since is not None:
-                logger.info("brokers are reachable again after %d s", now - self._away_since)
+                logger.info("brokers%s are reachable again after %d s", self._of_tenant, now - self._away_since)
             self._away_since = None
         elif self._away_since is None:
-            logger.warning("no broker is reachable, messages wait in the outbox: %s", error)
+            logger.warning("no broker is reachable, messages wait in the outbox%s: %s", self._of_tenant, error)
             self._away_since = now
             self._away_error = error
 

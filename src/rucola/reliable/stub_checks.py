@@ -39,11 +39,12 @@ CONCURRENCY = 16
 class Checker:
     """Checker of sent stubs; queries offsets once per round for each queue and group."""
 
-    def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy) -> None:
+    def __init__(self, instance: ClientInstance, admin: AdminClient, policy: Policy, of_tenant: str = "") -> None:
         self._instance = instance
         self._admin = admin
         self._outages = Outages(logger, level=logging.INFO)
         self._policy = policy
+        self._of_tenant = of_tenant
         self._consumers: dict[str, PullConsumer] = {}
 
     async def check(
@@ -75,7 +76,7 @@ class Checker:
             decision, why = decide(stub, groups, self._policy)
             match decision:
                 case Decision.RESEND:
-                    reasons.setdefault(f"topic {row.topic}: {why}", []).append(row.message_id)
+                    reasons.setdefault(f"topic {row.topic}{self._of_tenant}: {why}", []).append(row.message_id)
                     return int(row.seq)
                 case Decision.WAIT:
                     return Outcome(row.seq, SENT, SENT, wait_ms=self._policy.check_wait_ms(row.sends, row.age_ms))
@@ -101,9 +102,9 @@ class Checker:
         try:
             progress = GroupProgress(await consumer.committed(queue), await consumer.max_offset(queue))
         except MQError as error:
-            self._outages.failed(f"query of the offsets of group {group}", error)
+            self._outages.failed(f"query of the offsets of group {group}{self._of_tenant}", error)
             return None
-        self._outages.succeeded(f"query of the offsets of group {group}")
+        self._outages.succeeded(f"query of the offsets of group {group}{self._of_tenant}")
         return progress
 
     async def _dead_letters(self, group: str, message_id: str) -> int | None:
@@ -130,9 +131,9 @@ class Checker:
         except TopicNotFound:
             return ()
         except MQError as error:
-            self._outages.failed(what, error)
+            self._outages.failed(what + self._of_tenant, error)
             return None
-        self._outages.succeeded(what)
+        self._outages.succeeded(what + self._of_tenant)
         return found.messages
 
 

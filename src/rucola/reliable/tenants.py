@@ -9,7 +9,8 @@ tenant whose tables are missing or whose database refuses the relay is tried aga
 go on.
 
 Tenants can share a Database. With its option `connections`, it has that many connections and as many threads, so that
-a database that does not answer stops no other; on PostgreSQL, one more waits for NOTIFY, for all its tenants.
+a database that does not answer stops only its own tenants: if tables of some are locked, they can use up the
+connections of the others. On PostgreSQL, one more connection waits for NOTIFY, for all tenants of a database.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Tenant(NamedTuple):
 class Relays:
     """Relays the outboxes of tenants. `async with` starts and stops them, on one event loop.
 
-    Opening does not wait for the databases. ReliableError if two tenants have the same name or the same tables.
+    Opening does not wait for the databases, and closing closes them. ReliableError if two tenants have the same name or
+    the same tables.
     """
 
     def __init__(

@@ -161,8 +161,9 @@ def relay(
     Several relays share the work. Prints `rucola ready relay=NAME` when it is ready. SIGTERM and SIGINT stop it
     cleanly.
 
-    With several databases or schemas, it relays for each of them (`rucola ready tenants=NUMBER`): a tenant that fails
-    is tried again, and does not stop the others. Logs, alerts and metrics name the tenant.
+    With several databases or schemas, it relays for each of them: a tenant that fails is tried again, and does not stop
+    the others. `rucola ready tenants=NUMBER` is printed before their databases answer. Logs, alerts and metrics name
+    the tenant.
 
     \b
     Examples:
