@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rucola.store.consume_queue import FILLER_SIZE, ConsumeQueue, pack_unit, que
 from rucola.store.index import Index, IndexFile, index_file_name, index_key, index_paths
 from rucola.store.mapped_file import MappedFile, MappedFileQueue
 from rucola.store.tools.check import check
+from simulation.disk import Disk
 from support.errors import raises
 from support.examples import examples
 from support.stores import OpenStore
@@ -154,6 +156,33 @@ def test_index_files_are_named_in_order_after_the_clock_was_set_back(tmp_path: P
         put(index, 1, 0, time_ms)
     names = [file.file.path.name for file in index.files]
     assert names == [index_file_name(5_000), index_file_name(5_001), index_file_name(5_002)]
+    index.close()
+
+
+def test_a_flush_contains_the_index_file_that_fills_during_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries and its header: after a power cut the checkpoint covers their messages."""
+    (tmp_path / "index").mkdir()
+    index = Index(tmp_path / "index", 10, 30, [])
+    flush_full_files = Index.flush_full_files
+
+    def overtaken(self: Index) -> None:
+        flush_full_files(self)
+        for offset in range(25, 50):
+            put(self, offset, offset, 1000)
+
+    for offset in range(20):
+        put(index, offset, offset, 1000)
+    with closing(Disk(tmp_path)) as disk, disk.recording():
+        for offset in range(20, 25):
+            put(index, offset, offset, 1000)
+        monkeypatch.setattr(Index, "flush_full_files", overtaken)
+        index.flush_entries()
+        disk.crash(Random(1), tmp_path.with_suffix(".cut"), "nothing more")
+    assert len(index.files) == 2
+    cut = IndexFile.open(tmp_path.with_suffix(".cut") / "index" / index.files[0].file.path.name, 10)
+    assert cut.count == 30
+    assert cut.entries()["physical_offset"].tolist() == [*range(29)]
+    cut.file.close()
     index.close()
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rucola import speed
 from rucola.errors import StoreCorrupt
-from rucola.store import mapped_file, recovery
+from rucola.store import index, mapped_file, recovery
 from rucola.store.checkpoint import Checkpoint
 from rucola.store.index import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE, IndexFile, index_paths
 from rucola.store.message_store import MessageStore
@@ -174,11 +175,18 @@ def keep_old_header(file: IndexFile, number: int) -> None:
     file.file.map[36:40] = number.to_bytes(4, "big")
 
 
+@pytest.mark.parametrize("step", [7, 1000])
 @pytest.mark.parametrize("number", [1, 2, 25, 26, 27, 60, 150])
 @pytest.mark.parametrize("damage", [lose_entries, tear_entry, lose_slots, keep_old_header])
 def test_index_entries_that_the_disk_did_not_get_are_written_again(
-    open_store: OpenStore, tmp_path: Path, number: int, damage: Callable[[IndexFile, int], None]
+    open_store: OpenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    damage: Callable[[IndexFile, int], None],
+    step: int,
 ) -> None:
+    monkeypatch.setattr(index, "_ENTRIES_PER_CHECK", step)
     again, whole = crashed_with_index(open_store, tmp_path)
     file = index_of(again)
     damage(file, number)
@@ -219,6 +227,74 @@ def test_an_index_that_lacks_messages_at_its_start_is_written_again(open_store: 
     with again:
         finds_all(again)
     assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []
+
+
+def test_a_full_index_file_that_ends_before_the_flushed_one_is_checked(open_store: OpenStore, tmp_path: Path) -> None:
+    """The clock was set back, so its times do not tell whether the checkpoint covers it."""
+    store = open_store(config(tmp_path / "store"))
+    for number in range(COUNT):
+        seconds = number + 100 if number < 20 else number
+        store.put(inner(body=bytes(150), keys=f"k{number} all", unique_key=f"U{number}"), 1000 * seconds)
+    store.reput()
+    store.checkpoint()
+    again = crashed_copy(store, tmp_path / "copy")
+    store.close()
+    first, second, *_ = (IndexFile.open(path, 10, writable=True) for path in index_paths(tmp_path / "copy" / "index"))
+    assert second.end_timestamp < first.end_timestamp
+    checkpoint = Checkpoint(tmp_path / "copy" / "checkpoint")
+    checkpoint.index_timestamp = first.end_timestamp
+    checkpoint.write()
+    lose_entries(second, 10)
+    for file in (first, second):
+        file.file.close()
+    with again:
+        for number in range(COUNT):
+            assert len(again.query("T", f"U{number}", 8).records) == 1, number
+    assert files_of(tmp_path / "copy" / "index") == files_of(tmp_path / "store" / "index")
+    assert check(tmp_path / "copy") == []
+
+
+def test_an_index_that_begins_before_the_log_is_kept(open_store: OpenStore, tmp_path: Path) -> None:
+    """Retention has deleted the messages of its first entries."""
+    again, whole = crashed_with_index(open_store, tmp_path)
+    for path in sorted((tmp_path / "copy" / "commitlog").iterdir())[:2]:
+        path.unlink()
+    (path,) = index_paths(tmp_path / "copy" / "index")
+    inode = path.stat().st_ino
+    with again:
+        begin = again.min_physical_offset
+        for number in range(COUNT):
+            for record in again.query("T", f"U{number}", 8).records:
+                assert int.from_bytes(record[28:36], "big") >= begin
+        assert len(again.query("T", f"U{COUNT - 1}", 8).records) == 1
+    assert begin > 0
+    assert path.stat().st_ino == inode
+    assert files_of(tmp_path / "copy" / "index") == files_of(whole)
+    assert check(tmp_path / "copy") == []
+
+
+@pytest.mark.parametrize("is_accelerated", [True, False])
+def test_an_index_with_its_last_message_twice_lacks_no_entries_of_the_next(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_accelerated: bool
+) -> None:
+    """Apache may leave one after a crash, since it indexes again what it scans."""
+    if not is_accelerated:
+        monkeypatch.setattr(speed, "read_run", None)
+    again, _ = crashed_with_index(open_store, tmp_path)
+    before = index_of(again)
+    entries = before.entries()
+    last = entries["physical_offset"].searchsorted(entries["physical_offset"][70])
+    end = entries["physical_offset"].searchsorted(entries["physical_offset"][70], "right")
+    before.file.delete()
+    later = IndexFile.create(before.file.path, before.slot_count, 300)
+    for hash_, physical_offset, seconds, _ in [*entries[:end].tolist(), *entries[last:end].tolist()]:
+        later.put(hash_, physical_offset, before.begin_timestamp + 1000 * seconds)
+    later.file.close()
+    with again:
+        found = [len(again.query("T", f"U{number}", 8).records) for number in range(COUNT)]
+    assert 0 not in found
+    assert sum(found) <= COUNT + 1
     assert check(tmp_path / "copy") == []
 
 

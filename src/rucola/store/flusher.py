@@ -148,7 +148,7 @@ class Flusher:
         # Before the checkpoint covers their messages: a recovery keeps the entries of messages before it.
         if index is not None:
             self._sync(index.flush_entries)
-            point.index_timestamp = max(point.index_timestamp, index.flushed_timestamp)
+            point.index_timestamp = index.flushed_timestamp or point.index_timestamp
         if not self._flushing:
             point.logics_timestamp = self._flushing_timestamp or point.logics_timestamp
         self._sync(point.write, EXHAUSTED)

@@ -256,17 +256,19 @@ class IndexFile:
         self._write_header()
 
     def flush_entries(self) -> None:
-        """Make the entries written before this call durable, but neither slots nor header. For any thread."""
+        """Make the entries written before this call durable, then the header, but not the slots. For any thread."""
         count, begin = self.count, self._flushed_count
         if count > begin:
             self.file.flush(self._entries_at + begin * ENTRY_SIZE, self._entries_at + count * ENTRY_SIZE)
+            self.file.flush(0, HEADER_SIZE)
             self._flushed_count = count
 
     def rewind(self, physical_offset: int, time_at: Callable[[int], int]) -> bool:
         """After a crash, keep the entries of records before a physical offset, up to the first that the disk lacks.
 
-        `time_at` returns the store time of the record at a physical offset, -1 without one. Durable on return. False if
-        nothing can be kept: the file has to be deleted. Raises OSError without disk space for the slots.
+        `time_at` returns the store time of the record at a physical offset, -1 without one. Only the erasure is durable
+        on return, not slots and header. False if nothing can be kept: the file has to be deleted. Raises OSError
+        without disk space for the slots.
         """
         count, slots = self._intact_entries(physical_offset)
         if count == 1:
@@ -298,9 +300,11 @@ class IndexFile:
         slots = np.zeros(self.slot_count, np.int32)
         begin, last = 1, -1
         while begin < self.count:
-            entries = self.entries(begin, min(begin + _ENTRIES_PER_CHECK, self.count))
+            # Up to 400 MB: a pread reads ahead, the map does not.
+            ends = (self._entries_at + at * ENTRY_SIZE for at in (begin, min(begin + _ENTRIES_PER_CHECK, self.count)))
+            entries = np.frombuffer(self.file.read(*ends), ENTRY)
             hashes, offsets = entries["hash"].astype(np.int64), entries["physical_offset"].astype(np.int64)
-            numbers = np.arange(begin, begin + len(entries))
+            numbers = np.arange(begin, begin + len(entries), dtype=np.int32)
             own = np.where(hashes >= 0, hashes, 0) % self.slot_count
             # The entry before in the same slot: in this step, or an earlier one.
             expected, order = slots[own], np.argsort(own, kind="stable")
@@ -311,7 +315,7 @@ class IndexFile:
             is_whole &= (np.diff(offsets, prepend=last) >= 0) & (entries["seconds"] >= 0)
             there = len(is_whole) if is_whole.all() else int(np.argmin(is_whole))
             before = int(np.searchsorted(offsets[:there], physical_offset))
-            slots[own[:before]] = numbers[:before]
+            np.maximum.at(slots, own[:before], numbers[:before])
             begin += before
             if before < len(entries):
                 if before == there and begin > 1:  # the entry before may have been torn where it cannot be seen
@@ -500,8 +504,8 @@ class Index:
 
     @property
     def flushed_timestamp(self) -> int:
-        """The store time up to which flushed, full files have all entries; 0 without any."""
-        return max([file.end_timestamp for file in list(self.files) if file.is_flushed], default=0)
+        """The end of the last flushed, full file; 0 without any."""
+        return ([0] + [file.end_timestamp for file in list(self.files) if file.is_flushed])[-1]
 
     def flush_full_files(self) -> None:
         """Wait until all full files are on disk. For any thread, one at a time."""
@@ -514,8 +518,9 @@ class Index:
 
     def flush_entries(self) -> None:
         """Make all full files durable, and the entries of the last one. For any thread, one at a time."""
+        last = list(self.files)[-1:]  # before the flush, in which the owner may fill it and begin the next
         self.flush_full_files()
-        for file in list(self.files)[-1:]:
+        for file in last:
             if not file.is_flushed:
                 file.flush_entries()
 

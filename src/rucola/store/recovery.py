@@ -33,9 +33,9 @@ record that was certainly on disk: after a clean stop the last one with a unit, 
 the checkpoint covers. Before that a changed body is skipped, and if the way to the next record is lost, opening raises
 StoreCorrupt: nothing durable is cut off.
 
-An interrupted recovery starts again, since `abort` still exists, and does not write again what it finds. It needs no
-progress of its own: after a crash it scans the checkpoint's file and what follows, usually one log file, at about a
-gigabyte a second.
+An interrupted recovery starts again, since `abort` still exists, and does not write units and entries again that it
+finds, only the slots of the index. It needs no progress of its own: after a crash it scans the checkpoint's file and
+what follows, usually one log file, at about a gigabyte a second.
 
 Corresponds to `CommitLog.recoverNormally`, `CommitLog.recoverAbnormally` and `ConsumeQueue.recover` of Apache RocketMQ
 4.9.8. Deliberate differences: Apache rebuilds only from the checkpoint's file on, loses the last index file for good,
@@ -274,7 +274,7 @@ class Recovery:
             return _NEVER, 0
         kept = 0
         if self.after_crash:
-            while kept < len(index.files) and self._is_covered(index.files[kept]):
+            while kept < len(index.files) and self._is_covered(index.files, kept):
                 kept += 1
             while kept < len(index.files) and self._rewind_index(kept, scan_begin):
                 kept += 1
@@ -295,9 +295,12 @@ class Recovery:
                 break
         return last, count
 
-    def _is_covered(self, file: IndexFile) -> bool:
-        # A truncated file counts more entries than it has.
-        return file.count == file.max_count and file.end_timestamp <= self._checkpoint.index_timestamp
+    def _is_covered(self, files: list[IndexFile], number: int) -> bool:
+        # A truncated file counts more entries than it has. With the clock set back, a file that was not flushed may end
+        # before the flushed one.
+        file, before = files[number], files[max(number - 1, 0)]
+        is_in_order = before.end_timestamp <= file.end_timestamp <= self._checkpoint.index_timestamp
+        return file.count == file.max_count and is_in_order
 
     def _rewind_index(self, number: int, scan_begin: int) -> bool:
         """Keep what is certain in a file that may not be on disk as a whole; False if it has to be deleted."""
@@ -318,9 +321,11 @@ class Recovery:
 
     def _has_keys(self, begin: int, end: int) -> bool:
         """Return whether a record between the starts of two records has keys, or may have."""
+        self._next_progress = begin + _STEP
         for item in scan(self._files, begin, check_crc=False) if begin < end else ():
             if isinstance(item, ScanEnd):
                 return True
+            self._log_progress(item.end)
             first = item.file.begin
             requests = read_requests(item.file.map, int(item.positions[0]), min(item.end, end) - first)
             if len(requests) < int(np.searchsorted(item.positions, end - first)) or any(map(index_keys, requests)):
@@ -467,7 +472,9 @@ class Recovery:
         # The index may have a part of the first record's entries.
         self._dispatcher.add_units(units, set())
         if self._index is not None and entries:
-            self._dispatcher.add_entries(entries, entries_there if entries[0].physical_offset == index_begin else 0)
+            # An index of Apache's may have the last message twice.
+            skip = min(entries_there, len(index_keys(entries[0])))
+            self._dispatcher.add_entries(entries, skip if entries[0].physical_offset == index_begin else 0)
         return end
 
     def _dispatch_at_once(self, run: RecordRun, units_begin: int, index_begin: int, entries_there: int) -> bool:
@@ -489,7 +496,8 @@ class Recovery:
             if self._unit_count >= _MAX_UNITS:
                 self._write_units()
         if self._index is not None and first >= index_begin:
-            skip = entries_there if first == index_begin else 0
+            own = int(np.searchsorted(physical_offsets, first, "right"))
+            skip = min(entries_there, own) if first == index_begin else 0
             self._index.put_many(hashes[skip:], physical_offsets[skip:], timestamps[skip:])
         return True
 
