@@ -19,6 +19,7 @@ from rucola.store.config import StoreConfig
 from rucola.store.config_files import config_path, write_config
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
+from rucola.store.tools.check import check
 from support.aging_broker import AGING, NOON_MS, ClockAndDisk, aging_broker
 from support.broker_peer import broker_peer
 from support.metrics import scrape
@@ -86,7 +87,8 @@ async def test_the_figures_of_a_disk_are_those_that_messages_are_refused_by(tmp_
 
     metrics = {"metrics_exporter_type": MetricsExporterType.PROM, "metrics_prom_exporter_port": 0}
     store = AGING | {"store_path_commit_log": tmp_path / "log"}
-    async with broker_peer(tmp_path / "queues", store, world.clock, probe, **metrics) as peer:
+    async with broker_peer(tmp_path / "queues", store, world.clock, probe, check_store=False, **metrics) as peer:
+        assert (await peer.send()).code == ResponseCode.SUCCESS
         world.percent = 91
         await until(lambda: is_refused(peer))
         figures = decode_body(KVTable, (await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
@@ -96,6 +98,8 @@ async def test_the_figures_of_a_disk_are_those_that_messages_are_refused_by(tmp_
     names = ("commitlog_disk_ratio", "consumequeue_disk_ratio", "commitlogdir_capacity_free")
     values = [samples[f"rocketmq_brokeruntime_{name}"][0][1] for name in names]
     assert values == [0.91, 0.3, 9 << 30]
+    (tmp_path / "log").rename(tmp_path / "queues" / "commitlog")  # where tools look for it
+    assert check(tmp_path / "queues") == []
 
 
 async def test_a_broker_that_starts_on_a_full_disk_refuses_messages(tmp_path: Path) -> None:
