@@ -319,7 +319,7 @@ class BrokerCollector:
         keys = dict.fromkeys(group_key(one.topic, one.group) for one in pending.backlogs)
         candidates = chain((key for key in keys if key in table), (key for key in table if key not in keys))
         shown = list(islice(candidates, limit))
-        shown_total, shown_tps = 0, 0.0
+        now_ms, shown_total, shown_reads = self._clock(), 0, 0
         for key in shown:
             topic, _, group = key.partition(group_key("", ""))
             if self._topics.get(topic) is None or (offsets := table.get(key)) is None:
@@ -332,12 +332,12 @@ class BrokerCollector:
                 latency_ms = max(latency_ms, self._latency_ms(topic, number, at))
                 if step % _QUEUES_PER_STEP == 0:
                     yield None
-            rate = self._rate(GROUP_GET_NUMS, counted)
-            tps.add_metric(own, rate)
-            shown_tps += rate
+            read = self._stats.minute(GROUP_GET_NUMS, counted, now_ms)
+            tps.add_metric(own, read.tps)
+            shown_reads += read.sum
             size.add_metric(own, self._rate(GROUP_GET_SIZE, counted))
             done.add_metric(own, sum(committed.values()))
-            returned.add_metric(own, self._stats.minute(SNDBCK_PUT_NUMS, counted, self._clock()).sum)
+            returned.add_metric(own, self._stats.minute(SNDBCK_PUT_NUMS, counted, now_ms).sum)
             latency.add_metric(own, latency_ms)
             members = self._clients.consumers.get(group)
             model = members.message_model if members is not None else ""
@@ -347,8 +347,10 @@ class BrokerCollector:
             shown_total += ahead if prefix != DLQ_PREFIX else 0
         if len(shown) < len(table):
             diffs[""].add_metric((OTHER, OTHER, ""), max(0, pending.backlog_total - shown_total))
-            read = self._rate(BROKER_GET_NUMS, self._config.broker_cluster_name)
-            tps.add_metric((*self._own, OTHER, OTHER), max(0.0, read - shown_tps))
+            # By counts: the windows of the rates differ, if a group began within the minute.
+            read = self._stats.minute(BROKER_GET_NUMS, self._config.broker_cluster_name, now_ms)
+            rest = max(0, read.sum - shown_reads) / max(1, read.sum)
+            tps.add_metric((*self._own, OTHER, OTHER), rest * read.tps)
         yield from (tps, size, done, returned, latency, *diffs.values())
         clients = self._largest({group: len(members.members) for group, members in self._clients.consumers.items()})
         values = {(group,): count for group, count in clients.items()}
