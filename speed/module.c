@@ -102,7 +102,7 @@ static PyMethodDef methods[] = {
          "scan_records(data, physical offset, check) -> (positions, heads, store timestamps, end) | None"),
     FAST(read_run,
          "read_run(buffer, position, end, due-time topics)"
-         " -> ({(topic, queue id): (queue offset, units)}, hashes, physical offsets, store timestamps) | None"),
+         " -> ({(topic, queue id): (queue offset, units)}, (hashes, physical offsets, store timestamps)) | None"),
     FAST(crc32_of_ranges, "crc32_of_ranges(data, begins, ends) -> CRCs of 31 bits | None"),
     FAST(parse_properties,
          "parse_properties(data, begins, ends) -> (offsets, names, codes, value offsets, values, irregular rows) | None"),

@@ -170,8 +170,8 @@ static PyObject *units_of(Run *run, PyObject *due_topics) {
 
 /* Counterpart: read_run of rucola.store.dispatch.
 
-(buffer, position, end, topics with due times) -> ({name: (queue offset, units)}, hashes, physical offsets, store
-timestamps) | None if a record is damaged, is in a further queue, has zeros in its properties, or the queue offsets of
+(buffer, position, end, topics with due times) -> ({name: (queue offset, units)}, (hashes, physical offsets, store
+timestamps)) | None if a record is damaged, is in a further queue, has zeros in its properties, or the queue offsets of
 a queue are not consecutive */
 PyObject *read_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     Py_buffer view;
