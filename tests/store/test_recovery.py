@@ -274,6 +274,27 @@ def test_an_index_that_begins_before_the_log_is_kept(open_store: OpenStore, tmp_
     assert check(tmp_path / "copy") == []
 
 
+def test_a_long_search_for_keys_logs_its_progress(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the records before those that the index begins with."""
+    store = open_store(config(tmp_path / "store", **INDEX))
+    for number in range(COUNT):
+        store.put(inner(body=bytes(150), unique_key=f"U{number}" if number >= 60 else None), 1000 * number)
+    store.reput()
+    store.checkpoint()
+    again = crashed_copy(store, tmp_path / "copy")
+    file = index_of(again)
+    first = file.begin_physical_offset
+    file.file.close()
+    monkeypatch.setattr(recovery, "_STEP", 1000)
+    with caplog.at_level(logging.INFO), again:
+        assert len(again.query("T", "U60", 8).records) == 1
+    ends = [int(end) for end in re.findall(r"read up to (\d+)", caplog.text)]
+    assert any(1000 <= end < first for end in ends)
+    assert check(tmp_path / "copy") == []
+
+
 @pytest.mark.parametrize("is_accelerated", [True, False])
 def test_an_index_with_its_last_message_twice_lacks_no_entries_of_the_next(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_accelerated: bool
