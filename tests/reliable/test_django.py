@@ -91,6 +91,23 @@ class WithCommits(TransactionTestCase):
         self.assertEqual(Stub.objects.count(), 1)
 """
 
+MANAGE = "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)"
+KILLED_BEFORE_THE_VERSION = """
+import os
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+
+def execute(execute, sql, *rest):
+    if sql.startswith("INSERT INTO rucola_version"):
+        os._exit(9)
+    return execute(sql, *rest)
+
+with connection.execute_wrapper(execute):
+    call_command("migrate", "rucola_reliable")
+"""
+
 
 @dataclass
 class Project:
@@ -99,8 +116,7 @@ class Project:
     directory: Path
     engine: Engine
 
-    def manage(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        code = "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)"
+    def manage(self, *arguments: str, code: str = MANAGE) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", code, *arguments],
             cwd=self.directory,
@@ -179,6 +195,16 @@ def test_tables_without_a_version_or_of_a_newer_major_one_are_refused(project: P
     with project.engine.begin() as connection:
         connection.execute(text(f"DELETE FROM {TABLES.version_table}"))
     assert "interrupted" in project.manage("migrate", "rucola_reliable").stderr
+
+
+def test_a_migration_that_is_killed_is_completed_by_init(project: Project) -> None:
+    assert project.manage(code=KILLED_BEFORE_THE_VERSION).returncode == 9
+    with project.engine.begin() as connection:
+        migration.init(connection, TABLES)
+    project.migrate()
+    with project.engine.connect() as connection:
+        migration.check(connection, TABLES)
+        assert len(connection.execute(TABLES.lane.select()).all()) == 16
 
 
 def test_django_s_test_cases_see_messages_and_leave_none(project: Project) -> None:

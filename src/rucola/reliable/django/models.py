@@ -1,7 +1,8 @@
 """Models of the tables that hold messages, made from their columns.
 
-Tests and the admin site read them; `outbox.add`, `idempotent` and `rucola reliable` alone change them. Django empties
-the tables of models after each TransactionTestCase, so the tables whose rows must stay (`lane`, `ledger`) have none.
+Tests and programs read them; `outbox.add`, `idempotent` and `rucola reliable` alone change them. The admin site refuses
+those with composite keys. Django empties the tables of models after each TransactionTestCase, so the tables whose rows
+must stay (`lane`, `ledger`) have none.
 """
 
 from __future__ import annotations

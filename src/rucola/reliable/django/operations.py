@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
-from django.db import router
+from django.db import router, transaction
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ModelState
 
@@ -51,8 +52,16 @@ def _database(connection: Any) -> str:
 
 
 def _execute(schema_editor: Any, statements: list[str]) -> None:
-    for statement in statements:
-        schema_editor.execute(statement, params=None)
+    connection = schema_editor.connection
+    for are_rows, some in groupby(statements, lambda statement: statement.startswith(("INSERT ", "DELETE "))):
+        if are_rows and not schema_editor.collect_sql:
+            # Together, also on MariaDB and MySQL, where migrations run without a transaction.
+            with transaction.atomic(connection.alias), connection.cursor() as cursor:
+                for statement in some:
+                    cursor.execute(statement)
+        else:
+            for statement in some:
+                schema_editor.execute(statement, params=None)
 
 
 def _version(connection: Any) -> str | None:
