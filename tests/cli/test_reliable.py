@@ -11,12 +11,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import create_engine, update
 from sqlalchemy.orm import Session
 
 from rucola.cli.main import main
+from rucola.cli.reliable.command import Where, tenant_options
 from rucola.client import Message
 from rucola.reliable import Outbox, Tables
 from rucola.reliable.migration import VERSION
@@ -187,6 +189,35 @@ def test_one_relay_serves_several_tenants(shop: Shop, tmp_path: Path, shared_roc
     assert "is given twice" in shop.ask("relay", "-d", shop.url, "-d", shop.url, code=2)
 
 
+@pytest.mark.parametrize(
+    ("urls", "names"),
+    [
+        (("sqlite:///none/north.db", "", " "), ["none/north.db"]),
+        (("sqlite:///none/north.db", "sqlite:///none/south.db"), ["none/north.db", "none/south.db"]),
+        (
+            ("postgresql+psycopg://a:secret@127.0.0.1:1", "sqlite:///none/x"),
+            ["postgresql+psycopg://a:***@127.0.0.1:1", "none/x"],
+        ),
+        (
+            ("postgresql+psycopg://127.0.0.1:1/x?password=secret", "postgresql+psycopg://127.0.0.1:2/x"),
+            ["postgresql+psycopg://127.0.0.1:1/x", "postgresql+psycopg://127.0.0.1:2/x"],
+        ),
+        (
+            ("postgresql+psycopg:///x?password=secret&port=1", "postgresql+psycopg:///x?password=secret&port=2"),
+            ["postgresql+psycopg:///x 1", "postgresql+psycopg:///x 2"],
+        ),
+    ],
+)
+def test_tenants_have_different_names_without_passwords(urls: tuple[str, ...], names: list[str]) -> None:
+    @click.command()
+    @tenant_options
+    def show(places: dict[str, Where]) -> None:
+        click.echo("\n".join(places))
+
+    done = CliRunner().invoke(show, env={"RUCOLA_DATABASE": "\n".join(urls)})
+    assert done.stdout.splitlines() == names, done.output
+
+
 @pytest.mark.slow
 def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     missing = tmp_path / "missing.db"
@@ -194,6 +225,7 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     for database, words, code in (
         ("nonsense", "write sqlite:///FILE", 2),
         ("oracle://x", "sqlite:///FILE", 2),
+        ("oracle://nobody:secret@127.0.0.1/x", "oracle://nobody:***@127.0.0.1/x", 2),
         ("postgresql+psycopg://nobody:secret@127.0.0.1:1/x", "postgresql+psycopg://nobody:***@127.0.0.1:1/x: ", 1),
         (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init", 1),
         (f"sqlite:///{missing}", "there is no such file", 1),

@@ -186,8 +186,10 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
     It has at most `connections`, by default as many as SQLAlchemy's. Unless the URL has an `init_command`, MariaDB ends
     transactions that wait for the client longer than `IDLE_TIMEOUT_S`.
     """
+    shown = str(url)
     try:
         parsed = make_url(url)
+        shown = parsed.render_as_string(hide_password=True)
         options: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
         if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
             # MySQL has no such setting, and ignores MariaDB's comments.
@@ -198,6 +200,6 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
         return create_engine(parsed, **options)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ReliableError(
-            f"database {str(url)!r}: {error}; write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or "
+            f"database {shown!r}: {error}; write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or "
             "mysql+pymysql://USER@HOST/NAME"
         ) from None

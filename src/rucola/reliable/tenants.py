@@ -66,7 +66,9 @@ class Relays:
         trace: SendTrace | None = None,
     ) -> None:
         _check_distinct([tenant.name for tenant in tenants])
-        _check_distinct([f"{tenant.database.url}, tables {tenant.tables.stub.fullname}" for tenant in tenants])
+        _check_distinct(
+            [f"{tenant.database.url.render_as_string()}, tables {tenant.tables.stub.fullname}" for tenant in tenants]
+        )
         self.tenants = tuple(tenants)
         self._make_relay = partial(Relay, namesrv=namesrv, policy=policy, trace=trace, listens=False)
         self._sinks = sinks

@@ -96,7 +96,8 @@ def database_options(function: Command) -> Command:
 class _Url(click.types.StringParamType):
     """A URL; in the environment variable each is a line, since a file's name may have blanks."""
 
-    envvar_list_splitter = "\n"
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [line for line in rv.splitlines() if line.strip()]
 
 
 def tenant_options(function: Command) -> Command:
@@ -121,19 +122,21 @@ def tenant_options(function: Command) -> Command:
 
 
 def _by_name(places: Sequence[Where]) -> dict[str, Where]:
-    """Return the places by database and schema, or by URL and schema if databases have the same name."""
+    """Return the places by database and schema, or by URL and schema if databases have the same name or none.
+
+    Names are labels and in the log: they have no password, nor the URL's options, where one can be as well.
+    """
     if len(set(places)) < len(places):
         raise click.UsageError("a tenant is given twice: name each --database and --schema once")
-    databases = [place.open()[1] for place in places]
-    short = [_joined(base.url.database, place.schema) for base, place in zip(databases, places, strict=True)]
-    if len(set(short)) < len(short):
-        urls = [base.url.render_as_string(hide_password=True) for base in databases]
-        short = [_joined(url, place.schema) for url, place in zip(urls, places, strict=True)]
-    return dict(zip(short, places, strict=True))
-
-
-def _joined(*parts: str | None) -> str:
-    return ".".join(filter(None, parts))
+    urls = [place.open()[1].url.set(query={}) for place in places]
+    shown = [url.render_as_string(hide_password=True) for url in urls]
+    schemas = [f".{place.schema}" if place.schema else "" for place in places]
+    names = [(url.database or text) + schema for url, text, schema in zip(urls, shown, schemas, strict=True)]
+    if len(set(names)) < len(names):
+        names = [text + schema for text, schema in zip(shown, schemas, strict=True)]
+    if len(set(names)) < len(names):
+        names = [f"{name} {number}" for number, name in enumerate(names, 1)]
+    return dict(zip(names, places, strict=True))
 
 
 def filter_options(function: Command) -> Command:
