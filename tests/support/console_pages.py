@@ -22,6 +22,7 @@ from rucola.broker.services.configuration import default_properties
 from rucola.client import LocalTransactionState, Message, Producer, PushConsumer, SendResult, TransactionProducer
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.trace import MessageTrace
+from rucola.console.collector import ARCHIVE_AGE
 from rucola.console.reliable_outbox import ReliableOutbox
 from rucola.domain.group import SubscriptionGroupWrapper
 from rucola.domain.topic import TopicConfigSerializeWrapper
@@ -230,11 +231,13 @@ async def _add_history(console: Visitor) -> None:
         wave = 1 + 0.35 * sin(left * 8) + min(left, 0.1) * random.uniform(-0.6, 0.6)
         hump = 1 + 2.5 * left * (1 - left)
         values: dict[str, float | None] = {f"topic puts_per_s {name}": rate * wave for name, rate in SHOP.items()}
+        archive_age_s = values[ARCHIVE_AGE] = (at_s - end_s) % 600
         for one in snapshot.brokers:
             values[f"disk_ratio {one.label}"] = (one.disk_ratio or 0) - 0.02 * left
             values[f"gets_per_s {one.label}"] = (one.gets_per_s or 0) * wave
             if one.is_master:
-                values[f"puts_per_s {one.label}"] = (one.puts_per_s or 0) * wave
+                puts_per_s = values[f"puts_per_s {one.label}"] = (one.puts_per_s or 0) * wave
+                values[f"archive_lag_messages {one.name}"] = puts_per_s * archive_age_s
             else:
                 values[f"replication_lag {one.label}"] = random.choice((0, 0, 0, 240, 480, 1900))
         values["group backlog billing"] = progress.backlog * hump
