@@ -26,11 +26,12 @@ from rucola.console.accounts import hash_password
 from rucola.console.pages import PAGES as REGISTERED
 from rucola.message import Message
 from support.browser import Browser, BrowserPage, browser
-from support.cluster import Cluster
+from support.cluster import Cluster, cluster
 from support.console import Visitor, visitor
 from support.console_pages import HOSTILE, MANY_GROUPS, MANY_TOPICS, PAGES, QUESTION, shown_console
 from support.npm import installed_by_npm
 from support.prefix_proxy import PrefixProxy, prefix_proxy
+from support.proxy import Proxy
 
 pytestmark = [pytest.mark.external, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -201,6 +202,45 @@ async def test_a_tail_is_live_until_it_is_stopped(site: Site) -> None:
         await page.follow("main a[href*='/tail?']")
         assert "without scripts" in await page.text("#tail")
         assert page.problems == []
+
+
+async def test_a_scan_is_stopped_while_a_broker_is_slow_and_run_again(site: Site, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(cluster(tmp_path))
+        broker = await running.start_broker("broker-a")
+        await running.create_topic(broker, "Orders", 16)
+        async with Producer("shop", running.namesrv) as producer:
+            for number in range(20):
+                await producer.send(Message("Orders", b"order %d" % number))
+        slow = await stack.enter_async_context(Proxy(broker.address))
+        await running.register("broker-b", "Orders", slow.address, 16)
+        console = await stack.enter_async_context(visitor(running.namesrv, interval_s=5.0))
+        await console.console.collector.wait_first()
+        slow.freeze()
+
+        page = await site.chromium.page()
+        await page.call("Emulation.setTimezoneOverride", timezoneId="Asia/Kolkata")
+        await page.goto(console.url("/search"))
+        begin = await page.evaluate("document.querySelector('[name=begin]').value")
+        assert begin.endswith("+05:30"), "in the reader's zone"
+        await page.fill("[action='/scan'] [name=topic]", "Orders")
+        await page.fill("[name=text]", "order 7")
+        await page.follow("[action='/scan'] button")
+        assert "Reading" in await page.text("[role=status]")
+        assert await page.evaluate("new URLSearchParams(location.search).get('begin')") == begin
+        await page.follow("[value=stop]")
+        assert "The search was stopped" in await page.text("[role=status]")
+        slow.thaw()
+        await page.follow("[value=again]")
+        await page.until("document.querySelector('[role=status] .good')")  # without a click
+        assert "40 of about 40 messages read" in await page.text("[role=status]")
+        assert (await page.text(".hits")).count("order 7") == 2, "each broker has it"
+
+        other = await site.chromium.page()
+        await other.without_scripts()
+        await other.goto(console.url(await page.evaluate("location.pathname + location.search")))
+        assert "40 of about 40 messages read" in await other.text("[role=status]"), "its address is the question"
+        assert page.problems + other.problems == []
 
 
 async def test_charts_are_drawn_and_drawn_again(site: Site) -> None:

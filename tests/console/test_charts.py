@@ -58,7 +58,7 @@ async def test_the_pages_have_tables_of_what_was_measured(tmp_path: Path) -> Non
             master = next(one for one in console.console.collector.snapshot.brokers if one.label == "broker-a")
             text = await console.shows(f"/broker?address={master.address}", "Slaves")
             assert "0 B 0 s –" in text, "it has everything, and there is no in-sync set"
-            assert (await console.get("/broker?address=127.0.0.1:1")).status_code == 400
+            assert (await console.get("/broker?address=127.0.0.1:1")).status_code == 404
             await add_samples(console.console.history, RANGES["2h"], 60)
             for path in ("/", "/topic?name=Orders", "/group?name=billing", f"/broker?address={master.address}"):
                 page = await console.get(path)

@@ -38,7 +38,7 @@ async def test_settings_that_keep_messages_from_a_group_are_found_and_repaired(t
             assert "30 messages wait" in text
             form = await console.get(f"/run/updateSubGroup?group_name=billing&address={address}&edit=1")
             assert f'value="{address}"' in form.text
-            assert (await console.get("/why?group=none")).status_code == 400
+            assert (await console.get("/why?group=none")).status_code == 404
         results = [one async for one in CATALOGUE["diagnoseGroup"].run(admin, group="billing")]
         line = f"rucola admin updateSubGroup -b {address} -g billing -s true -q 1 -r 3"
         assert results[0].value["findings"][0]["repair"] == line

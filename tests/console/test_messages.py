@@ -108,7 +108,9 @@ async def test_the_page_of_a_message_shows_its_life_and_body(tmp_path: Path) -> 
             assert "\u202e" not in page
         by_offset = f"/message?topic=Orders&broker={sent.queue.broker_name}&queue={sent.queue.queue_id}&offset="
         assert sent.msg_id in await console.text(f"{by_offset}{sent.queue_offset}")
-        for wrong in (f"{by_offset}999", f"{by_offset}x", f"/message?id={sent.msg_id}", "/message?id=x", "/message"):
+        for absent in (f"/message?id={sent.msg_id}", "/message?id=x", "/message"):  # a unique id needs its topic
+            assert (await console.get(absent)).status_code == 404, absent
+        for wrong in (f"{by_offset}999", f"{by_offset}x"):
             assert (await console.get(wrong)).status_code == 400, wrong
         assert sent.offset_msg_id in await console.text(f"/message?topic=Orders&id={sent.msg_id}")
         assert (await console.console.audit.entries())[0].action == f"message id={sent.msg_id} topic=Orders"

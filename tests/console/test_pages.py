@@ -45,7 +45,7 @@ async def test_a_visitor_sees_cluster_topics_and_groups(tmp_path: Path) -> None:
         assert re.search(r"Orders broker-a 0 5 10 5 \S+ m?s .* Orders broker-b 1 0 10 10 ", group)
         for path in ("/topic?name=none", "/group?name=none", "/topic"):
             assert (await console.get(path)).status_code in (400, 404)
-        assert (await console.get("/run/none")).status_code == 400
+        assert (await console.get("/run/none")).status_code == 404
         language = {"accept-language": "zh-CN,en;q=0.5"}
         assert '<html lang="zh"' in (await console.get("/", **language)).text
         assert "没有告警" in (await console.get("/", **language)).text

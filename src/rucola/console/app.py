@@ -27,7 +27,7 @@ from rucola.console import api
 from rucola.console.accounts import LOCAL, Accounts, TooManyFailures
 from rucola.console.console import Console
 from rucola.console.pages import PAGES
-from rucola.console.visit import COOKIE, DIRECTORY, PREFIX, Page, Visit, peer_of, set_cookie, visitor_of
+from rucola.console.visit import COOKIE, DIRECTORY, PREFIX, NotFound, Page, Visit, peer_of, set_cookie, visitor_of
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, MQError, RemotingError, TopicNotFound
 from rucola.remoting.exposure import is_loopback
 
@@ -175,7 +175,7 @@ def status_of(error: MQError) -> int:
     match error:
         case Forbidden():
             return 403
-        case TopicNotFound():
+        case TopicNotFound() | NotFound():
             return 404
         case InvalidArguments() | ConfigError() | InvalidMessage():
             return 400

@@ -28,6 +28,7 @@ from rucola.admin.commands.authorization import Account, Role, authorize
 from rucola.console.accounts import SESSION_S
 from rucola.console.config import ConsoleConfig
 from rucola.console.console import Console
+from rucola.errors import ConfigError
 from rucola.message import MessageExt
 from rucola.message.topics import is_system_topic
 from rucola.presentation import END_OF_TIMES_MS, duration_text, printable, size_text
@@ -128,6 +129,10 @@ def visitor_of(request: Request, config: ConsoleConfig) -> str:
 def prefix_of(request: Request, config: ConsoleConfig) -> str:
     """Return the path under which a proxy serves the console, which a trusted one may say in each request."""
     return str(request.scope.get(PREFIX, config.prefix))
+
+
+class NotFound(ConfigError):
+    """The address of a page names what does not exist; its status is 404."""
 
 
 @dataclass(slots=True)

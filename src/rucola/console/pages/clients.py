@@ -11,6 +11,7 @@ from rucola.admin import version_text
 from rucola.console.collector import GroupConnections
 from rucola.console.visit import Paging, Visit, page
 from rucola.domain.client import ProducerInfo
+from rucola.domain.group import SYSTEM_GROUPS
 from rucola.domain.subscription import SubscriptionData
 from rucola.message.topics import RETRY_PREFIX
 
@@ -45,6 +46,7 @@ async def _consumers(visit: Visit, text: str) -> Response:
         if visit.may_view_group(name)
         and (text.lower() in name.lower() or (name in known and any(text in one for one in known[name].clients)))
     ]
+    found.sort(key=lambda name: (name in SYSTEM_GROUPS, name))
     paging = Paging.of(visit, len(found), GROUPS)
     rows = found[paging.rows]
     return visit.render(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rucola.console.charts import Chart, archive_charts, charts_of
-from rucola.console.visit import Visit, page
-from rucola.errors import ConfigError
+from rucola.console.visit import NotFound, Visit, page
 
 
 @page("/", navigation="Cluster")
@@ -44,7 +43,7 @@ async def broker(visit: Visit) -> Response:
     snapshot = await visit.console.collector.wait_first()
     found = next((one for one in snapshot.brokers if one.address == address), None)
     if found is None:
-        raise ConfigError(visit.text("no broker with the address {name} is registered", name=address), subject=address)
+        raise NotFound(visit.text("no broker with the address {name} is registered", name=address), subject=address)
     label = found.label
     slaves = [one.label for one in snapshot.brokers if one.name == found.name and not one.is_master]
     rates = {visit.text("Put/s"): [f"puts_per_s {label}"]} if found.is_master else {}

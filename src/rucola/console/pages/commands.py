@@ -12,8 +12,8 @@ from starlette.responses import Response
 from rucola.admin.commands import CATALOGUE, Command, InvalidArguments, Result, Risk
 from rucola.admin.commands.arguments import InvalidArgument, command_line, is_local, parse, remote_arguments, schema
 from rucola.admin.commands.authorization import required_role
-from rucola.console.visit import Visit, page
-from rucola.errors import ConfigError, MQError
+from rucola.console.visit import NotFound, Visit, page
+from rucola.errors import MQError
 from rucola.presentation import Table, json_text, to_json
 
 _OWN = {"token", "seen", "edit"}
@@ -33,7 +33,7 @@ async def commands(visit: Visit) -> Response:
 async def run(visit: Visit) -> Response:
     one = CATALOGUE.get(visit.request.path_params["command"])
     if one is None or is_local(one):
-        raise ConfigError(visit.text("there is no such command here"))
+        raise NotFound(visit.text("there is no such command here"))
     is_sent = visit.request.method == "POST"
     # Browsers end the lines of a text with \r\n.
     given = {

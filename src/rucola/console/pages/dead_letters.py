@@ -17,7 +17,7 @@ from rucola.admin.commands.authorization import Forbidden
 from rucola.admin.commands.dead_letters import letter_json
 from rucola.console.bodies import shown_body
 from rucola.console.json_results import safe_json
-from rucola.console.visit import ROWS, Paging, Visit, page
+from rucola.console.visit import ROWS, NotFound, Paging, Visit, page
 from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.message.topics import DLQ_PREFIX, dlq_topic
 from rucola.presentation import csv_text
@@ -97,7 +97,7 @@ async def dead_letter(visit: Visit) -> Response:
     async with visit.console.audit.recorded(visit.account.name, visit.peer, f"dead_letter group={group} id={id_}"):
         found = await visit.console.client.messages.get(id_)
         if found.topic != dlq_topic(group):
-            raise ConfigError(visit.text("group {name} has no dead letter {id}", name=group, id=id_), subject=id_)
+            raise NotFound(visit.text("group {name} has no dead letter {id}", name=group, id=id_), subject=id_)
     body = shown_body(found.body, "text")
     problem = visit.hides_body(found)
     if not problem and body.text.encode() != found.body:

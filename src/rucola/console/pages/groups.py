@@ -10,8 +10,7 @@ from starlette.responses import Response
 from rucola.admin.commands.diagnosis import REMEDIES, repair
 from rucola.console.charts import Chart, charts_of
 from rucola.console.collector import GroupState
-from rucola.console.visit import MOST_QUEUES, Paging, Visit, page
-from rucola.errors import ConfigError
+from rucola.console.visit import MOST_QUEUES, NotFound, Paging, Visit, page
 
 DIAGNOSIS_S: Final = 8.0
 """Wait for a diagnosis, which asks clients as well."""
@@ -77,10 +76,10 @@ async def why(visit: Visit) -> Response:
 
 
 async def _group(visit: Visit, name: str) -> GroupState:
-    """Return a group that the visitor may view. Raises ConfigError."""
+    """Return a group that the visitor may view. Raises NotFound."""
     collector = visit.console.collector
     await collector.wait_first()
     found = await collector.group(name) if visit.may_view_group(name) else None
     if found is None:
-        raise ConfigError(visit.absent("there is no group {name}", name), subject=name)
+        raise NotFound(visit.absent("there is no group {name}", name), subject=name)
     return found

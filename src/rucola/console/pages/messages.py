@@ -12,8 +12,8 @@ from rucola.admin.commands.archive_query import archived_message, query_both
 from rucola.admin.commands.authorization import Forbidden
 from rucola.admin.message_track import REDRIVEN_FROM
 from rucola.console.bodies import FORMS, is_cut, shown_body
-from rucola.console.visit import ROWS, Visit, page
-from rucola.errors import ConfigError, MQError, RemotingError
+from rucola.console.visit import ROWS, NotFound, Visit, page
+from rucola.errors import MQError, RemotingError
 from rucola.message import properties
 
 ORIGINS = {
@@ -71,9 +71,7 @@ async def _find(visit: Visit, id: str, topic: str, broker: str, queue: str, offs
             raise
     archived = None if lake is None else await archived_message(lake, id)
     if archived is None:
-        raise ConfigError(
-            visit.text("there is no message {name}: with a unique id, name its topic", name=id), subject=id
-        )
+        raise NotFound(visit.text("there is no message {name}: with a unique id, name its topic", name=id), subject=id)
     return archived, True
 
 

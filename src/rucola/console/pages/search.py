@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from starlette.responses import Response
@@ -23,7 +24,7 @@ from rucola.presentation import parse_time
 MAX_NAMES: Final = 20
 MAX_TOPICS: Final = 20
 """Topics that are searched for a key if no topic is named: each costs a request or two at each of its brokers."""
-SCAN_MS: Final = 3_600_000
+SCAN_S: Final = 3600
 """The time range that a new scan proposes."""
 
 
@@ -51,9 +52,9 @@ async def search(visit: Visit) -> Response:
         if "@" in text:
             await _add_clients(visit, found, text)
         await _add_messages(visit, found, text, topic)
-    since_ms = time.time_ns() // 1_000_000 - SCAN_MS
+    since = f"{datetime.fromtimestamp(time.time() - SCAN_S, UTC):%Y-%m-%dT%H:%M:%SZ}"
     messages = sorted(found.messages.values(), key=lambda one: one[0].store_timestamp, reverse=True)
-    return visit.render("search.html", q=text, topic=topic, found=found, messages=messages, since_ms=since_ms)
+    return visit.render("search.html", q=text, topic=topic, found=found, messages=messages, since=since)
 
 
 def _add_names(visit: Visit, found: Found, text: str) -> None:

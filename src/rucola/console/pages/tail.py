@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from rucola.admin.commands.authorization import Forbidden
 from rucola.console.scans import Hit
 from rucola.console.tails import News, Tail
-from rucola.console.visit import Visit, page
-from rucola.errors import ConfigError, TopicNotFound
+from rucola.console.visit import NotFound, Visit, page
+from rucola.errors import ConfigError
 
 HEARTBEAT_S: Final = 15.0
 FIRST_ROWS: Final = 30
@@ -30,7 +30,7 @@ async def _topic(visit: Visit) -> str:
         raise Forbidden(visit.text("you may not view topic {name}", name=name), subject=name)
     await collector.wait_first()
     if await collector.topic(name) is None:
-        raise TopicNotFound(visit.absent("there is no topic {name}", name), subject=name)
+        raise NotFound(visit.absent("there is no topic {name}", name), subject=name)
     return name
 
 

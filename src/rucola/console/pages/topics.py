@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from rucola.console.charts import Chart, charts_of
 from rucola.console.collector import KINDS
-from rucola.console.visit import MOST_QUEUES, Paging, Visit, page
-from rucola.errors import TopicNotFound
+from rucola.console.visit import MOST_QUEUES, NotFound, Paging, Visit, page
 
 
 @page("/topics", navigation="Topics")
@@ -40,7 +39,7 @@ async def topic(visit: Visit) -> Response:
     await collector.wait_first()
     found = await collector.topic(name) if visit.may_view_topic(name) else None
     if found is None:
-        raise TopicNotFound(visit.absent("there is no topic {name}", name), subject=name)
+        raise NotFound(visit.absent("there is no topic {name}", name), subject=name)
     # At once: a broker that does not answer costs one timeout.
     details, traffic = await asyncio.gather(
         collector.topic_details.get_one(name), collector.topic_traffic.get_one(name)
