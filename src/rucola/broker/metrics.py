@@ -78,7 +78,6 @@ from rucola.domain.statistics import (
 )
 from rucola.message.topics import DLQ_PREFIX, RETRY_PREFIX
 from rucola.remoting.budget import ServerBudget
-from rucola.store.retention import DiskUsage
 
 _RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
@@ -131,7 +130,6 @@ class BrokerCollector:
         state: BrokerState,
         figures: Callable[[], dict[str, str]],
         roles: RoleService,
-        disks: Callable[[], tuple[DiskUsage, DiskUsage]],
         budget: ServerBudget,
         hold: PullRequestHold,
         access_figures: Callable[[], AccessFigures],
@@ -159,7 +157,6 @@ class BrokerCollector:
         self._clock = state.clock
         self._figures = figures
         self._roles = roles
-        self._disks = disks
 
     def collect(self) -> Iterator[Metric | None]:
         """Yield all metrics with their current values, and None at every small step (see `MetricsServer`)."""
@@ -251,7 +248,7 @@ class BrokerCollector:
         values: dict[str, str | int] = {name: figures[key] for key, name in _RUNTIME.items()}
         for key, name in _RUNTIME_RATES.items():
             values |= {f"{name}{seconds}": rate for seconds, rate in zip(_WINDOWS_S, figures[key].split(), strict=True)}
-        log_disk, _ = self._disks()
+        log_disk, _ = self._store.disks
         values |= {
             "commitlogdir_capacity_total": log_disk.total,
             "commitlogdir_capacity_free": log_disk.total - log_disk.used,

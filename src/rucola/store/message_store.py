@@ -483,6 +483,11 @@ class MessageStore:
         self._retention.begin_round(now_ms, hour, disks)
         self.write_state.set_disk_full(self._retention.refusal)
 
+    @property
+    def disks(self) -> Sequence[DiskUsage]:
+        """The disks of the CommitLog and of the store directory, as the last retention round found them."""
+        return self._retention.disks
+
     def will_expire(self, now_ms: int) -> bool:
         return self._retention.will_expire(now_ms)
 

@@ -79,6 +79,8 @@ class Retention:
                 "<lake>/_rucola/progress.json",
                 subject="archiveProgressPath",
             )
+        self.disks: Sequence[DiskUsage] = (DiskUsage(Path(), 0, 0),) * 2
+        """The disks of the CommitLog and of the store directory, as the last round found them."""
         self.refusal: str | None = None
         """Why the disk is too full for messages; None if it is not."""
         self._manual_rounds = 0
@@ -95,7 +97,7 @@ class Retention:
 
     def begin_round(self, now_ms: int, hour: int, disks: Sequence[DiskUsage]) -> None:
         """Decide what this round may do, given the local hour and the disks' usage."""
-        config = self._config
+        config, self.disks = self._config, disks
         fullest = max(disks, key=lambda disk: disk.percent, default=DiskUsage(Path(), 0, 0))
         percent = fullest.percent
         is_manual = self._manual_rounds > 0

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import BrokerName, Flag, Masters, Option, Result, Target, command, report
+from rucola.admin.commands.command import ALL, BrokerName, Flag, Masters, Option, Result, Target, command, report
 from rucola.admin.requests import gather_fail_fast
 from rucola.errors import ConfigError, MQError
 from rucola.presentation import Table, optional, whole
@@ -325,7 +325,6 @@ def _changed_routes(change: str, broker_name: str, counts: dict[str, int]) -> Re
 
 SomeMasters = Annotated[Target, Option("-c --cluster", "Name of a cluster, for all its masters.")]
 # As mqadmin, which cleans every cluster of the name servers.
-ALL = Target(None, None)
 
 
 async def _clean(client: AdminClient, target: Target, clean: Callable[[str], Awaitable[None]]) -> Result:

@@ -59,7 +59,6 @@ class Observability:
             serving.state,
             serving.services.runtime_info.figures,
             serving.services.roles,
-            serving.services.runtime_info.disks,
             connections.budget,
             connections.hold,
             access.figures,

@@ -14,7 +14,6 @@ from rucola.broker.assembly.environment import BrokerEnvironment
 from rucola.broker.assembly.metadata import Metadata
 from rucola.broker.assembly.storage import Storage
 from rucola.broker.background.registration import Registration
-from rucola.broker.background.retention import disks_of
 from rucola.broker.background.scheduler import Scheduler
 from rucola.broker.flow_control import TICK_MS, FlowControl
 from rucola.broker.interceptors import LeaseRefusal, Permission, SlaveRefusal, broker_interceptors, late_checks
@@ -96,7 +95,6 @@ class Serving:
             registration.route,
             environment.config_file,
             lambda: environment.tls.expires_ms if environment.tls is not None else 0,
-            partial(disks_of, environment.store_config, environment.probe_disk),
         )
         sends = SendAdapter(self.services.publish, self.state)
         pulls = PullAdapter(self.services.fetch, connections.hold, late.fetch)

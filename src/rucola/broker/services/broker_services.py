@@ -33,7 +33,6 @@ from rucola.broker.services.topics import TopicService
 from rucola.broker.services.transactions import TransactionService
 from rucola.broker.state import BrokerState
 from rucola.domain.route import TopicRouteData
-from rucola.store.retention import DiskUsage
 
 
 class BrokerServices:
@@ -52,7 +51,6 @@ class BrokerServices:
         route: Callable[[str], Awaitable[TopicRouteData | None]],
         config_file: Path | None,
         certificate_expires_ms: Callable[[], int],
-        disks: Callable[[], tuple[DiskUsage, DiskUsage]],
     ) -> None:
         self.publish = PublishService(state, durability, late.create, topics_registered)
         self.recall = RecallService(state, self.publish)
@@ -71,7 +69,7 @@ class BrokerServices:
         self.consume_stats = ConsumeStatsService(state)
         self.inspection = InspectionService(state, consumer_calls, late.read)
         self.configuration = ConfigurationService(state, config_file, topics_registered)
-        self.runtime_info = RuntimeInfoService(state, disks)
+        self.runtime_info = RuntimeInfoService(state)
         self.pending = PendingService(state)
         self.diagnosis = DiagnosisService(state.store, state.topics, state.clock, certificate_expires_ms)
         self.cleanup = CleanupService(state)

@@ -6,8 +6,6 @@ and buffers, which do not exist here, are 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rucola import refusals
 from rucola.access import Refused
 from rucola.broker.state import BrokerState
@@ -15,21 +13,18 @@ from rucola.domain.statistics import BrokerStatsData
 from rucola.domain.version import VERSION, VERSION_TEXT
 from rucola.message.record import peek
 from rucola.message.topics import SCHEDULE_TOPIC
-from rucola.store.retention import DiskUsage
 from rucola.version import FULL_VERSION
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class RuntimeInfoService:
-    def __init__(self, state: BrokerState, disks: Callable[[], tuple[DiskUsage, DiskUsage]]) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._stats = state.stats
         self._clock = state.clock
         self._store = state.store
         self._delayed = state.delayed
-        self.disks = disks
-        """Returns the usage of the disks of the CommitLog and of the store directory. Raises OSError."""
 
     def figures(self) -> dict[str, str]:
         """Return all figures by Apache's names, sorted."""
@@ -101,7 +96,7 @@ class RuntimeInfoService:
 
     def _space(self) -> dict[str, str]:
         store = self._store
-        log, queues = self.disks()
+        log, queues = store.disks
         ratio = f"{log.used / max(log.total, 1):.2f}"
         first = store.record_at(store.min_physical_offset)
         return {
