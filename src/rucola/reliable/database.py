@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -138,6 +139,11 @@ class Database:
             raise DBAPIError.instance("SET TRANSACTION ISOLATION LEVEL", None, error, driver.Error) from error
 
 
+def shown_url(url: URL) -> str:
+    """Return a URL for messages: without its password, and its options, where one can be as well."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
 @contextmanager
 def named_errors(database: Database) -> Iterator[None]:
     """Raise errors of the driver as ReliableErrors that name the database."""
@@ -145,8 +151,9 @@ def named_errors(database: Database) -> Iterator[None]:
         yield
     except DBAPIError as error:
         why = " ".join(str(error.orig).split())
-        where = database.url.render_as_string(hide_password=True)
-        raise ReliableError(f"{where}: {why}; check the URL, and that the database is reachable") from None
+        raise ReliableError(
+            f"{shown_url(database.url)}: {why}; check the URL, and that the database is reachable"
+        ) from None
 
 
 class BlockingDatabase(Database):
@@ -186,10 +193,10 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
     It has at most `connections`, by default as many as SQLAlchemy's. Unless the URL has an `init_command`, MariaDB ends
     transactions that wait for the client longer than `IDLE_TIMEOUT_S`.
     """
-    shown = str(url)
+    shown = re.sub("//.*@", "//***@", str(url).partition("?")[0])
     try:
         parsed = make_url(url)
-        shown = parsed.render_as_string(hide_password=True)
+        shown = shown_url(parsed)
         options: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
         if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
             # MySQL has no such setting, and ignores MariaDB's comments.
@@ -198,7 +205,7 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
         if parsed.get_dialect().is_async:
             return create_async_engine(parsed, **options)
         return create_engine(parsed, **options)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         raise ReliableError(
             f"database {shown!r}: {error}; write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or "
             "mysql+pymysql://USER@HOST/NAME"

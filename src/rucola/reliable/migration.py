@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, create_mock_engine, delete, inspect, text
 
+from rucola.reliable.database import shown_url
 from rucola.reliable.errors import ReliableError, SchemaError
 from rucola.reliable.schema import LANES, Tables
 
@@ -44,7 +45,7 @@ def check(connection: Connection, tables: Tables) -> None:
     """Raise SchemaError, naming the command to run, unless this program can use the tables."""
     _check_server(connection)
     found = version_of(connection, tables)
-    where = f"{connection.engine.url.render_as_string()}, tables {tables.prefix}*"
+    where = f"{shown_url(connection.engine.url)}, tables {tables.prefix}*"
     if found is None:
         raise SchemaError(f"{where}: there are no reliability tables; create them with `rucola reliable init`")
     if _parts(found)[0] > _parts(VERSION)[0]:

@@ -28,7 +28,7 @@ from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.producer.options import SendTrace
 from rucola.outages import Outages
 from rucola.reliable.alerts import Alerts, Sink
-from rucola.reliable.database import Database
+from rucola.reliable.database import Database, shown_url
 from rucola.reliable.errors import ReliableError
 from rucola.reliable.policy import Policy
 from rucola.reliable.relay import CLOSE_GRACE_MS, FIRST_PAUSE_S, LONGEST_PAUSE_S, Relay
@@ -65,10 +65,7 @@ class Relays:
         sinks: Sequence[Sink] = (),
         trace: SendTrace | None = None,
     ) -> None:
-        _check_distinct([tenant.name for tenant in tenants])
-        _check_distinct(
-            [f"{tenant.database.url.render_as_string()}, tables {tenant.tables.stub.fullname}" for tenant in tenants]
-        )
+        _check_distinct(tenants)
         self.tenants = tuple(tenants)
         self._make_relay = partial(Relay, namesrv=namesrv, policy=policy, trace=trace, listens=False)
         self._sinks = sinks
@@ -151,7 +148,12 @@ class Relays:
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
 
-def _check_distinct(names: Sequence[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ReliableError(f"two tenants are {twice[0]}: each needs a name and tables of its own", subject="tenants")
+def _check_distinct(tenants: Sequence[Tenant]) -> None:
+    names = Counter(one.name for one in tenants)
+    places = Counter((one.database.url, one.tables.stub.fullname) for one in tenants)
+    for name, database, tables in tenants:
+        if names[name] > 1:
+            raise ReliableError(f"two tenants are {name}: each needs a name of its own", subject="tenants")
+        if places[database.url, tables.stub.fullname] > 1:
+            where = f"{shown_url(database.url)}, tables {tables.prefix}*"
+            raise ReliableError(f"tenant {name} is not the only one of {where}", subject="tenants")

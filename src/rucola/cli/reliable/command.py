@@ -69,7 +69,7 @@ class Where(NamedTuple):
 
 def check_file(url: str) -> None:
     """Raise ReliableError if the file of an SQLite database is missing: SQLite would create it, empty."""
-    with suppress(ArgumentError):  # `Where.open` names what is wrong
+    with suppress(ArgumentError, ValueError):  # `Where.open` names what is wrong
         parsed = make_url(url)
         name = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if name and not name.startswith((":", "file:")) and not Path(name).exists():
@@ -124,12 +124,14 @@ def tenant_options(function: Command) -> Command:
 def _by_name(places: Sequence[Where]) -> dict[str, Where]:
     """Return the places by database and schema, or by URL and schema if databases have the same name or none.
 
-    Names are labels and in the log: they have no password, nor the URL's options, where one can be as well.
+    Names are labels and in the log.
     """
     if len(set(places)) < len(places):
         raise click.UsageError("a tenant is given twice: name each --database and --schema once")
-    urls = [place.open()[1].url.set(query={}) for place in places]
-    shown = [url.render_as_string(hide_password=True) for url in urls]
+    from rucola.reliable.database import shown_url
+
+    urls = [place.open()[1].url for place in places]
+    shown = [shown_url(url) for url in urls]
     schemas = [f".{place.schema}" if place.schema else "" for place in places]
     names = [(url.database or text) + schema for url, text, schema in zip(urls, shown, schemas, strict=True)]
     if len(set(names)) < len(names):
