@@ -26,7 +26,7 @@ VIEWS = 200
 TABS = 50
 REFRESH_S = 10
 """The interval in which an open page asks again."""
-SECONDS = 60
+SECONDS = 20
 
 Call = Callable[[AdminClient], Coroutine[Any, Any, object]]
 PAGES: dict[str, Callable[[AdminClient, str], Coroutine[Any, Any, object]]] = {
