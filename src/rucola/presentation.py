@@ -108,6 +108,12 @@ def parse_time(text: str) -> int:
         raise ValueError(str(error)) from None
 
 
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """Join names for a sentence, and count those beyond `most`: a, b and 7 more."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
+
+
 def short_number(value: float) -> str:
     """Format a number with three significant digits, and all of a whole one below 10,000."""
     if value == int(value) and abs(value) < 10_000:

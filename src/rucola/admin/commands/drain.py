@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import BrokerName, ConsumerGroup, Option, Result, Topic, command
 from rucola.admin.drain import CLIENT_ROUTE_S, DrainState
-from rucola.presentation import duration_text, time_text
+from rucola.presentation import duration_text, first_of, time_text
 
 SHOWN: Final = 5
 """Backlogs in one line."""
@@ -36,7 +36,7 @@ def _left(state: DrainState) -> str:
         if due.total:
             parts.append(f"{due.total} {name}, the last due at {time_text(due.last_due_ms)}")
     if pending.dead_letter_total:
-        groups = ", ".join(list(pending.dead_letters)[:SHOWN])
+        groups = first_of(list(pending.dead_letters))
         parts.append(f"{pending.dead_letter_total} dead letters of {groups}: redriveDlq, or consume them")
     return "; ".join(parts) or "nothing waits"
 
@@ -49,8 +49,7 @@ def _end(state: DrainState) -> str:
 
 async def _effect(client: AdminClient, broker_name: str, **given: object) -> str:
     only = await client.drain.only_on(broker_name)
-    shown = ", ".join(only[:SHOWN]) + (f" and {len(only) - SHOWN} more" if len(only) > SHOWN else "")
-    lost = f"; no other broker has {shown}, whose sends fail (moveTopic first)" if only else ""
+    lost = f"; no other broker has {first_of(only)}, whose sends fail (moveTopic first)" if only else ""
     return f"stop all sends to broker {broker_name} and wait until nothing is left on it{lost}"
 
 

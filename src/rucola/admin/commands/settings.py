@@ -16,6 +16,7 @@ from rucola.domain.group import SubscriptionGroupConfig
 from rucola.domain.topic import TopicConfig
 from rucola.errors import ConfigError
 from rucola.files import replace_file
+from rucola.presentation import first_of
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ async def _put(
 ) -> Result:
     await gather_to_completion(put(one, config) for one in addresses for _, config in configs)
     names = [name for name, _ in configs]
-    text = [f"submit batch of {len(names)} to {one} success: {', '.join(names)}" for one in addresses]
+    text = [f"submit batch of {len(names)} to {one} success: {first_of(names)}" for one in addresses]
     return Result({"brokerAddrs": addresses, "names": names}, text)
 
 
