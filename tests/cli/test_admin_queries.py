@@ -60,15 +60,6 @@ def test_stats_of_all_topics_have_what_mqadmin_shows(cluster: GoldenCluster) -> 
     assert [(group["consumerGroup"], group["accumulation"]) for group in topic["groups"]] == [("G_g_tag", 41)]
 
 
-def test_topic_stats_count_traffic(cluster: GoldenCluster) -> None:
-    for body in ("a", "b"):
-        cluster.done(f"sendMessage -t GReply -p {body}")
-    (topic,) = cluster.json("statsAll -a -t GReply")
-    assert topic["came"]["dayCount"] == 2
-    assert topic["came"]["tps"] > 0
-    assert cluster.json("brokerStatus -c DefaultCluster")[cluster.broker]["msgPutTotalTodayNow"] >= "2"
-
-
 def test_broker_status_has_apaches_names(cluster: GoldenCluster) -> None:
     recorded = cluster.recorded["brokerStatus -n 127.0.0.1:9876 -b 127.0.0.1:10911"]
     known = {line.partition(":")[0].strip() for line in recorded.splitlines()}
@@ -110,51 +101,6 @@ def test_consumer_progress_shows_the_delay(cluster: GoldenCluster) -> None:
     assert all(int(row[-1]) > 0 for row in rows[:4])
 
 
-def test_query_cq_shows_units(cluster: GoldenCluster) -> None:
-    found = cluster.json("queryCq -t GA -q 0 -i 30 -c 10")
-    assert (found["minQueueIndex"], found["maxQueueIndex"], len(found["queueData"])) == (0, 32, 2)
-    unit = found["queueData"][0]
-    message = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 30")[0]
-    assert (unit["physicOffset"], unit["physicSize"]) == (message["commitLogOffset"], message["storeSize"])
-    rows = cluster.rows("queryCq -t GA -q 0 -i 30")
-    assert rows[-1][0] == "31"
-    assert rows[-2][1] == str(unit["physicOffset"])
-    beyond = cluster.admin("queryCq -t GA -q 0 -i 32")
-    assert beyond.exit_code == 1
-    assert "index 32" in beyond.stderr
-
-
-def test_a_message_query_shows_its_track(cluster: GoldenCluster) -> None:
-    (message,) = cluster.json("queryMsgByOffset -t GA -b broker-a -i 0 -o 0")
-    assert [(track["consumerGroup"], track["trackType"]) for track in message["tracks"]] == [("G_g_tag", "NOT_ONLINE")]
-    rows = cluster.rows("queryMsgByOffset -t GA -b broker-a -i 0 -o 0")
-    assert ["G_g_tag", "NOT_ONLINE"] in [row[:2] for row in rows]
-    assert ["WARN:", "No", "Consumer"] in cluster.rows("queryMsgByOffset -t GB -b broker-a -i 1 -o 0")
-
-
-def test_print_msg_prints_messages(cluster: GoldenCluster) -> None:
-    lines = cluster.done("printMsg -t GA").splitlines()
-    assert len(lines) == 32 + 32 + 34 + 34
-    assert all(line.startswith("MSGID: ") for line in lines)
-    messages = [json.loads(line) for line in cluster.done("printMsg -t GA --json").splitlines()]
-    tagged = [message for message in messages if message["tags"] == "TagA"]
-    assert 0 < len(tagged) < len(messages)
-    assert len(cluster.done("printMsg -t GA -s TagA").splitlines()) == len(tagged)
-    times = sorted(message["storeTimestamp"] for message in messages)
-    middle = times[len(times) // 2]
-    later = cluster.done(f"printMsg -t GA -b {middle} -d false").splitlines()
-    assert len(later) == sum(time >= middle for time in times)
-    assert all(line.endswith("BODY: NOT PRINT BODY") for line in later)
-    assert len(cluster.done(f"printMsg -t GA -e {middle}").splitlines()) == sum(time <= middle for time in times)
-
-    of_queue = [message for message in messages if message["queueId"] == 0]
-    shown = cluster.done("printMsgByQueue -t GA -a broker-a -i 0 -p true -d true").splitlines()
-    assert len(shown) == len(of_queue) == 32
-    counts = json.loads(cluster.done("printMsgByQueue -t GA -a broker-a -i 0 -f true --json"))
-    assert sum(counts.values()) == 32
-    assert counts["TagA"] == sum(message["tags"] == "TagA" for message in of_queue)
-
-
 def test_consume_message_leaves_no_offsets(cluster: GoldenCluster) -> None:
     before = cluster.rows("consumerProgress -g G_g_tag")
     lines = cluster.done("consumeMessage -t GA -c 5 --json").splitlines()
@@ -162,16 +108,6 @@ def test_consume_message_leaves_no_offsets(cluster: GoldenCluster) -> None:
     (line,) = cluster.done("consumeMessage -t GA -b broker-a -i 2 -o 33 --json").splitlines()
     assert json.loads(line)["queueOffset"] == 33
     assert cluster.rows("consumerProgress -g G_g_tag")[:5] == before[:5]
-
-
-def test_allocate_mq_shows_the_assignment(cluster: GoldenCluster) -> None:
-    shares = cluster.json("allocateMQ -t GA -i 10.0.0.2,10.0.0.1,10.0.0.3")["result"]
-    assert {client: [queue["queueId"] for queue in share] for client, share in shares.items()} == {
-        "10.0.0.1": [0, 1],
-        "10.0.0.2": [2],
-        "10.0.0.3": [3],
-    }
-    assert len(cluster.rows("allocateMQ -t GA -i a")) == 5
 
 
 def test_broker_and_name_server_configurations_are_shown(cluster: GoldenCluster) -> None:

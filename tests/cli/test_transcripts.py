@@ -35,6 +35,7 @@ def replay(cluster: GoldenCluster, line: str) -> str:
     for pattern, name in (
         (r" {2,}", "  "),
         (r"127\.0\.0\.1:\d{5}\b", "CLIENT"),
+        (r"(?<=SEND_OK  )[0-9A-F]{32}", "NEW_ID"),
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", "TIME"),
         (r"\d+\.\d\d\(\d+,\d+ms\) .*", "LOAD"),
         (r"\d+\.\d\dms", "DURATION"),
