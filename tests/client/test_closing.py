@@ -134,6 +134,7 @@ async def test_a_second_close_awaits_the_first(tmp_path: Path) -> None:
         await asyncio.gather(*closings)
         await consumer.close()
         assert broker.left == ["c"]
+        assert tasks_of_clients() == []
 
 
 async def test_one_cancelled_caller_hurries_the_close_for_all(tmp_path: Path) -> None:

@@ -180,10 +180,12 @@ async def test_a_message_retried_by_the_broker_is_not_requeued(tmp_path: Path) -
         await broker.start(running)
         async with consumer_of(running, consume_timeout_ms=30) as consumer:
             slow = consumer.messages()
-            await anext(slow)
+            message = await anext(slow)
             await broker.given_back.reach(1)
             await slow.aclose()
+            await consumer.reconsume_later(message)
             assert [message.body async for message in consumer.messages(idle_timeout_ms=50)] == [b"1"]
+        assert len(broker.given_back.items) == 1
         assert broker.committed == 2
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PullLimits, PushConsumer, ReconsumeLater
+from rucola.client import MessageExt, MessageModel, MessageQueue, PullConsumer, PushConsumer, ReconsumeLater
 from rucola.client import SuspendCurrentQueueAMoment as Suspend
 from rucola.client.consumer import assignment, queue_locks
 from rucola.client.instance import ClientInstance
@@ -412,8 +412,3 @@ async def test_ordered_broadcasting_needs_no_lock(tmp_path: Path) -> None:
             await listener.seen.reach(40)
     assert listener.together == []
     assert all(offsets == list(range(10)) for offsets in listener.by_queue().values())
-
-
-def test_ordered_consumption_has_no_span_limit(tmp_path: Path) -> None:
-    limits = PullLimits(span=1).shared_by(1, in_order=True)
-    assert limits.span is None

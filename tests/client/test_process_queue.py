@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -74,45 +74,3 @@ class Progress(RuleBasedStateMachine):
 
 TestProgress = Progress.TestCase
 TestProgress.settings = settings(max_examples=examples(40), stateful_step_count=30)
-
-
-def test_a_queue_is_full_at_its_message_limit_until_messages_complete() -> None:
-    progress = ProcessQueue(0, LIMITS, ReadAhead())
-    progress.put([message(i) for i in range(LIMITS.count - 1)], LIMITS.count - 1)
-    assert progress.has_capacity
-    progress.put([message(LIMITS.count - 1)], LIMITS.count)
-    assert not progress.has_capacity
-    progress.complete(message(500))
-    assert progress.has_capacity
-
-
-def test_a_queue_is_full_at_its_byte_limit() -> None:
-    progress = ProcessQueue(0, LIMITS, ReadAhead())
-    size = LIMITS.size // 20
-    progress.put([message(i, size) for i in range(19)], 19)
-    assert progress.has_capacity
-    progress.put([message(19, size)], 20)
-    assert not progress.has_capacity
-
-
-def test_a_queue_is_full_at_the_span_of_one_slow_message() -> None:
-    progress = ProcessQueue(0, LIMITS, ReadAhead())
-    progress.put([message(0)], 1)
-    for begin in range(1, LIMITS.span, 100):
-        for done in progress.put([message(i) for i in range(begin, begin + 100)], begin + 100):
-            if done.queue_offset != begin + 99:
-                progress.complete(done)
-    assert len(progress) < 100
-    assert not progress.has_capacity
-    progress.complete(message(0))
-    assert progress.has_capacity
-
-
-@given(st.permutations(range(30)))
-def test_completing_in_any_order_commits_the_end(order: list[int]) -> None:
-    progress = ProcessQueue(0, LIMITS, ReadAhead())
-    progress.put([message(i) for i in range(30)], 30)
-    for offset in order:
-        progress.complete(message(offset))
-    assert progress.commit_offset == 30
-    assert len(progress) == progress.size == 0

@@ -7,7 +7,7 @@ import os
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +16,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from rucola.client import MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from rucola.client import Producer, PullConsumer, SendResult, SendStatus
 from rucola.client.producer.producer import LARGE_BODY
 from rucola.client.producer.send_request import compressed_body
 from rucola.domain.client import HeartbeatData
@@ -314,13 +314,6 @@ async def test_a_send_to_an_unknown_topic_raises_topic_not_found(tmp_path: Path)
             await producer.send(Message("ReadOnly", b"x"))
 
 
-async def test_a_producer_that_is_not_open_raises() -> None:
-    producer = Producer("g", "127.0.0.1:1")
-    with pytest.raises(RemotingError):
-        await producer.send(Message("T", b"x"))
-    await producer.close()
-
-
 async def test_a_send_is_retried_on_the_other_broker(tmp_path: Path) -> None:
     """One broker stops without the producer's knowing; then one that answers with codes worth another try."""
 
@@ -393,49 +386,6 @@ async def test_a_failure_names_every_try(tmp_path: Path) -> None:
             await sent(producer, [Message("T", b"x")] * 3)
 
 
-async def test_a_silent_broker_takes_no_longer_than_the_timeout(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: lambda *_: None})
-        with pytest.raises(SendFailed) as caught:
-            await producer.send(Message("T", b"x"), timeout_ms=50)
-        assert [type(error) for _, error in caught.value.attempts] == [RemotingTimeout]
-        with pytest.raises(SendFailed):
-            await sent(producer, [Message("T", b"x")] * 3, timeout_ms=50)
-        with pytest.raises(RemotingTimeout):
-            await producer.send(Message("T", b"x"), (await producer.queues("T"))[0], timeout_ms=50)
-
-
-async def test_a_cancelled_send_leaves_no_request_behind(tmp_path: Path) -> None:
-    asked = asyncio.Event()
-
-    def listen(connection: Connection, command: RemotingCommand) -> Reply:
-        asked.set()
-        return None
-
-    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-        await running.scripted_broker("broker-a", "T", {RequestCode.SEND_MESSAGE_V2: listen})
-        for sending in (producer.send(Message("T", b"x")), anext(producer.send_many([Message("T", b"x")]))):
-            asked.clear()
-            task = asyncio.ensure_future(sending)
-            await asked.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-
-async def test_another_name_server_answers_if_one_is_down(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        await running.add_namesrv()
-        broker = await running.start_broker()
-        await running.create_topic(broker, "T")
-        async with Producer("g", running.namesrv) as producer:
-            await producer.send(Message("T", b"x"))
-            await running.first_namesrv.stop()
-            await running.create_topic(broker, "U")
-            assert (await producer.send(Message("U", b"x"))).status is SendStatus.SEND_OK
-            assert (await producer.send(Message("Made", b"x"))).status is SendStatus.SEND_OK
-
-
 async def test_no_acknowledged_message_is_lost_when_the_broker_restarts(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()
@@ -470,17 +420,6 @@ async def test_a_broker_that_moves_is_found(tmp_path: Path) -> None:
         result = await producer.send(Message("T", b"x"))
         assert result.queue_offset == 1
         assert parse_offset_msg_id(result.offset_msg_id)[0] == moved.address
-
-
-async def test_send_many_accepts_a_plain_generator(tmp_path: Path) -> None:
-    def messages() -> Iterator[Message]:
-        yield from (Message("T", b"x") for _ in range(5))
-
-    async with cluster(tmp_path) as running, Producer("g", running.namesrv) as producer:
-        await running.start_broker()
-        results = await sent(producer, messages())
-        assert all(isinstance(result.queue, MessageQueue) for result in results)
-        assert len(results) == 5
 
 
 async def test_brokers_know_the_producer_from_its_first_route_until_it_closes(tmp_path: Path) -> None:

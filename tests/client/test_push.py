@@ -49,13 +49,6 @@ async def test_every_message_is_delivered_once_and_a_successor_resumes(tmp_path:
             assert sorted(await take(consumer, 10)) == list(range(200, 210))
 
 
-async def test_messages_that_come_later_wake_the_consumer(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path) as (running, _), consumer_of(running) as consumer:
-        taking = asyncio.create_task(take(consumer, 20))
-        await send(running, range(20))
-        assert sorted(await taking) == list(range(20))
-
-
 async def test_only_subscribed_tags_are_delivered_and_others_count_as_complete(tmp_path: Path) -> None:
     async with cluster_with_topic(tmp_path) as (running, _):
         for body, tag in enumerate(["Aa", "BB", "C"] * 10):  # "Aa" and "BB" have one hash
@@ -96,46 +89,6 @@ async def test_offsets_are_committed_while_the_consumer_is_open(
             await until(lambda: broker.updates[-1:] == [3])
 
 
-async def test_an_error_in_the_loop_leaves_the_message_uncommitted(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path, range(2), queues=1) as (running, _):
-
-        async def fail_on_the_first() -> None:
-            async with consumer_of(running) as consumer:
-                async for message in consumer:
-                    1 / int(message.body)
-
-        with pytest.raises(ZeroDivisionError):
-            await fail_on_the_first()
-        assert await committed(running) == 0
-
-
-async def test_concurrent_iterations_share_the_messages(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path, range(100)) as (running, _), consumer_of(running) as consumer:
-
-        async def drain() -> list[int]:
-            return [int(message.body) async for message in consumer.messages(idle_timeout_ms=500)]
-
-        shares = await asyncio.gather(*(drain() for _ in range(3)))
-        assert sorted(body for share in shares for body in share) == list(range(100))
-
-
-async def test_close_ends_an_iteration(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path, range(5)) as (running, _):
-        consumer = consumer_of(running)
-        await consumer.open()
-        seen: Tally[MessageExt] = Tally()
-
-        async def drain() -> None:
-            async for message in consumer:
-                seen.add(message)
-
-        iterations = [asyncio.create_task(drain()) for _ in range(2)]
-        await seen.reach(5)
-        await consumer.close()
-        await asyncio.gather(*iterations)
-        assert [message async for message in consumer] == []
-
-
 @pytest.mark.parametrize("kind", ["coroutine", "partial", "callable", "lambda", "thread"])
 async def test_a_listener_receives_every_message(tmp_path: Path, kind: str) -> None:
     seen: Tally[int] = Tally()
@@ -165,24 +118,6 @@ async def test_a_listener_receives_every_message(tmp_path: Path, kind: str) -> N
         async with consumer:
             assert sorted(await seen.reach(100)) == list(range(100))
         assert await committed(running) == 100
-
-
-async def test_close_waits_for_a_running_listener(tmp_path: Path) -> None:
-    begun, may_end = asyncio.Event(), asyncio.Event()
-
-    async def listen(message: MessageExt) -> None:
-        begun.set()
-        await may_end.wait()
-
-    async with cluster_with_topic(tmp_path, [1], queues=1) as (running, _):
-        consumer = consumer_of(running)
-        await consumer.open()
-        consumer.listen(listen)
-        await begun.wait()
-        closing = asyncio.create_task(consumer.close())
-        may_end.set()
-        await closing
-        assert await committed(running) == 1
 
 
 async def test_two_members_share_the_queues_until_one_leaves(tmp_path: Path) -> None:
@@ -240,21 +175,6 @@ async def test_subscriptions_can_change_while_open(tmp_path: Path) -> None:
         assert await committed(running) == 4
         with pytest.raises(InvalidMessage):
             consumer.subscribe("no topic")
-
-
-@pytest.mark.slow
-async def test_consumption_continues_after_a_broker_restart(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path, range(10)) as (running, broker), consumer_of(running) as consumer:
-        assert sorted(await take(consumer, 10)) == list(range(10))
-        await broker.stop()
-        await running.start_broker(port=broker.config.listen_port)
-        await send(running, range(10, 20))
-        seen: set[int] = set()
-        async with asyncio.timeout(20):
-            async for message in consumer:
-                seen.add(int(message.body))
-                if seen >= set(range(10, 20)):
-                    break
 
 
 async def test_a_restarted_broker_gets_a_heartbeat_at_once(tmp_path: Path) -> None:
@@ -379,22 +299,6 @@ async def test_a_message_that_cannot_be_sent_back_is_retried_locally_and_holds_t
         assert broker.committed == 0
 
 
-async def test_an_iteration_can_retry_with_a_delay_level(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        broker = ScriptedBroker([record_of(0, b"0"), record_of(1, b"1")])
-        await broker.start(running)
-        async with consumer_of(running) as consumer:
-            async for message in consumer:
-                if message.body == b"1":
-                    consumer.ack(message)
-                    consumer.ack(message)
-                    break
-                await consumer.reconsume_later(message, 4)
-                await consumer.reconsume_later(message, 4)
-        assert [header.delay_level for header in broker.given_back.items] == [4]
-        assert broker.committed == 2
-
-
 async def test_a_message_from_the_retry_topic_has_its_original_topic(tmp_path: Path) -> None:
     async with (
         cluster_with_topic(tmp_path) as (running, _),
@@ -406,23 +310,6 @@ async def test_a_message_from_the_retry_topic_has_its_original_topic(tmp_path: P
             message = await anext(consumer.messages())
         assert (message.topic, message.body) == ("T", b"7")
         assert all(queue.topic == "T" for queue in consumer.queues)
-
-
-async def test_the_fetcher_pauses_while_too_much_is_cached(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        count = 1001
-        broker = ScriptedBroker([record_of(i, b"%d" % i) for i in range(count)])
-        await broker.start(running)
-        async with consumer_of(running, pull_batch_size=count) as consumer:
-            messages = consumer.messages()
-            first, second = await anext(messages), await anext(messages)
-            assert (first.body, second.body) == (b"0", b"1")
-            assert len(broker.pulled.items) == 1  # 1,000 are held: no other pull
-            await anext(messages)
-            await broker.pulled.reach(2)
-            assert broker.pulled.items[1].queue_offset == count
-            assert broker.pulled.items[1].commit_offset == 2
-            await messages.aclose()
 
 
 async def test_an_instance_serves_several_groups_but_each_once(tmp_path: Path) -> None:
@@ -456,17 +343,6 @@ async def test_opening_without_a_name_server_fails_cleanly(tmp_path: Path) -> No
         await consumer.open()
     assert not consumer.is_open
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path, range(20)) as (running, _):
-        before = asyncio.all_tasks()
-        async with consumer_of(running) as consumer, Producer("g", running.namesrv) as producer:
-            consumer.listen(lambda message: None)
-            await producer.send(Message("T", b"x"))
-        # The broker is in this loop, too, and still writes what it has learnt of the group, in threads.
-        left = [task.get_coro().cr_code.co_filename for task in asyncio.all_tasks() - before]
-        assert [file for file in left if "/broker/" not in file and not file.endswith("asyncio/threads.py")] == []
 
 
 @pytest.mark.parametrize(

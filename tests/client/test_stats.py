@@ -9,26 +9,13 @@ from pathlib import Path
 import pytest
 
 from rucola.client import Message, MessageExt, Producer, ReconsumeLater, sync
-from rucola.client.stats import PROCESS_BOUNDS_MS, SEND_BOUNDS_MS, ConsumeCounters, Durations, SendCounters
+from rucola.client.stats import PROCESS_BOUNDS_MS, ConsumeCounters
 from rucola.errors import MQError
 from rucola.protocol.codes import RequestCode
 from rucola.remoting.connection import Processor
 from support.cluster import cluster
 from support.consumers import cluster_with_topic, consumer_of
 from support.waiting import until
-
-
-def test_durations_are_summarised() -> None:
-    counts = SendCounters()
-    assert counts.snapshot().sent_ms == Durations(SEND_BOUNDS_MS, (0,) * 8, 0.0)
-    assert counts.snapshot().sent_ms.mean_ms == 0.0
-    for _ in range(3):
-        counts.stored(1, counts.begin(1), store_ok=True)
-    counts.failed(2, counts.begin(2))
-    stats = counts.snapshot()
-    assert (stats.sent, stats.failed, stats.in_flight) == (3, 2, 0)
-    assert (stats.sent_ms.count, stats.failed_ms.count) == (3, 1)
-    assert stats.sent_ms.mean_ms == pytest.approx(stats.sent_ms.sum_ms / 3)
 
 
 @pytest.mark.parametrize(("ms", "place"), [(0.2, 0), (1, 0), (1.1, 1), (60_000, 6), (60_001, 7)])
@@ -130,23 +117,6 @@ async def test_messages_of_an_iteration_are_counted(tmp_path: Path) -> None:
         await messages.aclose()
         stats = consumer.stats()["T"]
         assert (stats.in_hand, stats.consumed, stats.failed) == (0, 1, 1), "nobody said what became of the third"
-
-
-async def test_a_message_held_for_too_long_counts_as_one_failure(tmp_path: Path) -> None:
-    async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
-        consumer = consumer_of(running, consume_timeout_ms=20)
-        may_end = asyncio.Event()
-
-        async def listen(message: MessageExt) -> None:
-            await may_end.wait()
-
-        consumer.listen(listen)
-        async with consumer:
-            await until(lambda: (of := consumer.stats().get("T")) is not None and of.failed == 1)
-            may_end.set()
-            await until(lambda: consumer.stats()["T"].held == 0)
-            stats = consumer.stats()["T"]
-            assert (stats.consumed, stats.failed, stats.in_hand) == (0, 1, 0)
 
 
 def test_a_topic_without_messages_has_zero_counts() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,27 +56,6 @@ def test_send_pull_and_consume_without_a_loop(tmp_path: Path) -> None:
         with PushConsumer("h", namesrv) as again:
             again.subscribe("T")
             assert list(again.messages(idle_timeout_ms=100)) == []
-
-
-def test_a_listener_runs_in_threads(tmp_path: Path) -> None:
-    threads: set[str] = set()
-    bodies: set[bytes] = set()
-    complete = threading.Event()
-
-    def listener(message: Message) -> None:
-        threads.add(threading.current_thread().name)
-        bodies.add(message.body)
-        if len(bodies) == 50:
-            complete.set()
-
-    with servers(tmp_path) as namesrv:
-        consumer = PushConsumer("h", namesrv, consume_from=FIRST)
-        consumer.subscribe("T")
-        consumer.listen(listener)
-        with consumer, Producer("g", namesrv) as producer:
-            producer.send_many(Message("T", b"%d" % i) for i in range(50))
-            assert complete.wait(20)
-    assert all(name.startswith("listener of h") for name in threads)
 
 
 def test_an_ordered_listener_replies_and_pauses_while_suspended(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ import pytest
 from rucola.admin import TRACE_TOPIC, AdminClient
 from rucola.broker.broker import Broker
 from rucola.client import (
-    ConsumeFromWhere,
     LocalTransactionState,
     Message,
     Producer,
     PullConsumer,
-    PushConsumer,
     TransactionProducer,
     trace,
 )
@@ -139,34 +137,6 @@ async def test_a_trace_shows_the_result_of_a_listener(tmp_path: Path) -> None:
         await scene.trace.flush()
         failed, done = (await scene.admin.traces.query(sent.msg_id)).deliveries
         assert (failed.group, failed.end and failed.end.success, done.end and done.end.success) == ("c", False, True)
-
-
-@pytest.mark.slow
-async def test_a_consumer_with_tracing_sends_traces(tmp_path: Path) -> None:
-    async with traced_cluster(tmp_path) as scene:
-        heard: Tally[MessageExt] = Tally()
-
-        async def listen(message: MessageExt) -> None:
-            heard.add(message)
-            if message.reconsume_times == 0:
-                raise ValueError("not at first")
-
-        consumer = PushConsumer(
-            "c",
-            scene.running.namesrv,
-            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-            trace=scene.trace,
-        )
-        consumer.subscribe("T")
-        consumer.listen(listen)
-        async with consumer, Producer("p", scene.running.namesrv, trace=scene.trace) as producer:
-            sent = await producer.send(Message("T", b"one"))
-            await heard.reach(2)
-        await scene.trace.flush()
-        view = await scene.admin.traces.query(sent.msg_id)
-        assert len(view.sends) == 1
-        outcomes = [(one.begin and one.begin.retry_times, one.end and one.end.success) for one in view.deliveries]
-        assert outcomes == [(0, False), (1, True)]
 
 
 async def test_a_broker_without_tracing_gets_no_traces(tmp_path: Path) -> None:
