@@ -99,8 +99,7 @@ joined(*children)
 """
 
 
-@pytest.mark.parametrize("face", ["blocking", "asyncio"])
-@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize(("face", "orderly"), [("blocking", True), ("asyncio", False)])
 def test_children_that_open_a_consumer_made_before_share_its_queues(tmp_path: Path, face: str, orderly: bool) -> None:
     """With one client id both would own the same half of the queues, and nothing the other."""
     with servers(tmp_path, queues=4) as namesrv:

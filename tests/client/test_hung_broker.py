@@ -63,16 +63,6 @@ def of_healthy(*consumers: PushConsumer) -> int:
 
 
 @ORDERLY
-async def test_a_member_consumes_from_the_healthy_broker_at_once(tmp_path: Path, orderly: bool) -> None:
-    async with two_brokers(tmp_path) as (running, proxy, _):
-        proxy.freeze()
-        got: Tally[int] = Tally()
-        async with asyncio.timeout(SOON_S), consuming(running, got, orderly=orderly):
-            await got.reach(lambda items: set(items) == {*range(MESSAGES)})
-        proxy.thaw()
-
-
-@ORDERLY
 async def test_members_join_and_leave_while_a_broker_hangs(tmp_path: Path, orderly: bool) -> None:
     """Giving up its queues and taking up those of the healthy broker are independent of each other."""
 

@@ -26,6 +26,7 @@ from rucola.client import (
     ReconsumeLater,
     Router,
 )
+from rucola.client.consumer import push_consumer
 from rucola.testing.rocketmq import RocketMQ
 from support.waiting import until
 
@@ -126,14 +127,18 @@ async def test_a_handler_takes_what_its_annotations_say(rocketmq: RocketMQ, wher
 
         router.subscriber("Both", group="both", consume_from=FIRST, value=Order)(both)
 
+    for topic, body in (
+        ("Raw", b"\xff"),
+        ("Text", "Käse".encode()),
+        ("Message", b"m"),
+        ("Typed", PIZZA),
+        ("Both", PIZZA),
+    ):
+        await send(rocketmq, topic, body, keys="k")
+    taken = [b"\xff", "Käse", ("k", b"m"), ("k", Order("pizza", 9)), ("k", Order("pizza", 9), False)]
     async with router:
-        for topic, body, expected in (
-            ("Raw", b"\xff", b"\xff"), ("Text", "Käse".encode(), "Käse"), ("Message", b"m", ("k", b"m")),
-            ("Typed", PIZZA, ("k", Order("pizza", 9))),
-            ("Both", PIZZA, ("k", Order("pizza", 9), False)),
-        ):  # fmt: skip
-            await send(rocketmq, topic, body, keys="k")
-            assert await got.get() == expected
+        for _ in range(5):
+            taken.remove(await got.get())
 
 
 class Waiter:
@@ -186,7 +191,10 @@ async def test_a_handler_that_raises_has_its_message_retried(rocketmq: RocketMQ)
 
 @pytest.mark.slow
 @AT_ONCE
-async def test_a_message_whose_result_cannot_be_sent_is_retried(rocketmq: RocketMQ) -> None:
+async def test_a_message_whose_result_cannot_be_sent_is_retried(
+    rocketmq: RocketMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_consumer, "PERSIST_INTERVAL_MS", 50)
     router, results = Router("shop"), iter([Order("no meal", 1), Meal("pizza")])
 
     @router.subscriber("Orders", group="cooks", consume_from=FIRST)

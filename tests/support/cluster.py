@@ -75,7 +75,8 @@ class Cluster:
             bind_address=HOST,
             listen_port=port,
             namesrv_addr=self.namesrv,
-            **{"broker_ip1": HOST, "grpc_server_port": port + 2} | settings,
+            # A slave whose master has an empty log follows it only from the first heartbeat on.
+            **{"broker_ip1": HOST, "grpc_server_port": port + 2, "ha_send_heartbeat_interval": 200} | settings,
         )
         store_config = StoreConfig(store_path_root_dir=self.path / (directory or name), **SMALL_FILES | (store or {}))
         self.stores.add(store_config.store_path_root_dir)
