@@ -23,15 +23,12 @@ from rucola.admin import (
 from rucola.broker.broker import Broker
 from rucola.client import Producer, PullConsumer
 from rucola.domain.queue import LockedQueues, MessageQueue
-from rucola.errors import ConfigError, RemotingError, TopicNotFound
+from rucola.errors import ConfigError, TopicNotFound
 from rucola.message import Message, MessageExt
 from rucola.protocol.body import decode_body, encode_body
-from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.codes import RequestCode
 from rucola.protocol.command import RemotingCommand
-from rucola.protocol.offset import OffsetResponseHeader
-from rucola.protocol.pull import PullMessageResponseHeader
 from rucola.protocol.retry import ConsumerSendMsgBackRequestHeader
-from rucola.remoting.connection import Connection, Processor
 from support.cluster import Cluster, cluster
 from support.errors import raises
 
@@ -177,28 +174,6 @@ async def test_copies_go_only_to_brokers_that_have_noted_them(tmp_path: Path, mo
                 assert noted == of_broker
         await scene.reset_offset()
         assert statuses(await scene.redrive()) == COUNT * [BEFORE]
-
-
-async def test_a_queue_that_cannot_be_read_to_its_end_is_an_error(tmp_path: Path) -> None:
-    """A slave that lags has no more messages, though the master has: a ledger without its end would hide copies."""
-
-    def ends_at(offset: int) -> Processor:
-        return lambda _, command: command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=offset))
-
-    def pull(_: Connection, command: RemotingCommand) -> RemotingCommand:
-        nothing = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=0, min_offset=0, max_offset=0)
-        return command.response(ResponseCode.PULL_NOT_FOUND, nothing)
-
-    processors = {
-        RequestCode.GET_MIN_OFFSET: ends_at(0),
-        RequestCode.GET_MAX_OFFSET: ends_at(3),
-        RequestCode.PULL_MESSAGE: pull,
-    }
-    async with cluster(tmp_path) as running, PullConsumer("reader", running.namesrv) as consumer:
-        await running.scripted_broker("broker-a", "T", processors)  # type: ignore[arg-type]
-        (queue,) = await consumer.queues("T")
-        with raises(RemotingError):
-            await anext(read_queue(consumer, queue))
 
 
 async def test_redrive_sends_chosen_dead_letters_alone(tmp_path: Path) -> None:

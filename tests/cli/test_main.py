@@ -53,14 +53,6 @@ def test_help_imports_no_subpackage() -> None:
     assert own == {"rucola", "rucola.cli", "rucola.cli.main", "rucola.cli.suggestions", "rucola.errors"}
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["admin", "nonsense"], ["admin", "topicStatus", "-n", "a:1"]])
-def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-
-
 def test_an_error_is_one_line_and_ends_with_1() -> None:
     result = run("admin", "topicStatus", "-n", "nowhere.invalid:1", "-t", "Orders")
     assert result.returncode == 1

@@ -88,7 +88,6 @@ SESSION = LazySession("tests", use_spark=False)
 URL = "s3a://bucket/x"
 
 
-@pytest.mark.parametrize("as_path", [False, True])
 @pytest.mark.parametrize(
     "call",
     [
@@ -112,12 +111,12 @@ URL = "s3a://bucket/x"
     ],
 )
 def test_the_python_api_takes_no_url_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path, Any], object], as_path: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path, Any], object]
 ) -> None:
     store = SmallStore(tmp_path / "store")
     store.put()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     with pytest.raises(ConfigError):
-        call(store.path, Path(URL) if as_path else URL)
+        call(store.path, URL)
     assert list(Path().iterdir()) == []

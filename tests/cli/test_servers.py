@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import resource
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -85,22 +84,6 @@ def test_a_taken_port_is_refused_and_leaves_the_store_closed(tmp_path: Path, tak
     assert f"127.0.0.1:{port}" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (store / "abort").exists()
-    assert run("store", "check", store).returncode == 0
-
-
-@pytest.mark.slow
-def test_standalone_takes_apaches_broker_conf_and_store(tmp_path: Path, golden: Path) -> None:
-    store = Path(shutil.copytree(golden / "g1-clean" / "store", tmp_path / "store"))
-    conf = golden / "g1-clean" / "broker.conf"
-    with server("standalone", "--store", store, *FREE_PORTS, "-c", conf, log=tmp_path / "log") as standalone:
-        namesrv, broker = standalone.addresses()
-        (entry,) = json.loads(run("admin", "clusterList", "--json", NAMESRV_ADDR=namesrv).stdout)
-        assert (entry["clusterName"], entry["brokerName"], entry["brokerAddr"]) == (
-            "DefaultCluster",
-            "broker-a",
-            broker,
-        )
-        assert standalone.stop() == 0
     assert run("store", "check", store).returncode == 0
 
 

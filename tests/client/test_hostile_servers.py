@@ -212,12 +212,13 @@ async def test_an_answer_that_repeats_a_pull_is_followed_by_a_pause(
         assert pulled.items == expected
 
 
-async def test_a_queue_that_a_tool_cannot_read_to_its_end_is_an_error(tmp_path: Path) -> None:
-    """As at a slave without its master: what was read before is not the whole queue."""
+@pytest.mark.parametrize("code", [ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_NOT_FOUND])
+async def test_a_queue_that_a_tool_cannot_read_to_its_end_is_an_error(tmp_path: Path, code: ResponseCode) -> None:
+    """As at a slave without its master, or that lags: what was read before is not the whole queue."""
 
     def pull(connection: Connection, command: RemotingCommand) -> Reply:
         header = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=0, min_offset=0, max_offset=0)
-        return command.response(ResponseCode.PULL_RETRY_IMMEDIATELY, header)
+        return command.response(code, header)
 
     processors: dict[int, Processor] = {RequestCode.PULL_MESSAGE: pull}
     for code, offset in ((RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 5)):
