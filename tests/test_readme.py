@@ -23,7 +23,7 @@ def test_a_reader_without_java_installs_sends_and_inspects(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """From an empty directory with Python alone, in the order of the page."""
-    install, first_message, *_ = README.sections().values()
+    first_message, *_ = README.sections().values()
     wheel, _ = build(tmp_path_factory)
     directory = tmp_path / "reader"
     directory.mkdir()
@@ -31,7 +31,6 @@ def test_a_reader_without_java_installs_sends_and_inspects(
     assert "first.py" in first_message.text
     (directory / "first.py").write_text(program.text, encoding="utf-8")
     with Reader(directory, {"install .": "install rucola-mq"}, wheels=wheel.parent, JAVA_HOME="/nowhere") as reader:
-        reader.follow(install)
         reader.follow(first_message)
         assert (directory / "store" / "abort").exists()
         reader.interrupt()
