@@ -16,8 +16,7 @@ from rucola.client.sync import Producer
 from rucola.errors import RemotingError, StoreError
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
-from rucola.spark.lake import read_lake
-from rucola.spark.session import LazySession
+from rucola.spark.session import AnySession, LazySession
 from rucola.spark.source import live_source, pull_partitions
 from rucola.spark.source.live_source import LiveSource
 from rucola.spark.source.options import ReadOptions
@@ -26,23 +25,24 @@ from support.cluster import Cluster, cluster
 from support.errors import raises
 from support.live_reads import send
 
+HERE = LazySession("tests", use_spark=False)
 Archiving = Callable[..., Any]
 
 
 @asynccontextmanager
-async def archived_cluster(path: Path, spark: SparkSession) -> AsyncIterator[tuple[Cluster, Archiving]]:
+async def archived_cluster(path: Path, jobs: AnySession = HERE) -> AsyncIterator[tuple[Cluster, Archiving]]:
     """Run a test on a cluster without brokers yet; archiving goes on in a thread, for it has a loop of its own."""
 
     async with cluster(path) as running:
 
         async def archiving(**given: Any) -> archive.ArchiveResult:
-            return await asyncio.to_thread(archive.run_live, spark, running.namesrv, path / "lake", **given)
+            return await asyncio.to_thread(archive.run_live, jobs, running.namesrv, path / "lake", **given)
 
         yield running, archiving
 
 
-def archived(spark: SparkSession, lake: Path) -> list[str]:
-    return sorted(row.msgId for row in read_lake(spark, lake).select("msgId").collect())
+def archived(lake: Path) -> list[str]:
+    return sorted(row for batch in Archive(lake).scan().batches(["msgId"]) for row in batch[0].to_pylist())
 
 
 @pytest.mark.spark
@@ -68,7 +68,7 @@ async def test_brokers_are_archived_in_bounded_commits(spark: SparkSession, tmp_
         sent += await send(running, "Late", 5, broker="broker-b")
         second = await archiving()
         assert second.rows_by_topic == {"Late": 5, "T": 2}
-        assert archived(spark, lake) == sorted(sent)
+        assert archived(lake) == sorted(sent)
         assert {each.broker_name for each in Archive(lake).by_key(["k1"]).messages} == {"broker-a", "broker-b"}
         progress = Archive(lake).progress()
         assert progress["broker-a"].queues == {"T": {"0": 4, "1": 4, "2": 2, "3": 2}}
@@ -91,7 +91,7 @@ async def test_a_run_opens_one_client_for_all_that_it_asks(tmp_path: Path, monke
     async with cluster(tmp_path) as running:
         broker = await running.start_broker("broker-a")
         await running.create_topic(broker, "T")
-        session, told = LazySession("tests", use_spark=False), list[tuple[int, int]]()
+        told: list[tuple[int, int]] = []
 
         def progress(done: int, total: int) -> None:
             told.append((done, total))
@@ -99,15 +99,14 @@ async def test_a_run_opens_one_client_for_all_that_it_asks(tmp_path: Path, monke
         for _ in range(2):
             await send(running, "T", 3)
             result = await asyncio.to_thread(
-                archive.run_live, session, running.namesrv, tmp_path / "lake", progress=progress
+                archive.run_live, HERE, running.namesrv, tmp_path / "lake", progress=progress
             )
             assert (result.rows, told[-1]) == (3, (3, 3))
     assert [consumer.is_open for consumer in opened] == [False, False]
 
 
-@pytest.mark.spark
-async def test_messages_deleted_before_archiving_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    async with archived_cluster(tmp_path, spark) as (running, archiving):
+async def test_messages_deleted_before_archiving_are_an_error(tmp_path: Path) -> None:
+    async with archived_cluster(tmp_path) as (running, archiving):
         broker = await running.start_broker("broker-a", store={"mapped_file_size_commit_log": 4096})
         await running.create_topic(broker, "T")
         sent = await send(running, "T", 2)
@@ -121,17 +120,16 @@ async def test_messages_deleted_before_archiving_are_an_error(spark: SparkSessio
             await archiving()
         summary = await archiving(fail_on_data_loss=False)
         assert 0 < summary.rows < 100
-        rows = archived(spark, tmp_path / "lake")
+        rows = archived(tmp_path / "lake")
         assert rows == sorted(sent[:2] + sent[-summary.rows :])
         assert (await archiving()).rows == 0
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("count", [8, 16])
-async def test_a_recreated_queue_is_an_error(count: int, spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_recreated_queue_is_an_error(count: int, tmp_path: Path) -> None:
     """Whether its messages are fewer than the archived ones, or more: those before the progress would be skipped."""
     lake = tmp_path / "lake"
-    async with archived_cluster(tmp_path, spark) as (running, archiving):
+    async with archived_cluster(tmp_path) as (running, archiving):
         await running.create_topic(await running.start_broker("broker-a"), "T")
         sent = await send(running, "T", 12)
         assert (await archiving()).rows == 12
@@ -139,18 +137,15 @@ async def test_a_recreated_queue_is_an_error(count: int, spark: SparkSession, tm
         await running.create_topic(await running.start_broker("broker-a"), "T")
         await send(running, "T", count)
         with pytest.raises(StoreError):
-            await asyncio.to_thread(archive.run_live, spark, running.namesrv, lake)
-    assert archived(spark, lake) == sorted(sent)
+            await asyncio.to_thread(archive.run_live, HERE, running.namesrv, lake)
+    assert archived(lake) == sorted(sent)
 
 
-@pytest.mark.spark
-async def test_alternating_runs_archive_each_message_once(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_alternating_runs_archive_each_message_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run asks the brokers, then another one archives, and what has come meanwhile, before the first has the lake."""
     lake = tmp_path / "lake"
 
-    async with archived_cluster(tmp_path, spark) as (running, archiving):
+    async with archived_cluster(tmp_path) as (running, archiving):
         await running.create_topic(await running.start_broker("broker-a"), "T")
         sent = await send(running, "T", 4)
 
@@ -158,19 +153,18 @@ async def test_alternating_runs_archive_each_message_once(
             monkeypatch.undo()
             with Producer("senders", running.namesrv) as producer:
                 sent.extend(producer.send(Message("T", b"later")).msg_id for _ in range(8))
-            assert archive.run_live(spark, running.namesrv, lake).rows == 12
+            assert archive.run_live(HERE, running.namesrv, lake).rows == 12
             return opened.open(**options)
 
         monkeypatch.setattr(Archive, "open", open_later)
         assert (await archiving()).rows == 0
-        assert archived(spark, lake) == sorted(sent)
+        assert archived(lake) == sorted(sent)
 
 
-@pytest.mark.spark
-async def test_a_missing_broker_is_an_error_or_named(spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_missing_broker_is_an_error_or_named(tmp_path: Path) -> None:
     """It was archived before, or is required; when it is back, the archive goes on where it was."""
 
-    async with archived_cluster(tmp_path, spark) as (running, archiving):
+    async with archived_cluster(tmp_path) as (running, archiving):
         for name in ("broker-a", "broker-b"):
             broker = await running.start_broker(name)
             await running.create_topic(broker, "T")
@@ -193,16 +187,15 @@ async def test_a_missing_broker_is_an_error_or_named(spark: SparkSession, tmp_pa
         sent += await send(running, "T", 2, broker="broker-b")
         last = await archiving()
         assert (last.rows, last.missing) == (7, ())
-        assert archived(spark, tmp_path / "lake") == sorted(sent)
+        assert archived(tmp_path / "lake") == sorted(sent)
 
 
-@pytest.mark.spark
 async def test_a_broker_lost_during_archiving_is_archived_later(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the bounds and the read; the command tries again after such an error (see `rucola pipeline archive`)."""
 
-    async with archived_cluster(tmp_path, spark) as (running, archiving):
+    async with archived_cluster(tmp_path) as (running, archiving):
         await running.create_topic(await running.start_broker("broker-a"), "T")
         broker = await running.start_broker("broker-b")
         await running.create_topic(broker, "T")
@@ -220,7 +213,7 @@ async def test_a_broker_lost_during_archiving_is_archived_later(
         assert not (tmp_path / "lake" / "_rucola" / "snapshot.json").exists()
         await running.start_broker("broker-b")
         assert (await archiving()).rows == 8
-        assert archived(spark, tmp_path / "lake") == sorted(sent)
+        assert archived(tmp_path / "lake") == sorted(sent)
 
 
 def test_unreachable_name_servers_are_an_error(tmp_path: Path) -> None:
