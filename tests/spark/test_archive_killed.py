@@ -14,16 +14,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
+from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
-from rucola.spark.lake import read_lake
 from rucola.spark.lake.snapshot import Snapshot
 from rucola.spark.lake.tables import read_snapshot
+from rucola.spark.session import LazySession
 from support.lake_entries import lake_entries
 from support.processes import wait_for
 from support.small_store import SmallStore
 from support.waiting import DEADLINE_S
+
+HERE = LazySession("tests", use_spark=False)
 
 # Where this directory is on the path of a worker, the worker dies behind its first batch while there is a file `kill`.
 DYING_WORKER = """
@@ -90,9 +92,9 @@ main(prog_name="rucola")
 """
 
 
-def assert_all_once(spark: SparkSession, lake: Path, places: list[int]) -> None:
-    rows = read_lake(spark, lake).select("commitLogOffset", "keys", "msgId").collect()
-    assert sorted(row.commitLogOffset for row in rows) == places
+def assert_all_once(lake: Path, places: list[int]) -> None:
+    batches = Archive(lake).scan().batches(["commitLogOffset"])
+    assert sorted(offset for batch in batches for offset in batch[0].to_pylist()) == places
     # Entries of a run that was killed before its messages counted are there twice.
     assert {entry["commitLogOffset"] for entry in lake_entries(lake)} == {*places}
 
@@ -102,9 +104,7 @@ def put(store: SmallStore, count: int) -> list[int]:
 
 
 @pytest.mark.spark
-def test_an_archive_survives_kills_of_worker_and_driver(
-    spark: SparkSession, small_store: SmallStore, tmp_path: Path
-) -> None:
+def test_an_archive_survives_kills_of_worker_and_driver(small_store: SmallStore, tmp_path: Path) -> None:
     lake, kill = tmp_path / "lake", tmp_path / "kill"
     places = put(small_store, 400)
     kill.touch()
@@ -121,13 +121,13 @@ def test_an_archive_survives_kills_of_worker_and_driver(
     assert "Python worker exited unexpectedly" in done.stdout
     assert read_snapshot(lake).number == 0
     assert not (lake / "_rucola" / "progress.json").exists()
-    assert archive.run(spark, small_store.path, lake).rows == len(places)
-    assert archive.run(spark, small_store.path, lake).rows == 0
-    assert_all_once(spark, lake, places)
+    assert archive.run(HERE, small_store.path, lake).rows == len(places)
+    assert archive.run(HERE, small_store.path, lake).rows == 0
+    assert_all_once(lake, places)
 
 
-@pytest.mark.spark
-def test_a_continuous_archive_survives_a_kill(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_continuous_archive_survives_a_kill(small_store: SmallStore, tmp_path: Path) -> None:
     """Messages keep coming; the driver is killed in the middle of its third commit."""
     lake = tmp_path / "lake"
     places = put(small_store, 50)
@@ -149,6 +149,6 @@ def test_a_continuous_archive_survives_a_kill(spark: SparkSession, small_store: 
     published = json.loads((lake / "_rucola" / "progress.json").read_bytes())
     assert published[str(small_store.path)]["physical_offset"] <= archived
     places += put(small_store, 5)
-    archive.run(spark, small_store.path, lake)
-    assert archive.run(spark, small_store.path, lake).rows == 0
-    assert_all_once(spark, lake, places)
+    archive.run(HERE, small_store.path, lake)
+    assert archive.run(HERE, small_store.path, lake).rows == 0
+    assert_all_once(lake, places)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from rucola.cli.main import main
 from rucola.fastjson import dumps_pretty
@@ -20,10 +18,11 @@ from rucola.message.topics import is_system_topic
 from rucola.spark.jobs import archive, audit
 from rucola.spark.jobs.selection import Selection
 from rucola.spark.jobs.time_axis import TimeAxis
-from rucola.spark.session import AnySession
+from rucola.spark.session import LazySession
 from support.small_store import SmallStore
 
 HOUR_MS = 3_600_000
+HERE = LazySession("tests", use_spark=False)  # Spark's tables are compared with these in test_without_spark
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
 
@@ -33,12 +32,11 @@ def rows(audited: audit.AuditResult, table: str, *columns: str) -> list[Any]:
     return [each[0] for each in found] if len(columns) == 1 else found
 
 
-@pytest.mark.spark
-def test_a_golden_store_is_counted(jobs: AnySession, golden: Path, tmp_path: Path) -> None:
+def test_a_golden_store_is_counted(golden: Path, tmp_path: Path) -> None:
     store = golden / "g1-clean" / "store"
     lines = (golden / "g1-clean" / "expected.jsonl").read_text().splitlines()
     messages = [row for row in map(json.loads, lines) if not is_system_topic(row["topic"])]
-    found = audit.run(jobs, [store], tmp_path / "out", delay_levels="1s")
+    found = audit.run(HERE, [store], tmp_path / "out", delay_levels="1s")
     by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for message in messages:
         by_topic[message["topic"]].append(message)
@@ -105,10 +103,7 @@ def test_a_golden_store_is_counted(jobs: AnySession, golden: Path, tmp_path: Pat
     assert "G_g_retry · dead letter" in page
 
 
-@pytest.mark.spark
-def test_repeats_traces_and_lag_of_a_small_store_are_counted(
-    spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
-) -> None:
+def test_repeats_traces_and_lag_of_a_small_store_are_counted(small_store: SmallStore, tmp_path: Path) -> None:
     def put(topic: str, at_ms: int, **given: Any) -> int:
         return small_store.put(topic, at_ms=MIDNIGHT_MS + at_ms, **given)
 
@@ -123,9 +118,9 @@ def test_repeats_traces_and_lag_of_a_small_store_are_counted(
     (small_store.path / "config").mkdir()
     offsets = {"T@g": {"0": 1}, "T@done": {"0": 3}, "Gone@g": {"0": 7}, "RMQ_SYS_TRACE_TOPIC@x": {"0": 0}}
     (small_store.path / "config" / "consumerOffset.json").write_text(dumps_pretty({"offsetTable": offsets}))
-    archive.run(spark, small_store.path, tmp_path / "lake")
+    archive.run(HERE, small_store.path, tmp_path / "lake")
 
-    found = audit.run(jobs, [small_store.path])
+    found = audit.run(HERE, [small_store.path])
     assert rows(found, "topics", "topic", "messages", "repeatedIds", "repeatedBodies") == [
         ("%RETRY%g", 2, 0, 0),
         ("T", 3, 1, 1),
@@ -144,16 +139,15 @@ def test_repeats_traces_and_lag_of_a_small_store_are_counted(
         ("g", "Gone", 7, 7, 0, 0),
         ("g", "T", 1, 3, 2, HOUR_MS + 18_000),
     ]
-    of_lake = audit.run(jobs, [tmp_path / "lake"])
+    of_lake = audit.run(HERE, [tmp_path / "lake"])
     for table in ("topics", "hours", "timeline", "failures", "sizes", "hot_keys"):
         assert of_lake.tables[table].to_pylist() == found.tables[table].to_pylist()
     assert of_lake.tables["lags"].num_rows == 0
-    first = audit.run(jobs, [small_store.path], selection=Selection(("T",), ending_timestamp=MIDNIGHT_MS + 1))
+    first = audit.run(HERE, [small_store.path], selection=Selection(("T",), ending_timestamp=MIDNIGHT_MS + 1))
     assert first.messages == 1
 
 
-@pytest.mark.spark
-def test_the_command_prints_a_table_or_json(spark: SparkSession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_or_json(small_store: SmallStore, tmp_path: Path) -> None:
     small_store.put("T")
     arguments = ["pipeline", "audit", "--from", str(small_store.path)]
     plain = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "out")])

@@ -30,6 +30,7 @@ from support.processes import wait_for
 from support.servers import RUCOLA, server
 from support.small_store import SmallStore
 
+HERE = LazySession("tests", use_spark=False)
 MIDNIGHT_MS = 1_700_006_400_000  # 2023-11-15 00:00 UTC
 
 
@@ -56,12 +57,12 @@ def by_queue(rows: list[Row]) -> list[list[Row]]:
 
 @pytest.mark.spark
 def test_a_store_and_its_lake_are_replayed_identically(
-    spark: SparkSession, jobs: AnySession, small_store: SmallStore, tmp_path: Path
+    jobs: AnySession, small_store: SmallStore, tmp_path: Path
 ) -> None:
     fill(small_store, 30)
     fill(small_store, 10, "Other")
     lake = tmp_path / "lake"
-    archive.run(spark, small_store.path, lake)
+    archive.run(HERE, small_store.path, lake)
     everything = {
         "tags": "A || C",
         "keys": ("k2", "é4", "T-00000006", "k7", "k14"),
@@ -131,7 +132,7 @@ def test_no_message_overtakes_one_that_no_broker_accepts(
     ledger = tmp_path / "ledger"
     with broker_thread(tmp_path / "broker", "T") as namesrv:
         with pytest.raises(RemotingError):
-            replay.run(LazySession("tests", use_spark=False), small_store.path, ReplayOptions(namesrv, ledger))
+            replay.run(HERE, small_store.path, ReplayOptions(namesrv, ledger))
         reached = {queue.queue_id: each.count for queue, each in AckReader(ledger).refresh().items()}
         first, second = by_queue(read(namesrv, subscribe="T"))
     assert numbers(first) == list(range(0, 60, 2))
@@ -140,24 +141,23 @@ def test_no_message_overtakes_one_that_no_broker_accepts(
     assert reached == {0: len(first), 1: len(second)}
 
 
-@pytest.mark.spark
-def test_an_impossible_replay_is_refused(jobs: AnySession, small_store: SmallStore, tmp_path: Path) -> None:
+def test_an_impossible_replay_is_refused(small_store: SmallStore, tmp_path: Path) -> None:
     """See also the command lines in test_commands."""
     small_store.put("T")
     with pytest.raises(ConfigError):
-        replay.run(jobs, small_store.path, ReplayOptions(ledger=tmp_path / "ledger"))
+        replay.run(HERE, small_store.path, ReplayOptions(ledger=tmp_path / "ledger"))
     with pytest.raises(ConfigError):
         Selection(starting_timestamp=2, ending_timestamp=1)
     with broker_thread(tmp_path / "broker", "T") as namesrv:
         options = ReplayOptions(namesrv, tmp_path / "ledger")
-        assert replay.run(jobs, small_store.path, options).sent == 1
+        assert replay.run(HERE, small_store.path, options).sent == 1
         with pytest.raises(ConfigError):
-            replay.run(jobs, small_store.path, replace(options, topic="U"))
+            replay.run(HERE, small_store.path, replace(options, topic="U"))
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("option", ["--spark", "--no-spark"])
-def test_a_killed_replay_resumes(spark: SparkSession, small_store: SmallStore, tmp_path: Path, option: str) -> None:
+def test_a_killed_replay_resumes(small_store: SmallStore, tmp_path: Path, option: str) -> None:
     """kill -9 of the command in the middle: the next run sends the rest. Nothing is missing, and all is in order."""
     fill(small_store, 900)
     ledger = tmp_path / "ledger"
@@ -296,8 +296,7 @@ def test_queues_are_distributed_evenly() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spark
-def test_a_dry_run_prints_what_would_be_sent(spark: SparkSession, small_store: SmallStore) -> None:
+def test_a_dry_run_prints_what_would_be_sent(small_store: SmallStore) -> None:
     fill(small_store, 4, queues=2)
     result = CliRunner().invoke(
         main, ["pipeline", "replay", "--from", str(small_store.path), "--dry-run", "-s", "n > 0"]

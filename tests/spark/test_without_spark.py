@@ -25,7 +25,7 @@ from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, audit, replay, search
 from rucola.spark.jobs.selected_messages import SelectedMessages
 from rucola.spark.jobs.selection import Selection
-from rucola.spark.lake import key_index, parquet_files, read_lake
+from rucola.spark.lake import key_index, parquet_files
 from rucola.spark.lake.lookup import messages_of
 from rucola.spark.lake.snapshot import Snapshot
 from rucola.spark.lake.tables import read_snapshot
@@ -64,8 +64,9 @@ def fill(store: SmallStore, count: int, seed: int = 2013) -> None:
         store.put(topic, pick.randrange(3), body, at_ms=at_ms, born_ms=born_ms, sys_flag=int(odd), **given)
 
 
-def rows_of(spark: SparkSession, lake: Path) -> list[Any]:
-    return sorted(read_lake(spark, lake).collect(), key=lambda row: row.commitLogOffset)
+def rows_of(lake: Path) -> list[Any]:
+    rows = [row for batch in Archive(lake).scan().batches(tuple(COLUMNS)) for row in batch.to_pylist()]
+    return sorted(rows, key=lambda row: row["commitLogOffset"])
 
 
 def places_of(snapshot: Snapshot) -> set[tuple[str, str, int, int]]:
@@ -93,8 +94,8 @@ def test_archive_and_compaction_equal_those_of_spark(
         one, other = (replace(summary, lake="", file_count=0, file_size=0, key_size=0) for summary in summaries)
         assert one == other
     in_spark, here = (lake for _, lake in both)
-    rows = rows_of(spark, in_spark)
-    assert rows_of(spark, here) == rows
+    rows = rows_of(in_spark)
+    assert rows_of(here) == rows
     entries = lake_entries(in_spark)
     assert lake_entries(here) == entries
     snapshots = [read_snapshot(lake) for _, lake in both]
@@ -109,7 +110,7 @@ def test_archive_and_compaction_equal_those_of_spark(
         several = sum(file.rows for file in read_snapshot(lake).rows if files[file.topic, file.date] > 1)
         summary = Archive(lake).compact(min_files=2)
         assert (summary.rows, summary.replaced_key_files, summary.key_files) == (several, 3, 1)
-        assert rows_of(spark, lake) == rows
+        assert rows_of(lake) == rows
         assert lake_entries(lake) == entries
     compacted = [{(file.topic, file.date): file.rows for file in read_snapshot(lake).rows} for lake in (in_spark, here)]
     assert compacted[0] == compacted[1]
@@ -124,15 +125,18 @@ def test_an_audit_equals_that_of_spark(spark: SparkSession, small_store: SmallSt
     (small_store.path / "config" / "consumerOffset.json").write_text(text)
     archive.run(HERE, small_store.path, tmp_path / "lake")
     other = SmallStore(tmp_path / "other")
-    for sources in ([small_store.path], [tmp_path / "lake"], [small_store.path, tmp_path / "lake"], [other.path]):
-        for given in ({}, {"selection": Selection(tags="A", expression="n > 30"), "hottest": 2, "delay_levels": "1s"}):
-            one, here = (audit.run(jobs, sources, **given) for jobs in (spark, HERE))  # type: ignore[arg-type]
-            for name, table in one.tables.items():
-                found = here.tables[name]
-                assert [(each.name, each.type) for each in found.schema] == [
-                    (each.name, each.type) for each in table.schema
-                ]
-                assert found.to_pylist() == table.to_pylist(), name
+    chosen: dict[str, Any] = {
+        "selection": Selection(tags="A", expression="n > 30"), "hottest": 2, "delay_levels": "1s"
+    }  # fmt: skip
+    both = [small_store.path, tmp_path / "lake"]
+    for sources, given in (([small_store.path], {}), (both, chosen), ([other.path], {})):
+        one, here = (audit.run(jobs, sources, **given) for jobs in (spark, HERE))
+        for name, table in one.tables.items():
+            found = here.tables[name]
+            assert [(each.name, each.type) for each in found.schema] == [
+                (each.name, each.type) for each in table.schema
+            ]
+            assert found.to_pylist() == table.to_pylist(), name
     assert len(here.tables["topics"]) == 0
 
 
