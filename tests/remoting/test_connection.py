@@ -21,6 +21,7 @@ from rucola.remoting.connection import WRITE_LIMIT, Connection, Processor, ReadH
 from rucola.remoting.deadline import Deadline
 from support.errors import raises
 from support.remoting_peers import BIG, ECHO, HOLD, NOTIFY, SECURITY, RawPeer, echo, request, running_server
+from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -386,7 +387,10 @@ async def test_two_hundred_connections_are_served_and_closed() -> None:
         address = f"127.0.0.1:{server.port}"
         for _ in range(3):
             answers = await asyncio.gather(
-                *[client.invoke(address, request(ECHO, str(n).encode())) for n, client in enumerate(clients)]
+                *[
+                    client.invoke(address, request(ECHO, str(n).encode()), DEADLINE_S * 1000)
+                    for n, client in enumerate(clients)
+                ]
             )
             assert [int(answer.body) for answer in answers] == list(range(200))
         assert len(server.connections) == 200
