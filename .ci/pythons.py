@@ -7,6 +7,8 @@ interpreter gets an environment in build/pythons with the packages of requiremen
 checkout, so that the tests run what users install. The version of the running interpreter is left out, since
 `make test` tests it. Prints one line per version; the exit code is 1 if a test failed. A version that is not found is
 no failure.
+
+Then the same seed must give the same run of a simulated cluster as with the running interpreter (docs/simulation.md).
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ ROOMS = ("admin", "broker", "client", "http2", "message", "namesrv", "protocol",
 """The directories of tests that need no package of the extras `spark` and `reliable`."""
 WARNINGS = ("-W", "default::pytest.PytestUnraisableExceptionWarning")
 """asyncio of 3.13.0 raises in transports that are collected after their server; in 3.11 such an error fails a test."""
+SEED = 1
+"""Of a run without an election, which would need the extra `etcd`."""
+SAME_RUNS = ("3.11", "3.12", "3.13")
+"""Versions with which the transcript of a run is the same."""
 MARKERS = "not slow and not spark and not external"
 IDENTITY = (
     "import sys, sysconfig; free = sysconfig.get_config_var('Py_GIL_DISABLED'); "
@@ -111,6 +117,16 @@ def run(*command: str | Path, **environment: str) -> str:
     return (done.stdout.strip().splitlines() or [""])[-1]
 
 
+def transcript(python: Path | str) -> str:
+    """Run a simulated cluster, and return what happened."""
+    command = [python, "-m", "simulation.cluster", "--seed", str(SEED)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout
+
+
 def main(arguments: list[str]) -> int:
     own, failed = identity(sys.executable), 0
     for version in VERSIONS:
@@ -130,6 +146,8 @@ def main(arguments: list[str]) -> int:
         try:
             python = make_environment(found[0], PLACE / version, wheel)
             result = run(python, "-m", "pytest", *WARNINGS, "-m", MARKERS, *options, *(arguments or rooms))
+            if own and {own[0], version} <= {*SAME_RUNS} and transcript(python) != transcript(sys.executable):
+                raise RuntimeError(f"seed {SEED} of the simulated cluster gives another run than with {own[1]}")
             print(f"{result}, {time.monotonic() - begin:.0f} s in all", flush=True)
         except RuntimeError as error:
             failed = 1

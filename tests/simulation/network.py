@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import itertools
 import os
 import selectors
 import socket
@@ -83,6 +84,17 @@ class _ReadyHandles(deque[Any]):
         return handle
 
 
+class _Task(asyncio.Task[Any]):
+    """A task whose hash is its number: a set of tasks has the same order in each run, and with each Python."""
+
+    def __init__(self, work: Any, *, loop: SimulatedLoop, **options: Any) -> None:
+        self._number = next(loop.task_numbers)
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(InMemoryLoop):
     """The loop, its clock and its network. Work for threads is done at once, on the loop."""
 
@@ -90,7 +102,9 @@ class SimulatedLoop(InMemoryLoop):
         selector = SimulatedSelector()
         selector.loop = self
         self.now_s = 0.0
+        self.task_numbers = itertools.count()
         super().__init__(selector)
+        self.set_task_factory(lambda loop, work, **options: _Task(work, loop=self, **options))
         self._clock_resolution = _RESOLUTION_S
         ready = _ReadyHandles(self._ready)
         ready.loop = self
@@ -341,6 +355,24 @@ def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
     finally:
         for name, function in real.items():
             setattr(time, name, function)
+
+
+@contextmanager
+def same_gather() -> Iterator[None]:
+    """Let `asyncio.gather` need as many iterations with each Python: 3.11 needs one more for what is done already."""
+    real = asyncio.gather
+
+    async def result(done: Any) -> Any:
+        return await done
+
+    def gather(*awaited: Any, **options: Any) -> Any:
+        return real(*[result(each) if asyncio.isfuture(each) and each.done() else each for each in awaited], **options)
+
+    asyncio.gather = gather
+    try:
+        yield
+    finally:
+        asyncio.gather = real
 
 
 @contextmanager

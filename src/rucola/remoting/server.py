@@ -36,7 +36,7 @@ class RemotingServer:
     ) -> None:
         self.host = host
         self.processors = processors
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self.budget = budget or ServerBudget(ConnectionLimits())
         self.read_hooks = ReadHooks()
         """May be set until `start`."""
@@ -98,7 +98,7 @@ class RemotingServer:
         if not self.budget.admit(connection.descriptor):
             connection.abort()
             return
-        self.connections.add(connection)
+        self.connections[connection] = None
         if self._on_open:
             self._on_open(connection)
         if self._is_stopped:
@@ -106,7 +106,7 @@ class RemotingServer:
 
     def _closed(self, connection: Connection) -> None:
         if connection in self.connections:  # otherwise it was not accepted
-            self.connections.discard(connection)
+            del self.connections[connection]
             self.budget.release()
             if self._on_close:
                 self._on_close(connection)

@@ -20,14 +20,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-import anyio._backends._asyncio  # noqa: F401 - once, before the processes of the runs are forked
-import httpx  # noqa: F401 - likewise
 import pytest
 
 from rucola.broker import coordination
@@ -40,6 +38,7 @@ from rucola.message import ids
 from rucola.namesrv.server import Namesrv
 from rucola.store import consume_queue, flusher, index, mapped_file
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
+from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
@@ -54,9 +53,14 @@ from simulation.network import (
     current_machine,
     machine_of,
     on_machine,
+    same_gather,
     simulated_sockets,
     simulated_time,
 )
+
+with suppress(ImportError):  # only elections need them; once, before the processes of the runs are forked
+    import anyio._backends._asyncio  # noqa: F401
+    import httpx  # noqa: F401
 
 HOST = "127.0.0.1"
 NAMESRV_PORT = 9876
@@ -430,7 +434,12 @@ def simulated_world(plan: Plan, root: Path) -> Iterator[World]:
     chance = Random(f"{plan.seed}/secrets")
     random.seed(f"{plan.seed}/random")
     SimulatedKernelFlush.world = world
-    with pytest.MonkeyPatch.context() as patch, simulated_time(world.loop), simulated_sockets(world.loop):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        simulated_time(world.loop),
+        simulated_sockets(world.loop),
+        same_gather(),
+    ):
         patch.setattr(time, "sleep", lambda seconds: None)
         patch.setattr(secrets, "token_bytes", lambda size=32: chance.randbytes(size))
         patch.setattr(secrets, "token_hex", lambda size=32: chance.randbytes(size).hex())
@@ -444,6 +453,8 @@ def simulated_world(plan: Plan, root: Path) -> Iterator[World]:
         patch.setattr(consume_queue, "ThreadPoolExecutor", _InlineThreads)
         patch.setattr(index, "threading", _OnlyLock)
         patch.setattr(flusher, "threading", _FlushThreading)
+        # For sets of them, which are flushed in the order of their hashes.
+        patch.setattr(ConsumeQueue, "__hash__", lambda queue: hash((queue.topic, queue.queue_id)))
         patch.setattr(MessageStore, "open", _opened(world, MessageStore.open))
         patch.setattr(WriteLease, "is_held", _watched(world, WriteLease.is_held))
         patch.setattr(coordination, "boot_id", world.boot_id)

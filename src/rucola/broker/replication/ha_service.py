@@ -160,7 +160,7 @@ class HAService(Replication):
             config.ha_transfer_batch_size, config.ha_catch_up_rate or MAX_TRANSFER_SIZE, MAX_TRANSFER_SIZE
         )
         self._reported = asyncio.Event()
-        self._connections: set[_HAConnection] = set()
+        self._connections: dict[_HAConnection, None] = {}
         self._waiting: DelayedOperations[_Senders] = DelayedOperations(self._try_complete)
         self._newest: _Senders | None = None
         """Those of this iteration."""
@@ -327,7 +327,7 @@ class HAService(Replication):
             kind = f"{type(error).__name__} of a slave"
             log_rate_limited(logger, logging.WARNING, kind, "slave %s disconnected: %s", connection.peer, error)
         finally:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             self._on_progress()
 
     async def _receive(self, connection: _HAConnection, stream: Stream) -> None:
@@ -340,7 +340,7 @@ class HAService(Replication):
             raise StoreError(f"no first report within {interval_ms} ms (haHousekeepingInterval)") from None
         if not self._server.admit(stream):
             return
-        self._connections.add(connection)
+        self._connections[connection] = None
         for physical_offset in begins:
             self._on_report(connection, physical_offset)
         if connection.member_id is not None:

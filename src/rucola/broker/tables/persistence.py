@@ -25,12 +25,12 @@ class TablePersistence:
     """Writes tables after their changes. All methods must be called in one event loop."""
 
     def __init__(self) -> None:
-        self._changed: set[SnapshotWriter] = set()
+        self._changed: dict[SnapshotWriter, None] = {}  # the oldest change first
         self._outages = Outages(logger, level=logging.ERROR)
         self._writing: asyncio.Task[None] | None = None
 
     def schedule(self, table: SnapshotWriter) -> None:
-        self._changed.add(table)
+        self._changed[table] = None
         self._running_write()
 
     async def wait_persisted(self) -> None:
@@ -64,15 +64,15 @@ class TablePersistence:
 
     async def _write(self) -> None:
         failed: dict[SnapshotWriter, Exception] = {}
-        while tables := self._changed - failed.keys():
-            table = tables.pop()
+        while tables := [table for table in self._changed if table not in failed]:
+            table = tables[0]
             # Removed before the snapshot: a change during the write schedules the table again.
-            self._changed.remove(table)
+            del self._changed[table]
             try:
                 await asyncio.to_thread(table())
             except Exception as error:
                 failed[table] = error
-                self._changed.add(table)
+                self._changed[table] = None
         if failed:
             raise next(iter(failed.values()))
 
