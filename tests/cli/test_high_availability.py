@@ -18,7 +18,7 @@ from rucola.cli.main import main
 from rucola.cli.output import time_text
 from rucola.store.tools.check import check
 from support.ports import free_ports
-from support.servers import Server, run, server
+from support.servers import Server, run_here, server
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(
     wait_until(lambda: pair.status("first")["end"] == pair.status("second")["end"])
     assert "2 messages, " in (tmp_path / "first.log").read_text()
     (kept,) = (tmp_path / "first" / "diverged").iterdir()
-    found = run("store", "grep", kept, "-t", "T")
+    found = run_here("store", "grep", kept, "-t", "T")
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2
     switched = pair.admin(f"switchover -b {first} --yes")
@@ -146,6 +146,6 @@ def test_a_dead_master_is_replaced_and_follows_when_it_is_back(
     for name in ("first", "second"):
         assert pair.servers[name].stop() == 0
         assert check(tmp_path / name) == []
-    shown = run("store", "stat", tmp_path / "first").stdout
+    shown = run_here("store", "stat", tmp_path / "first").stdout
     # Nothing was written in epoch 3, which gives way to 4.
     assert re.search(r"^epochs       1 from 0, 2 from [0-9]+, 4 from [0-9]+$", shown, re.MULTILINE)

@@ -16,7 +16,7 @@ from rucola.broker.services.configuration import CHANGEABLE
 from rucola.cli import systemd
 from rucola.namesrv.config import NamesrvConfig
 from rucola.settings import to_properties
-from support.servers import Server, run, server
+from support.servers import Server, run, run_here, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,16 +68,16 @@ def test_a_broker_tells_systemd_when_it_is_ready_reloads_and_stops(
             f"{conf} reloaded; changed: fileReservedTime=72, maxMessageSize=2000; "
             "after a restart: brokerName, listenPort"
         )
-        shown = json.loads(run("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
+        shown = json.loads(run_here("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
         assert (shown["maxMessageSize"], shown["fileReservedTime"], shown["brokerName"]) == ("2000", "72", "b")
         # An invalid file changes nothing.
         assert "did you mean maxMessageSize" in reload("maxMesageSize=1\n")
         assert "expected an integer" in reload("maxMessageSize=many\n")
-        shown = json.loads(run("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
+        shown = json.loads(run_here("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
         assert shown["maxMessageSize"] == "2000"
         assert running.stop() == 0
         assert received(notifications) == {"STOPPING": "1"}
-    assert run("store", "check", store).returncode == 0
+    assert run_here("store", "check", store).returncode == 0
 
 
 @pytest.mark.slow

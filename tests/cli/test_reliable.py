@@ -22,7 +22,7 @@ from rucola.cli.reliable.command import Where, tenant_options
 from rucola.client import Message
 from rucola.reliable import Outbox, Tables
 from rucola.reliable.migration import VERSION
-from support.servers import RUCOLA, run, server
+from support.servers import RUCOLA, run_here, server
 from support.waiting import wait_until
 
 
@@ -218,7 +218,6 @@ def test_tenants_have_different_names_without_passwords(urls: tuple[str, ...], n
     assert done.stdout.splitlines() == names, done.output
 
 
-@pytest.mark.slow
 def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     missing = tmp_path / "missing.db"
     (tmp_path / "empty.db").touch()
@@ -236,7 +235,7 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
         (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init", 1),
         (f"sqlite:///{missing}", "there is no such file", 1),
     ):
-        done = run("reliable", "list", "--database", database)
+        done = run_here("reliable", "list", "--database", database)
         assert (done.returncode, done.stdout) == (code, ""), database
         assert words in done.stderr
         assert "Traceback" not in done.stderr
@@ -246,7 +245,7 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
     assert "lower-case letters" in shop.ask("list", "--prefix", "Bad-", code=2)
     assert "migrate" in shop.ask("init", code=1)
     assert VERSION in shop.ask("migrate")
-    assert run("reliable", "list").returncode == 2
+    assert run_here("reliable", "list").returncode == 2
     refused = shop.ask("relay", "-n", "127.0.0.1:1", "--smtp", "localhost", code=2)
     assert "--mail-to" in refused
 

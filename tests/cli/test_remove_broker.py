@@ -14,14 +14,14 @@ from rucola.client.sync import PushConsumer
 from rucola.store.tools.check import check
 from support.ledger import Ledger
 from support.ports import HOST, free_ports
-from support.servers import Server, run, server
+from support.servers import Server, run_here, server
 from support.waiting import wait_until
 
 ROUTE_S = "3"
 
 
 def admin(namesrv: str, *arguments: str) -> str:
-    done = run("admin", *arguments, ROCKETMQ_NAMESRV=namesrv)
+    done = run_here("admin", *arguments, ROCKETMQ_NAMESRV=namesrv)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rucola.cli.servers import serve_until_cancelled, set_store_directory
-from support.servers import run, server
+from support.servers import run, run_here, server
 
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 
@@ -24,7 +24,7 @@ def test_standalone_serves_and_stops_cleanly(tmp_path: Path, number: signal.Sign
     store = tmp_path / "store"
     with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
         namesrv, broker = standalone.addresses()
-        created = run("admin", "updateTopic", "-n", namesrv, "-b", broker, "-t", "Orders", "-r", "2", "-w", "2")
+        created = run_here("admin", "updateTopic", "-n", namesrv, "-b", broker, "-t", "Orders", "-r", "2", "-w", "2")
         assert created.returncode == 0, created.stderr
         assert created.stdout.startswith(f"create topic to {broker} success.\n")
         assert (store / "abort").exists()
@@ -36,10 +36,10 @@ def test_standalone_serves_and_stops_cleanly(tmp_path: Path, number: signal.Sign
         assert standalone.stop(number) == 0, "a second signal changes nothing"
     assert not (store / "abort").exists()
     assert "Traceback" not in (tmp_path / "log").read_text()
-    assert run("store", "check", store).returncode == 0
+    assert run_here("store", "check", store).returncode == 0
     with server("standalone", "--store", store, *FREE_PORTS, log=tmp_path / "log") as standalone:
         namesrv, _ = standalone.addresses()
-        status = run("admin", "topicStatus", "-n", namesrv, "-t", "Orders", "--json")
+        status = run_here("admin", "topicStatus", "-n", namesrv, "-t", "Orders", "--json")
         assert [queue["queueId"] for queue in json.loads(status.stdout)] == [0, 1]
         assert standalone.stop() == 0
 
@@ -84,7 +84,7 @@ def test_a_taken_port_is_refused_and_leaves_the_store_closed(tmp_path: Path, tak
     assert f"127.0.0.1:{port}" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (store / "abort").exists()
-    assert run("store", "check", store).returncode == 0
+    assert run_here("store", "check", store).returncode == 0
 
 
 @pytest.mark.slow
@@ -100,13 +100,12 @@ def test_namesrv_and_broker_run_as_two_processes(tmp_path: Path) -> None:
         with server("broker", "-n", address, "-c", broker_conf, log=tmp_path / "broker.log") as broker:
             assert broker.first_line.startswith("The broker[two, 127.0.0.1:")
             assert broker.first_line.endswith(f"] boot success. and name server is {address}\n")
-            listed = run("admin", "clusterList", "-n", address)
+            listed = run_here("admin", "clusterList", "-n", address)
             assert "two" in listed.stdout
             assert broker.stop() == 0
         assert namesrv.stop() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "in_file", "address"),
     [
@@ -120,7 +119,7 @@ def test_a_broker_registers_as_the_line_the_file_or_the_environment_says(
 ) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(f"brokerName=a\n{in_file}")
-    printed = run("broker", "-c", conf, *options, "-p", ROCKETMQ_NAMESRV="environment:3", NAMESRV_ADDR="other:4")
+    printed = run_here("broker", "-c", conf, *options, "-p", ROCKETMQ_NAMESRV="environment:3", NAMESRV_ADDR="other:4")
     assert f"namesrvAddr={address}\n" in printed.stdout.replace(" ", "")
 
 
@@ -146,30 +145,29 @@ def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
     with server(*arguments, log=tmp_path / "log") as standalone:
         namesrv, broker = standalone.addresses()
         change = ("updateBrokerConfig", "-n", namesrv, "-b", broker)
-        assert run("admin", *change, "-k", "maxMessageSize", "-v", "2000").returncode == 0
-        assert run("admin", *change, "-k", "fileReservedTime", "-v", "48").returncode == 0
-        assert run("admin", *change, "-k", "maxMessageSize", "-v", "large").returncode == 1
+        assert run_here("admin", *change, "-k", "maxMessageSize", "-v", "2000").returncode == 0
+        assert run_here("admin", *change, "-k", "fileReservedTime", "-v", "48").returncode == 0
+        assert run_here("admin", *change, "-k", "maxMessageSize", "-v", "large").returncode == 1
         assert standalone.stop() == 0
     assert conf.read_text() == "# how large\nmaxMessageSize=2000\nbrokerName=b\nfileReservedTime=48\n"
     with server(*arguments, log=tmp_path / "log") as standalone:
         namesrv, broker = standalone.addresses()
-        shown = json.loads(run("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
+        shown = json.loads(run_here("admin", "getBrokerConfig", "-n", namesrv, "-b", broker, "--json").stdout)[broker]
         assert (shown["maxMessageSize"], shown["fileReservedTime"]) == ("2000", "48")
 
 
-@pytest.mark.slow
 def test_print_settings_starts_no_server(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(f"brokerName=printed\nstorePathRootDir={tmp_path / 'store'}\nflushDiskType=SYNC_FLUSH\n")
-    result = run("broker", "-c", conf, "-p", "-n", "a:9876")
+    result = run_here("broker", "-c", conf, "-p", "-n", "a:9876")
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert {"brokerName=printed", "flushDiskType=SYNC_FLUSH", "namesrvAddr=a:9876", "listenPort=10911"} <= set(lines)
     assert not (tmp_path / "store").exists()
-    important = run("broker", "-c", conf, "-m", "-n", "a:9876").stdout.splitlines()
+    important = run_here("broker", "-c", conf, "-m", "-n", "a:9876").stdout.splitlines()
     assert {"brokerName=printed", "flushDiskType=SYNC_FLUSH", "fileReservedTime=72"} <= set(important) < set(lines)
     assert "listenPort=10911" not in important
-    assert "listenPort=9876" in run("namesrv", "-p", "-n", "other:9876").stdout.splitlines()
+    assert "listenPort=9876" in run_here("namesrv", "-p", "-n", "other:9876").stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -191,14 +189,12 @@ def test_an_unreadable_value_is_named_with_its_file_even_if_the_port_is_taken(
     assert wrong in line
 
 
-@pytest.mark.slow
 def test_an_invalid_name_server_address_is_refused(tmp_path: Path) -> None:
-    result = run("broker", "-n", "localhost:9876;nonsense", "-c", "/dev/null")
+    result = run_here("broker", "-n", "localhost:9876;nonsense", "-c", "/dev/null")
     assert result.returncode == 2
     assert "'nonsense' is no address: write host:port" in result.stderr
 
 
-@pytest.mark.slow
 def test_an_unknown_key_is_refused_with_a_near_one(tmp_path: Path) -> None:
     conf = tmp_path / "server.conf"
     for command, line, near in (
@@ -209,7 +205,7 @@ def test_an_unknown_key_is_refused_with_a_near_one(tmp_path: Path) -> None:
         (("proxy", "-n", "127.0.0.1:1"), "bindAdress=127.0.0.1", "bindAddress"),
     ):
         conf.write_text(f"# the settings\n{line}")
-        result = run(*command, "-c", conf)
+        result = run_here(*command, "-c", conf)
         key = line.partition("=")[0]
         assert (result.returncode, result.stdout) == (1, "")
         assert result.stderr == f"Error: {conf}, line 2: {key}: there is no such setting; did you mean {near}?\n"
@@ -217,18 +213,17 @@ def test_an_unknown_key_is_refused_with_a_near_one(tmp_path: Path) -> None:
     # The offline commands read the file, too.
     (tmp_path / "commitlog").mkdir()
     conf.write_text("maxHashSlotNums=1")
-    assert "did you mean maxHashSlotNum?" in run("store", "check", tmp_path, "-c", conf).stderr
+    assert "did you mean maxHashSlotNum?" in run_here("store", "check", tmp_path, "-c", conf).stderr
 
 
-@pytest.mark.slow
 def test_paths_below_the_home_directory_are_expanded(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("storePathCommitLog=~/log\nmapedFileSizeCommitLog=65536\n")
-    lines = run("broker", "-p", "-c", conf, HOME=str(tmp_path)).stdout.splitlines()
+    lines = run_here("broker", "-p", "-c", conf, HOME=str(tmp_path)).stdout.splitlines()
     expected = {f"storePathRootDir={tmp_path}/store", f"storePathCommitLog={tmp_path}/log"}
     assert {*expected, "mappedFileSizeCommitLog=65536"} <= set(lines)
     conf.write_text("kvConfigPath=~/kv.json\nconfigStorePath=\n")
-    lines = run("namesrv", "-p", "-c", conf, HOME=str(tmp_path)).stdout.splitlines()
+    lines = run_here("namesrv", "-p", "-c", conf, HOME=str(tmp_path)).stdout.splitlines()
     assert f"kvConfigPath={tmp_path}/kv.json" in lines
 
 

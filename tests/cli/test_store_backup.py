@@ -16,7 +16,7 @@ from rucola.client.sync import Producer, PushConsumer
 from rucola.store.tools.check import check
 from support.documents import Document
 from support.ledger import Ledger
-from support.servers import RUCOLA, Server, run, server
+from support.servers import RUCOLA, Server, run_here, server
 
 PAGE = Document.read("docs/backup.md").sections()
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
@@ -83,8 +83,8 @@ def test_a_copy_made_under_load_has_what_was_acknowledged_before(tmp_path: Path,
         namesrv, _ = running.addresses()
         everything = consumed(namesrv, "others", before)
         assert len(everything) == len(set(everything))
-        assert "another" in run("admin", "clusterList", "-n", namesrv).stdout
-        key = run("admin", "queryMsgByKey", "-n", namesrv, "-t", "T", "-k", "k7").stdout
+        assert "another" in run_here("admin", "clusterList", "-n", namesrv).stdout
+        key = run_here("admin", "queryMsgByKey", "-n", namesrv, "-t", "T", "-k", "k7").stdout
         assert len(key.splitlines()) == 2, "a heading and the message"
         # The group goes on where it was, within the interval of its offsets.
         rest = consumed(namesrv, "readers", before - set(seen))
@@ -97,17 +97,17 @@ def test_the_commands_print_what_they_did_and_refuse_by_name(tmp_path: Path) -> 
     with standalone(tmp_path, "data") as running:
         with Producer("g", running.addresses()[0]) as producer:
             result = producer.send(Message("T", b"body"))
-        done = run("store", "backup", tmp_path / "data", "--out", tmp_path / "out", "--json")
+        done = run_here("store", "backup", tmp_path / "data", "--out", tmp_path / "out", "--json")
         printed = json.loads(done.stdout)
         assert (printed["wasServed"], printed["begin"], printed["unchanged"]) == (True, 0, 0)
         assert printed["copied"] == printed["end"] > result.queue_offset
-        again = run("store", "backup", tmp_path / "data", "--out", tmp_path / "out", "--json")
+        again = run_here("store", "backup", tmp_path / "data", "--out", tmp_path / "out", "--json")
         assert json.loads(again.stdout)["unchanged"] == printed["end"]
         assert running.stop() == 0
-    full = run("store", "restore", tmp_path / "out", tmp_path / "data")
+    full = run_here("store", "restore", tmp_path / "out", tmp_path / "data")
     assert (full.returncode, str(tmp_path / "data") in full.stderr) == (1, True)
     (piece,) = (tmp_path / "out" / "commitlog").iterdir()
     piece.unlink()
-    lacking = run("store", "restore", tmp_path / "out", tmp_path / "new")
+    lacking = run_here("store", "restore", tmp_path / "out", tmp_path / "new")
     assert (lacking.returncode, piece.name in lacking.stderr, (tmp_path / "new").exists()) == (1, True, False)
     assert check(tmp_path / "data") == []

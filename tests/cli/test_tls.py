@@ -12,7 +12,7 @@ from cryptography import x509
 
 from rucola import settings
 from rucola.remoting.tls_config import TlsConfig, read_tls_file
-from support.servers import run, server
+from support.servers import run, run_here, server
 
 KEYS = {"ca.key", "server.key", "client.key"}
 FILES = KEYS | {"ca.pem", "server.pem", "client.pem", "server.properties", "client.properties"}
@@ -69,18 +69,18 @@ def test_servers_and_commands_use_the_files_and_follow_a_renewal(tmp_path: Path)
     with server("standalone", *arguments, "-c", made / "server.properties", log=log) as running:
         namesrv, _ = running.addresses()
         client = {"ROCKETMQ_TLS_CONFIG_FILE": str(made / "client.properties")}
-        sent = run("admin", "sendMessage", "-n", namesrv, "-t", "T", "-p", "by TLS", **client)
+        sent = run_here("admin", "sendMessage", "-n", namesrv, "-t", "T", "-p", "by TLS", **client)
         assert "SEND_OK" in sent.stdout, sent.stderr
-        plain = run("admin", "clusterList", "-n", namesrv)
+        plain = run_here("admin", "clusterList", "-n", namesrv)
         assert plain.returncode == 1
         assert "if it enforces TLS, pass tls= or set ROCKETMQ_TLS_CONFIG_FILE" in plain.stderr
         assert run("tls", "renew", made).returncode == 0
         running.process.send_signal(signal.SIGHUP)
-        again = run("admin", "consumeMessage", "-n", namesrv, "-t", "T", **client)
+        again = run_here("admin", "consumeMessage", "-n", namesrv, "-t", "T", **client)
         assert "by TLS" in again.stdout, again.stderr
         assert running.stop() == 0
     assert "TLS certificates loaded: " in log.read_text()
-    assert run("store", "check", tmp_path / "store").returncode == 0
+    assert run_here("store", "check", tmp_path / "store").returncode == 0
 
 
 @pytest.mark.slow

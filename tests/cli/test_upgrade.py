@@ -13,7 +13,7 @@ from rucola.store.tools.check import check
 from support.earlier import VERSIONS, earlier
 from support.ledger import Ledger
 from support.ports import HOST, free_ports
-from support.servers import RUCOLA, Server, run
+from support.servers import RUCOLA, Server, run_here
 from support.stores import log_of
 from support.waiting import wait_until
 
@@ -61,7 +61,7 @@ class Pair:
 
     def end(self, name: str) -> int:
         """The end of a broker's log."""
-        status = run("admin", "brokerStatus", "-b", f"{HOST}:{self.ports[name]}", "--json")
+        status = run_here("admin", "brokerStatus", "-b", f"{HOST}:{self.ports[name]}", "--json")
         (figures,) = json.loads(status.stdout).values()
         return int(figures["commitLogMaxOffset"])
 

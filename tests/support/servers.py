@@ -11,6 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from rucola.cli.main import main
+
 RUCOLA = [sys.executable, "-c", "from rucola.cli.main import main; main(prog_name='rucola')"]
 READY = re.compile(
     r"rucola ready namesrv=(127\.0\.0\.1:[1-9]\d*) broker=(127\.0\.0\.1:[1-9]\d*)(?: grpc=(127\.0\.0\.1:[1-9]\d*))?\n"
@@ -22,6 +26,13 @@ def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(
         [*RUCOLA, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, **environment}
     )
+
+
+def run_here(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As `run`, in this process: a second less for each command that starts no server."""
+    done = CliRunner().invoke(main, [*map(str, arguments)], env=environment)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 class Server:
