@@ -64,6 +64,12 @@ def test_a_url_is_no_path(url: str) -> None:
     assert (refused.exit_code, url in refused.output.replace("\n", " ")) == (2, True)
 
 
+@pytest.mark.parametrize("arguments", [["standalone", "--store", "/dev/null"], ["tls", "init", "/dev/null"]])
+def test_a_device_is_no_directory(arguments: list[str]) -> None:
+    refused = CliRunner().invoke(main, arguments)
+    assert (refused.exit_code, "'/dev/null' is a file" in refused.output) == (2, True)
+
+
 @given(
     st.lists(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="/\0"), min_size=1), min_size=1)
 )

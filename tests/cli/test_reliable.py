@@ -233,6 +233,7 @@ def test_errors_are_one_line(shop: Shop, tmp_path: Path) -> None:
             2,
         ),
         (f"sqlite:///{tmp_path / 'empty.db'}", "rucola reliable init", 1),
+        ("postgresql+psycopg://nobody:secret@127.0.0.1:port/x", "'port'", 2),
         (f"sqlite:///{missing}", "there is no such file", 1),
     ):
         done = run_here("reliable", "list", "--database", database)

@@ -76,6 +76,8 @@ class PathType(click.Path):
             path = local_path(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+        if not self.file_okay and path.exists() and not path.is_dir():
+            self.fail(f"Directory '{path}' is a file.", param, ctx)  # click takes devices, such as /dev/null
         return super().convert(path, param, ctx)
 
 
