@@ -468,38 +468,6 @@ def test_javascript_lock_file_pins_by_hash_alone(lock: Path) -> None:
         assert "resolved" not in package, name
 
 
-def loaded_by(modules: list[str]) -> set[str]:
-    """The top-level packages that a fresh interpreter has loaded after importing `modules`."""
-    program = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    return {name.split(".")[0] for name in done.stdout.split()}
-
-
-@pytest.mark.slow
-def test_only_spark_and_the_demo_load_what_spark_needs() -> None:
-    """Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it."""
-    modules = [module for module in MODULES if room_of(module) not in ("spark", "demo", "__main__")]
-    loaded = loaded_by([module for module in modules if not module.startswith(OF_DJANGO)])
-    assert loaded & SPARK_SIDE == set()
-
-
-@pytest.mark.slow
-def test_only_reliability_loads_databases() -> None:
-    """Brokers, clients and commands run without the extra `reliable`."""
-    within = RECONCILE | {"rucola.cli.pipeline.reconcile"}
-    outside = [module for module in MODULES if "reliable" not in module and room_of(module) not in ("demo", "__main__")]
-    outside = [module for module in outside if module not in within]
-    assert loaded_by(outside) & DATABASE_SIDE == set()
-
-
-@pytest.mark.slow
-def test_only_the_console_loads_what_serves_pages() -> None:
-    """Brokers and commands run without the extra `console`."""
-    outside = [module for module in MODULES if room_of(module) not in ("console", "demo", "__main__")]
-    outside = [module for module in outside if not module.startswith(OF_DJANGO)]
-    assert loaded_by(outside) & CONSOLE_SIDE == set()
-
-
 def test_changes_of_the_console_go_through_its_actions() -> None:
     """Pages and the API read the cluster; `actions` authorizes and records what changes it."""
     messages = "at|get|track|is_offset_msg_id|query_by_key|query_by_unique_key"
@@ -514,8 +482,48 @@ def test_changes_of_the_console_go_through_its_actions() -> None:
     assert found == []
 
 
+SERVERS = [module for module in MODULES if room_of(module) in ("message", "protocol", "store", "remoting", "namesrv")]
+SERVERS += [module for module in MODULES if room_of(module) in GROUND | {"broker", "client", "admin"}]
+NO_DJANGO = [module for module in MODULES if not module.startswith(OF_DJANGO) and room_of(module) != "__main__"]
+WITHOUT = {
+    # Whoever runs a broker, a client or a command that needs no Spark pays nothing for it, nor has to have it.
+    "spark": ([module for module in NO_DJANGO if room_of(module) not in ("spark", "demo")], SPARK_SIDE),
+    "console": ([module for module in NO_DJANGO if room_of(module) not in ("console", "demo")], CONSOLE_SIDE),
+    "reliable": (
+        [
+            module
+            for module in NO_DJANGO
+            if "reliable" not in module and room_of(module) != "demo"
+            if module not in RECONCILE | {"rucola.cli.pipeline.reconcile"}
+        ],
+        DATABASE_SIDE,
+    ),
+}
+"""The modules that run without an extra, and what only that extra needs."""
+LOAD = """
+import importlib, json, os, sys
+
+def load(modules):
+    for module in modules:
+        importlib.import_module(module)
+    return sorted({name.split(".")[0] for name in sys.modules})
+
+servers, others = json.load(sys.stdin)
+print(json.dumps(load(servers)), flush=True)
+for modules in others:  # each on top of the servers alone
+    if pid := os.fork():
+        assert os.waitpid(pid, 0)[1] == 0
+    else:
+        print(json.dumps(load(modules)), flush=True)
+        os._exit(0)
+"""
+
+
 @pytest.mark.slow
-def test_servers_load_nothing_that_only_prints() -> None:
-    rooms = GROUND | {"message", "protocol", "store", "remoting", "namesrv", "broker", "client", "admin"}
-    loaded = loaded_by([module for module in MODULES if room_of(module) in rooms])
-    assert loaded & {"rich", "click"} == set()
+def test_packages_are_loaded_only_by_what_needs_them() -> None:
+    modules = json.dumps([SERVERS, [modules for modules, _ in WITHOUT.values()]])
+    done = subprocess.run([sys.executable, "-c", LOAD], input=modules, check=True, capture_output=True, text=True)
+    by_servers, *by_others = [{*json.loads(line)} for line in done.stdout.splitlines()]
+    assert by_servers & {"rich", "click"} == set(), "servers load nothing that only prints"
+    found = {extra: loaded & side for loaded, (extra, (_, side)) in zip(by_others, WITHOUT.items(), strict=True)}
+    assert found == {extra: set() for extra in WITHOUT}
