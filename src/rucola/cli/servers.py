@@ -294,10 +294,7 @@ def run_server(server: Coroutine[Any, Any, None]) -> None:
 
 
 async def _run_until_signal(server: Coroutine[Any, Any, None]) -> None:
-    """Run a server; cancel it on the first SIGTERM or SIGINT, even while it starts.
-
-    Later signals are ignored, since some supervisors send each twice, which would interrupt the orderly stop.
-    """
+    """Run a server; cancel it on the first SIGTERM or SIGINT. Some supervisors send each twice: ignore the others."""
     task = asyncio.ensure_future(server)
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []

@@ -200,10 +200,7 @@ def _compact_after(lake: Path | Archive) -> None:
 def _run_rounds(
     archive_once: Callable[[], Iterator[ArchiveResult]], subject: str, interval_s: float | None, as_json: bool
 ) -> None:
-    """Run `archive_once`, repeatedly with an interval until SIGINT or SIGTERM.
-
-    Only the first round raises temporary errors, so that a wrong command fails at once.
-    """
+    """Run `archive_once`, with an interval until SIGINT or SIGTERM; only the first round raises temporary errors."""
     from rucola.spark.archive import LakeInUse, TopicTableError
 
     missing = _MissingBrokers()

@@ -122,10 +122,7 @@ def tenant_options(function: Command) -> Command:
 
 
 def _by_name(places: Sequence[Where]) -> dict[str, Where]:
-    """Return the places by database and schema, or by URL and schema if databases have the same name or none.
-
-    Names are labels and in the log.
-    """
+    """Return the places by database and schema, or by URL and schema if names repeat."""
     if len(set(places)) < len(places):
         raise click.UsageError("a tenant is given twice: name each --database and --schema once")
     from rucola.reliable.database import shown_url

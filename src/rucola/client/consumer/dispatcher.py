@@ -177,10 +177,7 @@ class Dispatcher:
         return min(2 * size, MAX_RUN) if is_fast else 1
 
     async def _deliver(self, delivery: Delivery, call: Coroutine[Any, Any, None], task: asyncio.Task[Any]) -> None:
-        """Await the listener's call, and complete or retry its delivery.
-
-        Raises ListenerNotCalled and exceptions that must end the worker.
-        """
+        """Await the listener's call, and complete or retry its delivery; raise what must end the worker."""
         failure: BaseException | None = None
         completed: int | None = None  # unknown if the worker ends, or the listener was not called
         try:
@@ -256,11 +253,7 @@ class Dispatcher:
         await self._closing.wait()
 
     def _is_ending(self) -> bool:
-        """Return whether a cancelled worker must end, or its own listener has cancelled it.
-
-        `asyncio.run` cancels the sentinel as well; a listener that cancels its current task, or a library that forgets
-        `task.uncancel()`, does not.
-        """
+        """Return whether a cancelled worker must end; `asyncio.run` cancels the sentinel too, a listener does not."""
         return self._closing.is_set() or self._sentinel is None or self._sentinel.cancelling() > 0
 
     async def _withdraw_cancellation(self, task: asyncio.Task[None]) -> None:
