@@ -1,4 +1,7 @@
-"""`rucola demo` as a process: a complete short run, a mismatch, and a directory with other files."""
+"""`rucola demo` as a process: a mismatch, and a directory with other files.
+
+A run without one is in tests/spark/test_tour.py, which goes on with its files.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,6 @@ pytestmark = pytest.mark.spark
 
 COUNT = 600
 STARTED = re.compile(r"1\. Start .*?\b(127\.0\.0\.1:\d+)\.", re.DOTALL)
-WIDTH = 80
-JARGON = re.compile(
-    r"offsetMsgId|unique key|consumer offset|backlog|\blag\b|redriv|IN_DLQ|NOT_ONLINE|msgId|rebalance|\btps\b",
-    re.IGNORECASE,
-)
-"""Words that a reader learns later."""
 
 
 @contextmanager
@@ -45,25 +42,6 @@ def demo(out: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def test_the_demo_runs_from_flights_to_report(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with demo(out) as (process, _):
-        output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert f"sent {COUNT} = stored {COUNT} = received {COUNT} = archived {COUNT}\n" in output
-    assert re.search(r"undamaged\.\nAll numbers agree, after \d+ s\.\n", output)
-    for step in ("2. Send", "3. Receive", "4. Find", "5. Retry", "6. Archive", "minutes late", "mean delay", "hour"):
-        assert step in output
-    own_lines = [line for line in output.splitlines() if str(out) not in line]
-    assert [line for line in own_lines if len(line) > WIDTH] == []
-    assert JARGON.findall("\n".join(own_lines)) == []
-    assert (out / "flights.svg").read_text().rstrip().endswith("</svg>")
-    assert [*(out / "lake").rglob(f"topic={flights.TOPIC}/date=*/*.parquet")] != []
-    assert output.endswith(f"rucola standalone --store {out / 'store'}\n  rucola console --lake {out / 'lake'}\n")
-    check = run("store", "check", out / "store")
-    assert (check.returncode, check.stdout) == (0, f"{out / 'store'} is clean\n")
 
 
 def test_a_mismatch_is_named_with_exit_code_1(tmp_path: Path) -> None:

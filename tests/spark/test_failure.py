@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,28 +143,34 @@ def test_jobs_raise_our_errors_alone(spark: SparkSession, small_store: SmallStor
         assert raised.value.__suppress_context__
 
 
-LIMITED = """
+PROGRAM = """
 import sys
+from rucola.cli.main import main
 from rucola.spark.session import local_session
 
+intact, damaged, lake = sys.argv[1:]
 spark = local_session("limited", cores=2, is_short=True)
-messages = spark.read.format("rocketmq").option("storePath", sys.argv[1]).load()
+messages = spark.read.format("rocketmq").option("storePath", intact).load()
 for _ in range(5):
     print(len(messages.limit(1).collect()))
+main(["pipeline", "archive", "--store", damaged, "--out", lake, "--spark"])
 """
 
 
 @pytest.mark.spark
-def test_damage_in_unread_rows_is_not_reported(small_store: SmallStore) -> None:
-    """Spark hangs up on a task that has more rows than `limit()` asks for; that is no error."""
+def test_a_terminal_has_one_line_of_damage_and_none_of_unread_rows(small_store: SmallStore, tmp_path: Path) -> None:
+    """Spark hangs up on a task that has more rows than `limit()` asks for, which is no error."""
     for _ in range(400):
         small_store.put(body=bytes(3000))
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(small_store.path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["1"] * 5
-    assert "BrokenPipe" not in done.stderr
-    assert "Traceback" not in done.stderr
+    damaged = SmallStore(tmp_path / "damaged")
+    damaged.overwrite(damaged.put() + 88, b"X")
+    arguments = [str(small_store.path), str(damaged.path), str(tmp_path / "lake")]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (1, ["1"] * 5)
+    # Without the lines with which a runtime says how it was started.
+    lines = [line for line in done.stderr.splitlines() if not re.match("WARNING: |Picked up |OpenJDK ", line)]
+    assert len(lines) == 1
+    assert re.fullmatch(r"Error: .*/commitlog/0{20} at byte 0: the body does not match its CRC", lines[0])
 
 
 @pytest.mark.spark

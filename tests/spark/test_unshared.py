@@ -1,7 +1,7 @@
 """Jobs on a worker that does not have the driver's directories: they are right, or refuse with one sentence.
 
-`python test_unshared.py MASTER FOLDER NAMESRV` runs the jobs, once with directories that the worker shares, and once
-with some that it does not, and prints what each did as JSON: its result, or its error. With a URL, the lake is there.
+`python test_unshared.py MASTER FOLDER NAMESRV URL` runs the jobs: with directories that the worker shares, with some
+that it does not, and with a lake at URL, in an object store. It prints their results or errors as JSON.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from support.database_fixtures import initialized
 from support.databases import OutboxDatabase
 from support.object_store import TableBucket
 from support.reconciled import put_stub
+from support.servers import RUCOLA
 from support.small_store import SmallStore
 from support.spark_cluster import spark_cluster
 
@@ -49,9 +50,7 @@ RIGHT: dict[str, Any] = {
     "audit": 2 * COUNT,
     "data source": COUNT,
     "search": COUNT,
-}
-IN_AN_OBJECT_STORE: dict[str, Any] = {
-    "replay": [COUNT, COUNT],
+    # The worker has access to the catalog by the driver only.
     "archive to an object store": COUNT,
     "compact an object store": COUNT,
     "search an object store": COUNT,
@@ -64,9 +63,12 @@ IN_AN_OBJECT_STORE: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.spark
 def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
-    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase]
+    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase], table_bucket: TableBucket
 ) -> None:
-    """The worker sees another directory at the path of `private`, with another store of the same size."""
+    """The worker sees another directory at the path of `private`, with another store of the same size.
+
+    A lake in an object store needs no shared directory.
+    """
     shared, private, other = (tmp_path / name for name in ("shared", "private", "other"))
     for directory in (shared, private, other):
         directory.mkdir()
@@ -85,7 +87,13 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
         broker_thread(tmp_path / "broker", "Copy") as namesrv,
         spark_cluster(tmp_path / "cluster", {private: other}) as master,
     ):
-        told = run_jobs(master, str(tmp_path), namesrv)
+        url, access = f"{table_bucket.url}/a/lake", table_bucket.environment("objects")
+        told = run_jobs(master, str(tmp_path), namesrv, url, **access)
+        # The command as it is: nothing else is said to the job, and an executor of that worker does it.
+        given = "--store", str(store), "--out", str(shared / "by command"), "--master", master, "--json"
+        done = subprocess.run([*RUCOLA, "pipeline", "archive", *given], stdout=subprocess.PIPE, text=True, check=True)
+        assert json.loads(done.stdout)["rows"] == COUNT
+        assert len(list((tmp_path / "cluster" / "work").glob("app-*/0/stderr"))) == 2
     assert {name: each.get("result", each) for name, each in told.items() if "private" not in name} == RIGHT
     refused = {name: each for name, each in told.items() if "private" in name}
     assert [(name, each) for name, each in refused.items() if each.get("error") != "DirectoryNotShared"] == []
@@ -99,29 +107,6 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
     assert progress_path(private / "lake").read_bytes() == progress
     assert archive.run(here, store, private / "new").rows == COUNT
     assert {found.path.name for found in check(shared / "store")} == {"checkpoint"}  # a store of files without one
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_a_lake_in_an_object_store_needs_no_shared_directory(
-    tmp_path: Path, make_sqlite: Callable[[str], OutboxDatabase], table_bucket: TableBucket
-) -> None:
-    """The worker has another directory at the path of `private`, and no access to the catalog but by the driver."""
-    shared, private, other = (tmp_path / name for name in ("shared", "private", "other"))
-    for directory in (shared, private, other):
-        directory.mkdir()
-    filled_store(shared / "store", at_ms=1_700_000_000_000)
-    db = initialized(make_sqlite("private/business.db"))
-    put_stub(db, "LOST", broker="broker-a", queue_id=0, queue_offset=5)
-    db.close()
-    with (
-        broker_thread(tmp_path / "broker", "Copy") as namesrv,
-        spark_cluster(tmp_path / "cluster", {private: other}) as master,
-    ):
-        told = run_jobs(
-            master, str(tmp_path), namesrv, f"{table_bucket.url}/a/lake", **table_bucket.environment("objects")
-        )
-    assert {name: each.get("result", each) for name, each in told.items()} == IN_AN_OBJECT_STORE
 
 
 def run_jobs(*arguments: str, **environment: str) -> dict[str, Any]:
@@ -147,7 +132,7 @@ def filled_store(path: Path, at_ms: int) -> Path:
 Job = tuple[str, Callable[[], Any]]
 
 
-def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
+def jobs(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterator[Job]:
     """Each job with the name of what is shared. `private` directories are the driver's; the worker has others there."""
     shared, private = folder / "shared", folder / "private"
     store, lake = shared / "store", shared / "lake"
@@ -177,21 +162,15 @@ def jobs(session: SparkSession, folder: Path, namesrv: str) -> Iterator[Job]:
     yield "replay a private lake", lambda: replayed(session, private / "lake", namesrv, shared / "ledger-3")
     yield "reconcile a private export", lambda: missing(session, private / "export", logs, shared / "reconciled-2")
 
-
-def jobs_in_an_object_store(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterator[Job]:
-    """Each job that writes or reads a lake, after one that sends the messages of a store to the broker."""
-    shared, store, objects = folder / "shared", folder / "shared" / "store", Archive(url, "objects")
-    database = TableSource(f"sqlite:///{folder / 'private' / 'business.db'}")
-    yield "replay", lambda: replayed(session, store, namesrv, shared / "ledger")
+    # In an object store, of the messages that the first replay has sent to the broker.
+    objects = Archive(url, "objects")
     yield "archive to an object store", lambda: archive.run_live(session, namesrv, objects).rows
     yield "compact an object store", lambda: compacted(objects)
     yield "search an object store", lambda: found(session, objects, "Copy")
     yield "audit an object store", lambda: audit.run(session, [objects]).messages
     yield "replay an object store", lambda: replayed(session, objects, namesrv, shared / "ledger-4")
-    yield (
-        "reconcile an object store",
-        lambda: missing(session, database, LogSources({"broker-a": store}, [objects]), shared / "reconciled-3"),
-    )
+    in_objects = LogSources({"broker-a": store}, [objects])
+    yield "reconcile an object store", lambda: missing(session, database, in_objects, shared / "reconciled-3")
 
 
 def compacted(lake: Archive) -> int:
@@ -228,17 +207,12 @@ def found(session: SparkSession, lake: Path | Archive, topic: str = "T") -> int:
     return len(search.run(session, lake, Selection(topics=(topic,))).messages)
 
 
-def main(master: str, folder: str, namesrv: str, url: str | None = None) -> None:
+def main(master: str, folder: str, namesrv: str, url: str) -> None:
     frugal = {"spark.task.maxFailures": "1", "spark.sql.shuffle.partitions": "1"}
     frugal["spark.executor.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     session = local_session("tests", master=master, configuration=frugal, is_short=True)
     told = {}
-    chosen = (
-        jobs(session, Path(folder), namesrv)
-        if url is None
-        else jobs_in_an_object_store(session, Path(folder), namesrv, url)
-    )
-    for name, job in chosen:
+    for name, job in jobs(session, Path(folder), namesrv, url):
         try:
             told[name] = {"result": job()}
         except MQError as error:
