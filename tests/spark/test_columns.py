@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zlib
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
@@ -23,7 +21,6 @@ from rucola.spark.source.columns import decode
 from rucola.spark.source.record_layout import DamagedRecord, batches, locate
 from rucola.spark.source.schema import LAST_TIME_MS
 from support.examples import examples
-from support.small_store import SmallStore
 
 ALL = columns.SCHEMA.names
 
@@ -144,7 +141,7 @@ def messages(draw: st.DrawFn) -> MessageInner:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(data=st.data(), log_offset=st.sampled_from([0, 1 << 30, 7 << 40]))
 def test_any_records_decode_as_single_records(data: st.DataObject, log_offset: int) -> None:
     log, places = bytearray(data.draw(st.binary(max_size=3))), []
@@ -171,7 +168,7 @@ def found_damage(log: bytes, places: list[tuple[int, int]], **options: Any) -> t
     return left, damages
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(st.lists(st.tuples(st.integers(0, 399), st.integers(0, 255)), max_size=4))
 def test_a_damaged_log_yields_readable_records_and_names_the_rest(changes: list[tuple[int, int]]) -> None:
     log, places = bytearray(), []
@@ -262,20 +259,3 @@ def test_a_batch_has_a_maximum_number_of_rows() -> None:
         record_layout.BATCH_ROWS,
         1,
     ]
-
-
-def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
-    """Arrow loads it at the first chance, which takes every worker a second."""
-    store = SmallStore(tmp_path / "store")
-    for n in range(50):
-        store.put("T", n % 3, KEYS=f"k{n} both", TAGS="A", UNIQ_KEY=f"U{n}")
-    program = (
-        "import sys\n"
-        "from rucola.spark.source import batch_reader as reader\n"
-        "from rucola.spark.source.options import parse_read_options\n"
-        f"options = parse_read_options({{'storePath': {str(store.path)!r}}})\n"
-        "batches = [one for part in reader.plan(options) for one in reader.read(part, options, options.columns)]\n"
-        "print(sum(batch.num_rows for batch in batches), 'pandas' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout == "50 False\n"

@@ -241,18 +241,19 @@ def test_small_jobs_do_not_load_pandas(small_store: SmallStore, tmp_path: Path) 
     fill(small_store, 20)
     store, lake = str(small_store.path), str(tmp_path / "lake")
     archive.run(HERE, store, lake)
-    for arguments in (
+    commands = (
         ["audit", "--from", store, "--from", lake],
         ["replay", "--from", lake, "--dry-run"],
         ["search", "--lake", lake, "-g", "A", "-b", "0"],
-    ):
-        program = f"""
+    )
+    program = f"""
 import sys
 from rucola.cli.main import main
-main({["pipeline", *arguments]!r}, standalone_mode=False)
-assert "pandas" not in sys.modules
+for arguments in {commands!r}:
+    main(["pipeline", *arguments], standalone_mode=False)
+    assert "pandas" not in sys.modules, arguments
 """
-        subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=True)
 
 
 # -- which of both is chosen ------------------------------------------------------------------------------------------
