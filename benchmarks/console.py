@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +21,14 @@ from servers import Server, standalone
 
 TOPICS = 500
 GROUPS = 200
-VIEWS = 200
+VIEWS = 100
 """Views of each page in a round."""
 TABS = 50
 REFRESH_S = 10
 """The interval in which an open page asks again."""
-SECONDS = 20
+QUIET_S = 20
+OPEN_S = 60
+"""In which the collector reads the tables of topics and groups once."""
 
 Call = Callable[[AdminClient], Coroutine[Any, Any, object]]
 PAGES: dict[str, Callable[[AdminClient, str], Coroutine[Any, Any, object]]] = {
@@ -41,25 +43,31 @@ PAGES: dict[str, Callable[[AdminClient, str], Coroutine[Any, Any, object]]] = {
 def measure(options: Options) -> list[Figure]:
     """View pages in turns with the bare calls; then leave fifty of them open."""
     with TemporaryDirectory(prefix="rucola-bench-") as folder, standalone(Path(folder) / "store") as broker:
+        _progress(f"{TOPICS} topics and {GROUPS} groups")
         address = asyncio.run(_fill(broker))
         rucola = str(Path(sys.executable).with_name("rucola"))
         command = [rucola, "console", "-n", broker.namesrv, "--port", "0", "--directory", f"{folder}/console"]
-        quiet = _share(broker, options, ())
+        _progress("the broker without a console")
+        quiet = _share(broker, options.count(QUIET_S))
         with Server(command) as console:
             pages = [
                 _views(console, broker, path, lambda admin, call=call: call(admin, address), options)
                 for path, call in PAGES.items()
             ]
-            alone = _share(broker, options, ())
-            opened = _share(broker, options, [path for _, path in zip(range(TABS), itertools.cycle(PAGES))], console)
-    percent = {"without a console": quiet * 100, "no page open": alone * 100, "50 pages open": opened * 100}
+            _progress(f"{TABS} open pages")
+            opened = _share(broker, options.count(OPEN_S), console)
+    percent = {"without a console": quiet * 100, "50 pages open": opened * 100}
     return [
         *pages,
         Figure(
             "console_50_pages", max(0.0, opened - quiet) * 100, "% CPU of the broker", aims=[Aim("value", 1.0)],
-            more=percent | {"seconds": options.count(SECONDS)},
+            more=percent | {"seconds": options.count(OPEN_S)},
         ),
     ]  # fmt: skip
+
+
+def _progress(what: str) -> None:
+    print(f"console: {what}", file=sys.stderr, flush=True)
 
 
 async def _fill(broker: Server) -> str:
@@ -94,6 +102,7 @@ def _get(connection: HTTPConnection, path: str) -> int:
 
 
 def _views(console: Server, broker: Server, path: str, call: Call, options: Options) -> Figure:
+    _progress(path)
     views = options.count(VIEWS)
     connection = _connection(console)
     size = _get(connection, path)
@@ -122,14 +131,13 @@ def _views(console: Server, broker: Server, path: str, call: Call, options: Opti
     )  # fmt: skip
 
 
-def _share(broker: Server, options: Options, tabs: Sequence[str], console: Server | None = None) -> float:
-    """Return the share of a core that the broker uses while each of the tabs asks in its interval."""
-    seconds = options.count(SECONDS)
-    connection = _connection(console) if console is not None else None
+def _share(broker: Server, seconds: int, console: Server | None = None) -> float:
+    """Return the share of a core that the broker uses while each open page of a console asks in its interval."""
     begin_s, begin_ns = time.monotonic(), broker.cpu_ns()
-    if connection is not None:
-        for number in range(seconds * len(tabs) // REFRESH_S):
-            _get(connection, tabs[number % len(tabs)])
-            time.sleep(max(0.0, begin_s + (number + 1) * REFRESH_S / len(tabs) - time.monotonic()))
+    if console is not None:
+        connection, paths = _connection(console), itertools.cycle(PAGES)
+        for number in range(seconds * TABS // REFRESH_S):
+            _get(connection, next(paths))
+            time.sleep(max(0.0, begin_s + (number + 1) * REFRESH_S / TABS - time.monotonic()))
     time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
     return (broker.cpu_ns() - begin_ns) / 1e9 / (time.monotonic() - begin_s)
