@@ -20,6 +20,7 @@ from rucola.admin.commands.command import (
     split,
 )
 from rucola.admin.offsets import ResetResult
+from rucola.admin.requests import masters_of
 from rucola.domain.group import LATEST
 from rucola.domain.queue import MessageQueue
 from rucola.errors import ConfigError, MQError
@@ -38,8 +39,29 @@ Moment = Annotated[
 
 
 async def _reset(client: AdminClient, group: str, topic: str, timestamp_ms: int, force: bool, cpp: bool) -> str:
-    where = "the end" if timestamp_ms == LATEST else time_text(timestamp_ms)
-    return f"reset the offsets of group {group} on topic {topic} to {where}"
+    where = "the end" if timestamp_ms == LATEST else time_text(timestamp_ms) or "the beginning"
+    return f"reset the offsets of group {group} on topic {topic} to {where}{await _undo_limit(client, group, topic)}"
+
+
+async def _skip(client: AdminClient, group: str, topic: str, force: bool) -> str:
+    limit = await _undo_limit(client, group, topic)
+    return f"let group {group} skip its whole backlog on topic {topic}{limit}"
+
+
+async def _undo_limit(client: AdminClient, group: str, topic: str) -> str:
+    names = await _with_running_clients(client, group, topic)
+    return f"; to undo it, all clients must be stopped first: RocketMQ 4 runs on {names}" if names else ""
+
+
+async def _with_running_clients(client: AdminClient, group: str, topic: str) -> str:
+    """The brokers of RocketMQ 4 with clients of a group, which they can reset to a time only."""
+    names = []
+    for name, address in masters_of((await client.topics.route(topic)).broker_datas).items():
+        stats = await client.brokers.runtime_stats(address)
+        is_old = "rucolaVersion" not in stats and stats.get("brokerVersionDesc", "").startswith("V4")
+        if is_old and await client.groups.find_consumer_connection(group, address) is not None:
+            names.append(name)
+    return ", ".join(sorted(names))
 
 
 def _changes(before_and_after: Mapping[MessageQueue, tuple[int, int]]) -> Table:
@@ -87,9 +109,7 @@ async def reset_offset_by_time(
     return _report(found, group, topic, undo)
 
 
-@command(
-    "skipAccumulatedMessage", confirm="let group {group} skip its whole backlog on topic {topic}", preview=_by_time
-)
+@command("skipAccumulatedMessage", confirm=_skip, preview=_by_time)
 async def skip_accumulated_message(client: AdminClient, group: Group, topic: Topic, force: Force = True) -> Result:
     """Skip a group's backlog on a topic: the group continues with the next new message.
 
@@ -147,9 +167,13 @@ async def _to_offsets(client: AdminClient, group: str, topic: str, offsets: str)
     return _changes({queue: (table[queue].consumer_offset, to) for queue, to in wanted.items() if queue in table})
 
 
-@command(
-    "resetOffsets", confirm="reset the offsets of group {group} on topic {topic} to {offsets}", preview=_to_offsets
-)
+async def _reset_all(client: AdminClient, group: str, topic: str, offsets: str) -> str:
+    names = await _with_running_clients(client, group, topic)
+    limit = f"; stop all clients of the group first: RocketMQ 4 on {names} refuses this otherwise" if names else ""
+    return f"reset the offsets of group {group} on topic {topic} to {offsets}{limit}"
+
+
+@command("resetOffsets", confirm=_reset_all, preview=_to_offsets)
 async def reset_offsets(
     client: AdminClient,
     group: Group,
