@@ -5,6 +5,7 @@ The answers are those that a real one gave.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +29,9 @@ from support.console import Visitor, field, text_of, visitor
 HOST = encode_host("127.0.0.1:10911")
 ORDERS = TopicConfig(topic_name="Orders", read_queue_nums=4, write_queue_nums=4)
 BODIES = {
-    RequestCode.GET_BROKER_RUNTIME_INFO: msgspec.json.encode({"table": {"putTps": "1.0 1.0 1.0"}}),
+    RequestCode.GET_BROKER_RUNTIME_INFO: msgspec.json.encode(
+        {"table": {"putTps": "1.0 1.0 1.0", "brokerVersionDesc": "V4_9_8"}}
+    ),
     RequestCode.GET_ALL_TOPIC_CONFIG: msgspec.json.encode(
         TopicConfigSerializeWrapper(topic_config_table={"Orders": ORDERS})
     ),
@@ -43,6 +46,7 @@ BODIES = {
     RequestCode.GET_ALL_CONSUMER_OFFSET: b'{"offsetTable":{}}',
     RequestCode.VIEW_MESSAGE_BY_ID: encode(MessageInner("Orders", 0, b"pizza", b"", 0, 0, 1, HOST), 0, 0, 1, HOST),
     RequestCode.RESUME_CHECK_HALF_MESSAGE: b"",
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: msgspec.json.encode({"connectionSet": [], "subscriptionTable": {}}),
 }
 NULL = 'Cannot invoke "org.apache.rocketmq.acl.AccessValidator.deleteAccessConfig(String)" because "<local6>" is null'
 
@@ -142,3 +146,30 @@ async def test_a_broker_that_does_not_count_what_waits_is_left_as_it_is(
         assert [asked[code] for code in changes] == [0, 0]
         routes = await console.console.client.topics.route("Orders")
         assert {queue.perm for queue in routes.queue_datas} == {6}
+
+
+async def test_a_reset_says_that_its_undo_needs_the_clients_to_be_stopped(tmp_path: Path) -> None:
+    async with apache(tmp_path) as (_, console, _):
+        for command, fields in (
+            ("resetOffsetByTime", {"timestamp_ms": "0"}),
+            ("skipAccumulatedMessage", {}),
+            ("resetOffsets", {"offsets": "apache-1:0:0"}),
+        ):
+            asked = await console.post(f"/run/{command}", {"group": "billing", "topic": "Orders"} | fields)
+            assert re.search("all clients .* RocketMQ 4 .* apache-1, apache-2", text_of(asked)), command
+
+
+async def test_a_refusal_is_not_shown_as_no_answer(tmp_path: Path) -> None:
+    def refuse(_: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        return command.response(ResponseCode.SYSTEM_ERROR, remark="AclException: No accessKey is configured")
+
+    async with cluster(tmp_path) as running:
+        server = await running.scripted_broker("apache-1", "Orders", dict.fromkeys(BODIES, refuse))
+        async with visitor(running.namesrv) as console:
+            await console.console.collector.wait_first()
+            (alarm,) = console.console.collector.snapshot.alarms()
+            assert ("refuses" in alarm.text, "AclException" in alarm.fields["why"]) == (True, True)
+            for path in ("/", f"/broker?address=127.0.0.1:{server.port}"):
+                text = await console.text(path)
+                assert ("refused:" in text, "unreachable" in text) == (True, False), path
+            assert "apache-1 could not be read" in await console.text("/topics")

@@ -14,8 +14,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import pytest_asyncio
@@ -25,13 +26,20 @@ from rucola.client import Producer
 from rucola.console.accounts import hash_password
 from rucola.console.pages import PAGES as REGISTERED
 from rucola.message import Message
+from rucola.message.host import encode_host
+from rucola.message.message import MessageInner
+from rucola.message.record import encode
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.offset import OffsetResponseHeader
+from rucola.protocol.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from rucola.remoting.connection import Connection, Processor
 from support.browser import Browser, BrowserPage, browser
 from support.cluster import Cluster, cluster
 from support.console import Visitor, visitor
 from support.console_pages import HOSTILE, MANY_GROUPS, MANY_TOPICS, PAGES, QUESTION, shown_console
 from support.npm import installed_by_npm
 from support.prefix_proxy import PrefixProxy, prefix_proxy
-from support.proxy import Proxy
 
 pytestmark = [pytest.mark.external, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -204,43 +212,68 @@ async def test_a_tail_is_live_until_it_is_stopped(site: Site) -> None:
         assert page.problems == []
 
 
-async def test_a_scan_is_stopped_while_a_broker_is_slow_and_run_again(site: Site, tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(cluster(tmp_path))
-        broker = await running.start_broker("broker-a")
-        await running.create_topic(broker, "Orders", 16)
-        async with Producer("shop", running.namesrv) as producer:
-            for number in range(20):
-                await producer.send(Message("Orders", b"order %d" % number))
-        slow = await stack.enter_async_context(Proxy(broker.address))
-        await running.register("broker-b", "Orders", slow.address, 16)
-        console = await stack.enter_async_context(visitor(running.namesrv, interval_s=5.0))
-        await console.console.collector.wait_first()
-        slow.freeze()
+def endless_queue() -> dict[int, Processor]:
+    """The requests of a queue with a million messages, of which each pull gets one."""
+    end, host = 1_000_000, encode_host("127.0.0.1:10911")
 
+    def offset(at: int) -> Processor:
+        return lambda _, command: command.response(ResponseCode.SUCCESS, OffsetResponseHeader(offset=at))
+
+    def pull(_: Connection, command: RemotingCommand) -> RemotingCommand:
+        at = command.decode_header(PullMessageRequestHeader).queue_offset
+        now_ms = time.time_ns() // 1_000_000
+        record = encode(MessageInner("Endless", 0, b"message %d;" % at, b"", 0, 0, now_ms, host), at, at, now_ms, host)
+        header = PullMessageResponseHeader(
+            suggest_which_broker_id=0, next_begin_offset=at + 1, min_offset=0, max_offset=end
+        )
+        return command.response(ResponseCode.SUCCESS, header, body=record)
+
+    return {
+        RequestCode.GET_MIN_OFFSET: offset(0),
+        RequestCode.GET_MAX_OFFSET: offset(end),
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offset(0),
+        RequestCode.PULL_MESSAGE: pull,
+    }
+
+
+@pytest.mark.parametrize("with_scripts", [True, False])
+async def test_a_scan_shows_its_progress_until_it_is_stopped(site: Site, tmp_path: Path, with_scripts: bool) -> None:
+    async with cluster(tmp_path) as running, AsyncExitStack() as stack:
+        await running.scripted_broker("broker-a", "Endless", endless_queue())
+        console = await stack.enter_async_context(visitor(running.namesrv))
         page = await site.chromium.page()
-        await page.call("Emulation.setTimezoneOverride", timezoneId="Asia/Kolkata")
-        await page.goto(console.url("/search"))
+        if not with_scripts:
+            await page.without_scripts()
+        await page.goto(console.url("/search?topic=Endless"))
         begin = await page.evaluate("document.querySelector('[name=begin]').value")
-        assert begin.endswith("+05:30"), "in the reader's zone"
-        await page.fill("[action='/scan'] [name=topic]", "Orders")
-        await page.fill("[name=text]", "order 7")
-        await page.follow("[action='/scan'] button")
+        zone = await page.evaluate("new Date().getTimezoneOffset()") if with_scripts else 0
+        assert datetime.fromisoformat(begin).utcoffset() == timedelta(minutes=-zone)
+        assert abs(datetime.fromisoformat(begin).timestamp() + 3600 - time.time()) < 3600, "an hour before"
+        await page.fill("main [name=text]", "message 7;")
+        await page.follow("main form[action$='/scan'] button")
+        query = parse_qs(urlsplit(await page.evaluate("location.href")).query)
+        assert (query["topic"], query["text"], query["begin"]) == (["Endless"], ["message 7;"], [begin])
+        if with_scripts:
+            read = "document.querySelector('progress')?.value"
+            first = await page.until(read)
+            await page.until(f"{read} > {first}")
+            await page.until("document.querySelector('.hits').innerText.includes('message 7;')")
+        else:
+            while "message 7;" not in await page.text(".hits"):
+                await page.follow("main form a[href*='/scan?']")
         assert "Reading" in await page.text("[role=status]")
-        assert await page.evaluate("new URLSearchParams(location.search).get('begin')") == begin
-        await page.follow("[value=stop]")
-        assert "The search was stopped" in await page.text("[role=status]")
-        slow.thaw()
-        await page.follow("[value=again]")
-        await page.until("document.querySelector('[role=status] .good')")  # without a click
-        assert "40 of about 40 messages read" in await page.text("[role=status]")
-        assert (await page.text(".hits")).count("order 7") == 2, "each broker has it"
-
-        other = await site.chromium.page()
-        await other.without_scripts()
-        await other.goto(console.url(await page.evaluate("location.pathname + location.search")))
-        assert "40 of about 40 messages read" in await other.text("[role=status]"), "its address is the question"
-        assert page.problems + other.problems == []
+        await page.follow("button[value=stop]")
+        stopped = await page.text("[role=status]")
+        assert re.search(r"was stopped.*\s[\d,]+ of about 1,000,000 messages read", stopped), stopped
+        address = await page.evaluate("location.href")
+        assert parse_qs(urlsplit(address).query) == query
+        assert (await page.text("code"), "message 7;" in await page.text(".hits")) == ("Endless", True)
+        await page.goto(address)
+        assert await page.text("[role=status]") == stopped, "a look at it reads nothing"
+        await page.follow("button[value=again]")
+        assert "Reading" in await page.text("[role=status]")
+        await page.follow("button[value=stop]")
+        assert page.problems == []
 
 
 async def test_charts_are_drawn_and_drawn_again(site: Site) -> None:

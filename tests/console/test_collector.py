@@ -87,7 +87,7 @@ async def test_a_page_asks_for_the_rows_that_it_shows(tmp_path: Path) -> None:
             await server.stop()
             console.console.collector.group_progress.forget("group-0001")
             for path in ("/topic?name=topic-0001", "/group?name=group-0001"):
-                text = await console.shows(path, "broker-b does not answer")
+                text = await console.shows(path, "broker-b could not be read")
                 assert "Orders" in text, "of broker-a"
         asked = counted
         rates = [fields for code, fields in asked if code == RequestCode.VIEW_BROKER_STATS_DATA]

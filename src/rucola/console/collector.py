@@ -88,7 +88,9 @@ class BrokerState:
     ha: HaStatus | None = None
     """Role, epochs and replication; None for a broker of Apache's, and one that does not answer."""
     error: str = ""
-    """Why the broker does not answer; empty if it does."""
+    """Why its state is unknown; empty if it is known."""
+    is_refusal: bool = False
+    """Whether the error is the broker's answer, as without the right keys; else it does not answer."""
 
     @property
     def is_master(self) -> bool:
@@ -206,7 +208,11 @@ class Snapshot:
         found = [Alarm("name servers", "no name server answers: {why}", {"why": self.error})] if self.error else []
         for one in self.brokers:
             subject = f"{one.name} {one.address}"
-            if one.error:
+            if one.is_refusal:
+                found.append(
+                    Alarm(subject, "the broker refuses the requests of the console: {why}", {"why": one.error})
+                )
+            elif one.error:
                 found.append(Alarm(subject, "the broker does not answer: {why}", {"why": one.error}))
             if (one.disk_ratio or 0) >= DISK_WARNING:
                 found.append(Alarm(subject, "the disk is {used} full", {"used": f"{one.disk_ratio:.0%}"}))
@@ -465,7 +471,7 @@ class Collector:
         try:
             stats = await self._client.brokers.runtime_stats(one.address)
         except MQError as error:
-            return replace(one, error=str(error))
+            return replace(one, error=str(error), is_refusal=isinstance(error, BrokerError))
         return replace(one, stats=stats, ha=await self._ha(one.address))
 
     async def _ha(self, address: str) -> HaStatus | None:
