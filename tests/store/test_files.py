@@ -254,6 +254,19 @@ def test_an_index_file_of_an_impossible_size_is_refused(tmp_path: Path) -> None:
         Index.open(tmp_path)
 
 
+@pytest.mark.parametrize(("slots", "max_count"), [(20, 40), (100, 50), (10, 10)])
+def test_slots_of_any_number_are_detected(tmp_path: Path, slots: int, max_count: int) -> None:
+    """Also from the entries of a log that begins at 0, whose first one equals the zeros before it."""
+    for count in range(3, max_count // 2):
+        path = tmp_path / index_file_name(count)
+        file = IndexFile.create(path, slots, max_count)
+        for number in range(count):
+            file.put(number + 1, 100 * (number // 2), 1_000 + number)
+            file.put(number + 1, 100 * (number // 2), 1_000 + number)
+        file.file.close()
+        assert IndexFile.open(path).slot_count == slots
+
+
 @pytest.mark.parametrize("now_ms", [-1, 0, 253_402_300_800_000, (1 << 63) - 1])
 def test_an_impossible_time_still_names_an_index_file(tmp_path: Path, now_ms: int) -> None:
     index = Index.open(tmp_path / "index", 1, 3, writable=True)

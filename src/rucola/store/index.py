@@ -388,8 +388,17 @@ def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: in
     room, odd = divmod(file.size - entries_at, ENTRY_SIZE)
     if odd or count > room:
         return False
-    first, last = (_ENTRY.unpack_from(file.map, entries_at + number * ENTRY_SIZE)[1] for number in (1, count - 1))
-    return (first, last) == (begin, end) and not any(file.map[entries_at : entries_at + ENTRY_SIZE])
+    if any(file.map[entries_at : entries_at + ENTRY_SIZE]):
+        return False
+    # Both entries point at the log as the header says, and are in the chains of their slots; the last one is a head.
+    (first_hash, first), (last_hash, last) = (
+        _ENTRY.unpack_from(file.map, entries_at + number * ENTRY_SIZE)[:2] for number in (1, count - 1)
+    )
+    of_first, of_last = (
+        _SLOT.unpack_from(file.map, HEADER_SIZE + key_hash % slot_count * SLOT_SIZE)[0]
+        for key_hash in (first_hash, last_hash)
+    )
+    return (first, last) == (begin, end) and of_first > 0 and bool(of_last == count - 1)
 
 
 class Index:
