@@ -1,8 +1,8 @@
 """DrainAdmin: empties a broker before it is removed, and moves topics and groups to another broker.
 
-Sends are stopped at the name servers, as by `wipeWritePerm`: clients learn it with their next route, within
-CLIENT_ROUTE_S. What is stored is then consumed and delivered as ever; nothing is copied. Name servers that restart, and
-brokers that register a changed topic, permit sends again, so each WIPE_INTERVAL_S they are stopped again.
+Sends are stopped at the name servers, as by `wipeWritePerm`; clients get the new route within CLIENT_ROUTE_S. Stored
+messages are consumed and delivered from where they are; nothing is copied. Name servers that restart, and brokers that
+register a changed topic, permit sends again, so the permission is removed again every WIPE_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class DrainAdmin:
     ) -> AsyncGenerator[DrainState, None]:
         """Stop sends to a broker, and yield what waits, every `interval_s`, until that is nothing.
 
-        That counts when nothing was stored for `route_s`, so that no client sends by an old route. Sends stay stopped
-        if the generator is closed early; another call continues. Errors of the first round are raised, later ones are
-        yielded. ConfigError for an unknown broker.
+        It ends when also nothing was stored for `route_s`: until then a client may send by an old route. Sends stay
+        stopped if the generator is closed early; another call continues. Errors of the first round are raised, later
+        ones are yielded. ConfigError for an unknown broker.
         """
         quiet_s = self._clock_s()
         wiped_s: float | None = None
@@ -119,7 +119,7 @@ class DrainAdmin:
                 if wiped_s is None or self._clock_s() >= wiped_s + WIPE_INTERVAL_S:
                     address = await self._cluster.master_address(broker_name)
                     if is_first:
-                        await self._brokers.pending(address)  # refused before anything is changed
+                        await self._brokers.pending(address)  # raises before sends are stopped
                     await self._name_servers.wipe_write_permission(broker_name)
                     wiped_s = self._clock_s()
                 stats = await self._brokers.runtime_stats(address)
@@ -152,8 +152,7 @@ class DrainAdmin:
         more than MAX_ENTRIES backlogs on the source it waits until there are fewer. ConfigError if the brokers or the
         topic do not allow it.
         """
-        addresses = [await self._cluster.master_address(name) for name in (source, destination)]
-        await self._brokers.pending(addresses[0])  # refused before anything is changed
+        addresses = await self._move_addresses(source, destination)
         configs = [(await self._topics.configs(address)).get(topic) for address in addresses]
         config, present = configs
         if source == destination or config is None:
@@ -207,8 +206,7 @@ class DrainAdmin:
         If that is nothing, the group is deleted there, except while members are connected: their next heartbeat would
         create it again, without its settings. ConfigError if a topic that it consumes still accepts messages there.
         """
-        old, new = [await self._cluster.master_address(name) for name in (source, destination)]
-        await self._brokers.pending(old)  # refused before anything is changed
+        old, new = await self._move_addresses(source, destination)
         config = (await self._groups.configs(old)).get(group)
         if config is None:
             raise ConfigError(f"group {group} cannot be moved: {source} does not have it", subject=group)
@@ -241,6 +239,12 @@ class DrainAdmin:
         if moved.is_complete and not clients:
             await self._groups.delete(old, group)
         return moved
+
+    async def _move_addresses(self, source: str, destination: str) -> list[str]:
+        """Return both masters' addresses; without the permission to ask what waits, raise before anything changes."""
+        addresses = [await self._cluster.master_address(name) for name in (source, destination)]
+        await self._brokers.pending(addresses[0])
+        return addresses
 
 
 def _count(pending: PendingMessages, chosen: list[Backlog]) -> int:
