@@ -376,6 +376,7 @@ class BrokerCollector:
         limit, other = self._config.metrics_group_count, (*self._own, OTHER, OTHER)
         if len(ready) > limit:
             shown = set(nlargest(limit, ready, key=lambda key: (ready[key] + held[key], key)))
+            shown.add(max(ages, key=lambda key: (ages[key], key in shown)))
             for key in ready.keys() - shown:
                 ready[other] += ready.pop(key)
                 held[other] += held.pop(key)
