@@ -1,4 +1,4 @@
-"""One archive has what somebody needs who is to explain a fault, and says what it lacks."""
+"""What is shown to somebody who has to explain a fault: one archive, which says what it lacks, and the capacity."""
 
 from __future__ import annotations
 
@@ -47,3 +47,8 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
         lines = errors.read().decode().splitlines()
     assert "cluster.json" in {line.split(":")[0] for line in lines}
     assert all(line in result.stderr for line in lines)
+
+
+def test_capacity_is_of_all_masters(cluster: GoldenCluster) -> None:
+    result = CliRunner().invoke(main, ["admin", "capacity", "-n", cluster.namesrv, "--json"])
+    assert {one["brokerAddr"] for one in json.loads(result.stdout)} == {cluster.broker}

@@ -34,6 +34,7 @@ import msgspec
 import rucola
 from rucola import settings, speed
 from rucola.admin import AdminClient
+from rucola.cli.admin.command import credentials_option
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.errors import MQError
 from rucola.name_server_addresses import DEFAULT_NAMESRV
@@ -96,6 +97,7 @@ class SupportArchive:
     "--log", "logs", type=PathType(exists=True, dir_okay=False), multiple=True,
     help="Log file of a server, whose end is added. Can be repeated.",
 )  # fmt: skip
+@credentials_option
 def support(namesrv_addr: str, output: Path, stores: tuple[Path, ...], logs: tuple[Path, ...]) -> None:
     """Write one archive with what somebody needs who is to explain a fault.
 

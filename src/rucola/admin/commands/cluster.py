@@ -9,7 +9,17 @@ from typing import Annotated
 
 from rucola.admin.brokers import shortest_rate
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import ALL, BrokerName, Flag, Masters, Option, Result, Target, command, report
+from rucola.admin.commands.command import (
+    ALL_MASTERS,
+    BrokerName,
+    Flag,
+    Masters,
+    Option,
+    Result,
+    Target,
+    command,
+    report,
+)
 from rucola.admin.requests import gather_fail_fast
 from rucola.errors import ConfigError, MQError
 from rucola.presentation import Table, optional, whole
@@ -324,7 +334,6 @@ def _changed_routes(change: str, broker_name: str, counts: dict[str, int]) -> Re
 # Clean-up.
 
 SomeMasters = Annotated[Target, Option("-c --cluster", "Name of a cluster, for all its masters.")]
-# As mqadmin, which cleans every cluster of the name servers.
 
 
 async def _clean(client: AdminClient, target: Target, clean: Callable[[str], Awaitable[None]]) -> Result:
@@ -335,7 +344,7 @@ async def _clean(client: AdminClient, target: Target, clean: Callable[[str], Awa
 
 
 @command("cleanExpiredCQ", writes=True)
-async def clean_expired_cq(client: AdminClient, target: SomeMasters = ALL) -> Result:
+async def clean_expired_cq(client: AdminClient, target: SomeMasters = ALL_MASTERS) -> Result:
     """Delete ConsumeQueue files whose messages are no longer in the log.
 
     Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
@@ -348,7 +357,7 @@ async def clean_expired_cq(client: AdminClient, target: SomeMasters = ALL) -> Re
 
 
 @command("cleanUnusedTopic", writes=True)
-async def clean_unused_topic(client: AdminClient, target: SomeMasters = ALL) -> Result:
+async def clean_unused_topic(client: AdminClient, target: SomeMasters = ALL_MASTERS) -> Result:
     """Delete the ConsumeQueues of deleted topics.
 
     Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.
@@ -361,7 +370,7 @@ async def clean_unused_topic(client: AdminClient, target: SomeMasters = ALL) -> 
 
 
 @command("deleteExpiredCommitLog", confirm="delete expired CommitLog files of {target}")
-async def delete_expired_commit_log(client: AdminClient, target: SomeMasters = ALL) -> Result:
+async def delete_expired_commit_log(client: AdminClient, target: SomeMasters = ALL_MASTERS) -> Result:
     """Delete expired CommitLog files at once, at any hour of the day.
 
     Applies to a broker (-b), to the masters of a cluster (-c), or to all masters.

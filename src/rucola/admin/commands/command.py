@@ -251,7 +251,7 @@ ConsumerGroup = Annotated[str, Option("-g --consumerGroup", "Consumer group.")]
 BrokerName = Annotated[str, Option("-b --brokerName", "Broker name.")]
 QueueId = Annotated[int, Option("-q --queueId", "Queue id.", min=0)]
 Masters = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for all its masters.")]
-ALL: Final = Target(None, None)
+ALL_MASTERS: Final = Target(None, None)
 AllBrokers = Annotated[Target, Option("-c --clusterName", "Name of a cluster, for its masters and slaves.")]
 BeginTime = Annotated[int | None, Option("-b --beginTimestamp --since", SINCE, format="time")]
 EndTime = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rucola.admin.client import AdminClient
-from rucola.admin.commands.command import ALL, Masters, Result, command
+from rucola.admin.commands.command import ALL_MASTERS, Masters, Result, command
 from rucola.admin.commands.diagnosis import REMEDIES
 from rucola.admin.commands.doctor import ADVICE
 from rucola.admin.health import NOTICES
@@ -66,8 +66,8 @@ NEARLY: Final = 0.8
 
 
 @command("capacity", is_repeatable=True)
-async def capacity(client: AdminClient, target: Masters = ALL) -> Result:
-    """Compare the load of a broker (-b), of the masters of a cluster (-c), or of all masters, with what they can bear.
+async def capacity(client: AdminClient, target: Masters = ALL_MASTERS) -> Result:
+    """Compare the load of a broker (-b), of the masters of a cluster (-c), or of all masters with what they can bear.
 
     Estimates with the figures of docs/sizing.md: processor time, disk and retention at the rates of the last ten
     minutes, topics, groups, descriptors, and the recovery after a crash. The exit code is 1 if more than 80 % of
