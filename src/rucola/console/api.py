@@ -24,7 +24,7 @@ from rucola.admin.commands.arguments import is_local, parse, schema
 from rucola.admin.commands.authorization import Account, required_role
 from rucola.console.console import Console
 from rucola.console.json_results import answer_of, safe_json
-from rucola.console.visit import prefix_of, visitor_of
+from rucola.console.visit import prefix_of, read_body, visitor_of
 from rucola.presentation import to_json
 
 Call: TypeAlias = Callable[[Console, Request, Account], Awaitable[Response]]
@@ -58,13 +58,9 @@ async def run(console: Console, request: Request, account: Account) -> Response:
 
 
 async def _json_object(request: Request) -> dict[str, object]:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidArguments(f"the body has more than {MAX_BODY_BYTES} bytes", subject="body")
+    body = await read_body(request, MAX_BODY_BYTES)
     try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=dict[str, object])
+        return msgspec.json.decode(body or b"{}", type=dict[str, object])
     except msgspec.DecodeError as error:
         raise InvalidArguments(f"the body is no JSON object: {error}", subject="body") from None
 

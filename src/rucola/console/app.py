@@ -27,7 +27,18 @@ from rucola.console import api
 from rucola.console.accounts import LOCAL, Accounts, TooManyFailures
 from rucola.console.console import Console
 from rucola.console.pages import PAGES
-from rucola.console.visit import COOKIE, DIRECTORY, PREFIX, NotFound, Page, Visit, peer_of, set_cookie, visitor_of
+from rucola.console.visit import (
+    COOKIE,
+    DIRECTORY,
+    PREFIX,
+    NotFound,
+    Page,
+    Visit,
+    peer_of,
+    read_body,
+    set_cookie,
+    visitor_of,
+)
 from rucola.errors import BrokerError, ConfigError, InvalidMessage, MQError, RemotingError, TopicNotFound
 from rucola.remoting.exposure import is_loopback
 
@@ -189,11 +200,7 @@ def status_of(error: MQError) -> int:
 
 async def read_form(request: Request, max_bytes: int) -> Mapping[str, str]:
     """Return the fields of a form. Raises InvalidArguments."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise InvalidArguments(f"the form has more than {max_bytes} bytes")
+    body = await read_body(request, max_bytes)
     try:
         return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=1000))
     except ValueError as error:

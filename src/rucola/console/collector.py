@@ -336,28 +336,31 @@ class Collector:
         self._history = history
         self._interval_s = interval_s
         self._turn_s = TURN_SHARE / requests_per_second
-        budget = self._budget = RequestBudget(requests_per_second)
-        self.topic_traffic = Measurements(self._traffic, self._brokers_of_topic, budget, interval_s)
-        self.topic_details = Measurements(
-            self._topic_details, lambda name: 2 * self._brokers_of_topic(name), budget, interval_s
+        self._budget = RequestBudget(requests_per_second)
+        self._measurements: list[Measurements[Any]] = []
+
+        def measured(measure: Callable[[str], Awaitable[T]], cost: Callable[[str], int]) -> Measurements[T]:
+            one = Measurements(measure, cost, self._budget, interval_s)
+            self._measurements.append(one)
+            return one
+
+        self.topic_traffic = measured(self._traffic, self._brokers_of_topic)
+        self.topic_details = measured(self._topic_details, lambda name: 2 * self._brokers_of_topic(name))
+        self.topic_senders = measured(self._senders, lambda _: MAX_SENDER_QUEUES)
+        self.group_progress = measured(self._progress, self._brokers_of_group)
+        self.group_connections = measured(self._connections, self._brokers_of_group)
+        self.group_delays = measured(
+            self._delays, lambda name: self._brokers_of_group(name) * len(self._topics_of(name))
         )
-        self.group_progress = Measurements(self._progress, self._brokers_of_group, budget, interval_s)
-        self.group_connections = Measurements(self._connections, self._brokers_of_group, budget, interval_s)
-        self.group_delays = Measurements(
-            self._delays, lambda name: self._brokers_of_group(name) * len(self._topics_of(name)), budget, interval_s
+        self.dead_letters = measured(
+            client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name))
         )
-        self.producers = Measurements(client.groups.producers, lambda _: 1, budget, interval_s)
-        """Like the next three by the address of a broker."""
-        self.settings = Measurements(client.brokers.config, lambda _: 1, budget, interval_s)
-        self.access = Measurements(partial(access, client), lambda _: ACCESS_REQUESTS, budget, interval_s)
-        self.pending = Measurements(partial(pending, client), lambda _: PENDING_REQUESTS, budget, interval_s)
-        self.topic_senders = Measurements(self._senders, lambda _: MAX_SENDER_QUEUES, budget, interval_s)
-        self.dead_letters = Measurements(
-            client.dead_letters.stats, lambda name: 4 * self._brokers_of_topic(dlq_topic(name)), budget, interval_s
-        )
-        self.diagnoses = Measurements(
-            client.diagnosis.check, lambda name: 5 * self._brokers_of_group(name), budget, interval_s
-        )
+        self.diagnoses = measured(client.diagnosis.check, lambda name: 5 * self._brokers_of_group(name))
+        # By the address of a broker.
+        self.producers = measured(client.groups.producers, lambda _: 1)
+        self.settings = measured(client.brokers.config, lambda _: 1)
+        self.access = measured(partial(access, client), lambda _: ACCESS_REQUESTS)
+        self.pending = measured(partial(pending, client), lambda _: PENDING_REQUESTS)
         self._tables_s = -TABLES_INTERVAL_S
         self._looked_s = -TABLES_INTERVAL_S
         self._rounds = asyncio.Lock()
@@ -379,15 +382,8 @@ class Collector:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self._measurements():
+        for one in self._measurements:
             await one.close()
-
-    def _measurements(self) -> tuple[Measurements[Any], ...]:
-        return (
-            self.topic_traffic, self.topic_details, self.topic_senders, self.producers, self.settings,
-            self.access, self.pending, self.group_progress,
-            self.group_connections, self.group_delays, self.dead_letters, self.diagnoses,
-        )  # fmt: skip
 
     async def spend(self, count: int) -> None:
         """Wait until the budget has `count` requests for another part."""

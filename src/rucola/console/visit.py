@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from rucola.acl.requirements import ResourceType
-from rucola.admin.commands import CATALOGUE
+from rucola.admin.commands import CATALOGUE, InvalidArguments
 from rucola.admin.commands.authorization import Account, Role, authorize
 from rucola.console.accounts import SESSION_S
 from rucola.console.config import ConsoleConfig
@@ -112,6 +112,16 @@ def _environment() -> Environment:
 
 
 _ENVIRONMENT: Final = _environment()
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request. Raises InvalidArguments if it is longer."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise InvalidArguments(f"the body has more than {max_bytes} bytes", subject="body")
+    return bytes(body)
 
 
 def peer_of(request: Request) -> str:
