@@ -135,7 +135,10 @@ class History:
             self.broken.append(f"{delivery.group} gets {delivery.body!r}, which nobody has sent")
         elif sent.decision == "rollback":
             self.broken.append(f"{delivery.group} gets {delivery.body}, which was rolled back")
-        elif delivery.begin_s < sent.begin_s + sent.delay_s - 0.001 and not self._has_jumped(queue[1], sent.begin_s):
+        elif delivery.begin_s < sent.begin_s + sent.delay_s - 0.001 and not self._has_jumped(
+            sent.broker or queue[1],  # a dead letter may be sent again to another broker
+            sent.begin_s,
+        ):
             early_s = sent.begin_s + sent.delay_s - delivery.begin_s
             self.broken.append(f"{delivery.group} gets {delivery.body} {early_s:.3f} s too early")
 
