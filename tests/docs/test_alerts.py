@@ -33,9 +33,11 @@ from rucola.client import (
     TransactionProducer,
 )
 from rucola.client.consumer import push_consumer
+from rucola.domain.topic import PERM_READ
 from rucola.errors import ConfigError
 from rucola.message.properties import DELAY
-from rucola.reliable import Outbox, Tables, migration
+from rucola.reliable import Outbox, Tables, migration, operations
+from rucola.reliable.schema import MANUAL
 from rucola.remoting.metrics_config import MetricsExporterType
 from rucola.remoting.tls_config import TlsMode
 from rucola.spark.jobs import archive, lake_status
@@ -252,9 +254,19 @@ async def outage_of_the_only_broker(world: World) -> None:
             await world.clears("RocketmqServerDown", instance=instance)
             await world.clears("RucolaRelayBehind", instance=relay)
             await broker.stop()  # for less than the range of the rule
-            await running.start_broker("only", broker.config.listen_port, **METERED | options)
+            broker = await running.start_broker("only", broker.config.listen_port, **METERED | options)
             await world.fires("RocketmqMasterChanged", instance=instance)
             await world.clears("RocketmqMasterChanged", instance=instance)
+        # A topic that accepts no messages: the relay gives up after its first try, until the message is sent again.
+        await running.create_topic(broker, "Closed", perm=PERM_READ)
+        with database.begin() as connection:
+            message_id = Outbox([]).add(connection, Message("Closed", b"x"))
+        async with process(world, "reliable", "relay", *where, "--max-sends", "1"):
+            await world.fires("RucolaReliableMessageUnsettled", instance=relay, status=MANUAL)
+            await running.create_topic(broker, "Closed")
+            with database.begin() as connection:
+                operations.resend(connection, Tables(), [message_id])
+            await world.clears("RucolaReliableMessageUnsettled", instance=relay, status=MANUAL)
     database.dispose()
 
 
