@@ -42,8 +42,9 @@ demo: setup ## send a year of flights through all parts; ARGS="--flights 20000" 
 	@$(VENV)/bin/rucola demo $(ARGS)
 
 # Modules run in the order of their names, so that short ones are last; the tests of a module share servers and a JVM, which
-# need a core for each worker. Without a bound, xdist repeats a test that hangs in worker after worker.
-WORKERS := --dist loadfile --max-worker-restart 3
+# need a core for each worker. When a worker crashes, as with a test that hangs (faulthandler_timeout), the run ends and names
+# the test: xdist would wait for ever, or repeat it in worker after worker.
+WORKERS := --dist loadfile --max-worker-restart 0
 PARALLEL := -n auto --maxprocesses 4 --no-loadscope-reorder $(WORKERS)
 
 # The areas are the whole suite, each test once (tests/test_house.py). The times are those of two cores.

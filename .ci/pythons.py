@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
         wheel = build("0" if version.endswith("t") else "")  # the stable ABI does not exist for free-threaded builds
         rooms = [f"tests/{room}" for room in ROOMS]
         # One worker more than cores, since these tests wait for a part of their time, and `make test` has all examples.
-        options = ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "loadfile", "--max-worker-restart", "3"]
+        options = ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "loadfile", "--max-worker-restart", "0"]
         options += ["--hypothesis-profile", "quick", "-p", "no:cacheprovider"]
         try:
             python = make_environment(found[0], PLACE / version, wheel)

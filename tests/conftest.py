@@ -6,6 +6,7 @@ import logging
 import lzma
 import os
 import shutil
+import signal
 import tarfile
 import time
 from collections.abc import Generator, Iterator
@@ -38,6 +39,9 @@ pytest_plugins = ["support.database_fixtures"] if find_spec("sqlalchemy") else [
 # A developer's own cluster must get no message of a test, and no command of one may change a developer's database.
 for _name in (*NAMESRV_VARIABLES, ClientTls.VARIABLE, "RUCOLA_DATABASE"):
     os.environ.pop(_name, None)
+# A shell starts its background jobs with SIGINT ignored; the programs of the tests would inherit this.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ARCHIVES = Path(__file__).parent / "golden"
 EXTERNAL = {
