@@ -185,7 +185,7 @@ class Visit:
     def absent(self, english: str, name: str) -> str:
         """Return a text that says what is absent, as far as the brokers that answer know."""
         unread = ", ".join(self.console.collector.snapshot.unread)
-        doubt = self.text("{brokers} does not answer, and may have it", brokers=unread) if unread else ""
+        doubt = self.text("{brokers} could not be read, and may have it", brokers=unread) if unread else ""
         return f"{self.text(english, name=name)}{doubt and '; '}{doubt}"
 
     @property
