@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,7 @@ class PathType(click.Path):
             path = local_path(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
-        if not self.file_okay and path.exists() and not path.is_dir():
+        if not self.file_okay and os.path.exists(path) and not os.path.isdir(path):
             self.fail(f"Directory '{path}' is a file.", param, ctx)  # click takes devices, such as /dev/null
         return super().convert(path, param, ctx)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -22,6 +21,10 @@ from rucola.reliable.errors import ReliableError
 T = TypeVar("T")
 
 IDLE_TIMEOUT_S: Final = 30
+FORMS: Final = (
+    "write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or mysql+pymysql://USER@HOST/NAME, with %XX for each of "
+    "@ : / ? % in a password"
+)
 AUTOCOMMIT: Final = "AUTOCOMMIT"
 """Single statements need no BEGIN and COMMIT, each of which would be a round trip."""
 
@@ -193,10 +196,13 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
     It has at most `connections`, by default as many as SQLAlchemy's. Unless the URL has an `init_command`, MariaDB ends
     transactions that wait for the client longer than `IDLE_TIMEOUT_S`.
     """
-    shown = re.sub("//.*@", "//***@", str(url).partition("?")[0])
     try:
         parsed = make_url(url)
-        shown = shown_url(parsed)
+    except (ArgumentError, ValueError):  # of a port; both may quote a password
+        scheme, separator, _ = str(url).partition("://")
+        shown = f"{scheme}://***" if separator else "***"
+        raise ReliableError(f"database {shown}: this is no URL with a port that is a number; {FORMS}") from None
+    try:
         options: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
         if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
             # MySQL has no such setting, and ignores MariaDB's comments.
@@ -205,8 +211,5 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
         if parsed.get_dialect().is_async:
             return create_async_engine(parsed, **options)
         return create_engine(parsed, **options)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
-        raise ReliableError(
-            f"database {shown!r}: {error}; write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or "
-            "mysql+pymysql://USER@HOST/NAME"
-        ) from None
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise ReliableError(f"database {shown_url(parsed)}: {error}; {FORMS}") from None

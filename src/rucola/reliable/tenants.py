@@ -24,6 +24,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from sqlalchemy import URL
+
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.producer.options import SendTrace
 from rucola.outages import Outages
@@ -150,10 +152,14 @@ class Relays:
 
 def _check_distinct(tenants: Sequence[Tenant]) -> None:
     names = Counter(one.name for one in tenants)
-    places = Counter((one.database.url, one.tables.stub.fullname) for one in tenants)
+    by_table: dict[tuple[URL, str], list[str]] = {}
     for name, database, tables in tenants:
         if names[name] > 1:
             raise ReliableError(f"two tenants are {name}: each needs a name of its own", subject="tenants")
-        if places[database.url, tables.stub.fullname] > 1:
-            where = f"{shown_url(database.url)}, tables {tables.prefix}*"
-            raise ReliableError(f"tenant {name} is not the only one of {where}", subject="tenants")
+        by_table.setdefault((database.url.set(password=""), tables.stub.fullname), []).append(name)
+    for (url, table), sharing in by_table.items():
+        if len(sharing) > 1:
+            raise ReliableError(
+                f"tenants {', '.join(sharing)} have the same table {table} in {shown_url(url)}: each needs its own",
+                subject="tenants",
+            )

@@ -36,7 +36,7 @@ class RemotingServer:
     ) -> None:
         self.host = host
         self.processors = processors
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[Connection, None] = {}  # a set in the order of opening, so that simulations repeat
         self.budget = budget or ServerBudget(ConnectionLimits())
         self.read_hooks = ReadHooks()
         """May be set until `start`."""

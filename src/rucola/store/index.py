@@ -390,7 +390,8 @@ def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: in
         return False
     if any(file.map[entries_at : entries_at + ENTRY_SIZE]):
         return False
-    # Both entries point at the log as the header says, and are in the chains of their slots; the last one is a head.
+    # Both entries point at the log as the header says, and are in the chains of their slots, where the last one is the
+    # head: or a later one, since slots are written before the header.
     (first_hash, first), (last_hash, last) = (
         _ENTRY.unpack_from(file.map, entries_at + number * ENTRY_SIZE)[:2] for number in (1, count - 1)
     )
@@ -398,7 +399,7 @@ def _has_ends(file: MappedFile, slot_count: int, begin: int, end: int, count: in
         _SLOT.unpack_from(file.map, HEADER_SIZE + key_hash % slot_count * SLOT_SIZE)[0]
         for key_hash in (first_hash, last_hash)
     )
-    return (first, last) == (begin, end) and of_first > 0 and bool(of_last == count - 1)
+    return (first, last) == (begin, end) and of_first > 0 and bool(count - 1 <= of_last < room)
 
 
 class Index:

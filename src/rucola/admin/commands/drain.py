@@ -36,7 +36,7 @@ def _left(state: DrainState) -> str:
         if due.total:
             parts.append(f"{due.total} {name}, the last due at {time_text(due.last_due_ms)}")
     if pending.dead_letter_total:
-        groups = first_of(list(pending.dead_letters))
+        groups = first_of(list(pending.dead_letters), SHOWN)
         parts.append(f"{pending.dead_letter_total} dead letters of {groups}: redriveDlq, or consume them")
     return "; ".join(parts) or "nothing waits"
 
@@ -49,7 +49,7 @@ def _end(state: DrainState) -> str:
 
 async def _effect(client: AdminClient, broker_name: str, **given: object) -> str:
     only = await client.drain.only_on(broker_name)
-    lost = f"; no other broker has {first_of(only)}, whose sends fail (moveTopic first)" if only else ""
+    lost = f"; no other broker has {first_of(only, SHOWN)}, whose sends fail (moveTopic first)" if only else ""
     return f"stop all sends to broker {broker_name} and wait until nothing is left on it{lost}"
 
 

@@ -23,7 +23,7 @@ from rucola.admin.offsets import ResetResult
 from rucola.admin.requests import masters_of
 from rucola.domain.group import LATEST
 from rucola.domain.queue import MessageQueue
-from rucola.errors import ConfigError, MQError
+from rucola.errors import ConfigError, MQError, TopicNotFound
 from rucola.presentation import Table, time_text, whole
 
 Group = Annotated[str, Option("-g --group", "Consumer group.")]
@@ -49,7 +49,12 @@ async def _skip(client: AdminClient, group: str, topic: str, force: bool) -> str
 
 
 async def _undo_limit(client: AdminClient, group: str, topic: str) -> str:
-    names = await _with_running_clients(client, group, topic)
+    try:
+        names = await _with_running_clients(client, group, topic)
+    except TopicNotFound:
+        raise
+    except MQError as error:
+        return f"; whether this can be undone while clients run is unknown: {error}"
     return f"; to undo it, all clients must be stopped first: RocketMQ 4 runs on {names}" if names else ""
 
 

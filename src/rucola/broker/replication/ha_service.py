@@ -160,7 +160,7 @@ class HAService(Replication):
             config.ha_transfer_batch_size, config.ha_catch_up_rate or MAX_TRANSFER_SIZE, MAX_TRANSFER_SIZE
         )
         self._reported = asyncio.Event()
-        self._connections: dict[_HAConnection, None] = {}
+        self._connections: dict[_HAConnection, None] = {}  # a set in order, as `RemotingServer.connections`
         self._waiting: DelayedOperations[_Senders] = DelayedOperations(self._try_complete)
         self._newest: _Senders | None = None
         """Those of this iteration."""

@@ -177,7 +177,7 @@ class Dispatcher:
         return min(2 * size, MAX_RUN) if is_fast else 1
 
     async def _deliver(self, delivery: Delivery, call: Coroutine[Any, Any, None], task: asyncio.Task[Any]) -> None:
-        """Await the listener's call, and complete or retry its delivery; raise what must end the worker."""
+        """Await a call, and complete or retry its delivery; raise ListenerNotCalled and what must end the worker."""
         failure: BaseException | None = None
         completed: int | None = None  # unknown if the worker ends, or the listener was not called
         try:

@@ -20,7 +20,7 @@ function improve(root) {
     one.textContent = ("clock" in one.dataset && today(moment) ? clock : short).format(moment);
   }
   for (const one of root.querySelectorAll("input[data-time]")) {
-    one.value = localTime(new Date(one.value));
+    if (one.value === one.defaultValue) one.value = localTime(new Date(one.value));
     delete one.dataset.time; // from now on the value is the reader's
   }
   for (const one of root.querySelectorAll("[data-copy]")) one.hidden = false;
