@@ -258,7 +258,7 @@ async def test_resend_of_many_lost_messages_logs_a_few_lines(
             await until(lambda: statuses(sqlite_db) == {"SENT": 1000})
             change(sqlite_db, queue_offset=1 << 40, due_at=1)
             running.wake()
-            await until(lambda: {stub.sends for stub in stubs(sqlite_db)} == {2})
+            await until(lambda: min(stub.sends for stub in stubs(sqlite_db)) >= 2)
     lines = [record.message for record in caplog.records if "resending" in record.message]
     assert 1 <= len(lines) <= 20
     assert any(message_id in lines[0] for message_id in ids)

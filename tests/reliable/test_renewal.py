@@ -49,7 +49,7 @@ async def test_renewal_ends_with_its_delivery_although_the_driver_swallows_a_can
     with pytest.raises(RuntimeError, match="on purpose"):
         await fail(delivery(message_id))
     proceed.set()
-    await until(lambda: not any(task.get_name().startswith("leases of") for task in asyncio.all_tasks()), 5)
+    await until(lambda: not any(task.get_name().startswith("leases of") for task in asyncio.all_tasks()))
     await engine.dispose()
 
 
