@@ -397,7 +397,7 @@ async def test_two_hundred_connections_are_served_and_closed() -> None:
         served = list(server.connections)
         await asyncio.gather(*[client.close() for client in clients])
         await asyncio.gather(*[connection.closed.wait() for connection in served])
-        assert server.connections == set()
+        assert not server.connections
 
 
 @pytest.mark.slow
