@@ -128,7 +128,7 @@ async def test_a_reply_without_requester_is_an_error_and_a_late_one_is_logged(
         await broker.start(running)
         async with Producer("asker", running.namesrv) as asker:
             with pytest.raises(RemotingTimeout):
-                await asker.request(Message("T", b"x"), timeout_ms=100)
+                await asker.request(Message("T", b"x"), timeout_ms=1000)
             await replier.reply(broker.requests.items[0], b"late")
         broker.clients.clear()
         with pytest.raises(SendFailed):
