@@ -345,6 +345,28 @@ def test_a_wish_to_hand_over_ends_with_the_mastership() -> None:
     assert first.election.role is Role.MASTER
 
 
+def test_the_others_wait_for_a_slow_successor_until_its_lease_would_have_ended() -> None:
+    state = ElectedState(3, 1, {1: 10, 2: 20, 3: 30}, 5)
+    second, third = Member(2, Own(3, 500, {})), Member(3, Own(3, 500, {}))
+    assert isinstance(decide([third, second], 5.0, state, leader(1)), Follow)
+    third.election.prefer()
+    assert isinstance(decide([second, third], 5.1, state, leader(1)), Follow)
+    resigned = replace(state, revision=6, resigned=True)
+
+    def alone(now_s: float) -> Decision:
+        """What the second does while the successor is busy."""
+        for _ in range(2):
+            assert third.announced is not None
+            decision = second.election.decide(
+                now_s, View(None, resigned, {2: second.election.record, 3: third.announced}), second.own
+            )
+        return decision
+
+    assert [alone(now_s) for now_s in (6.0, 6 + 1.3, 6 + 2.6, 6 + 3.9)] == [Wait()] * 4
+    assert decide([third, second], 6 + 3.9, resigned) == Stand(4, {2: 20, 3: 30}, 6)
+    assert alone(6 + 2 * 4 + 0.1) == Stand(4, {2: 20, 3: 30}, 6)
+
+
 def test_a_broker_that_is_never_elected_is_not_preferred_either() -> None:
     never = Member(2, Own(3, 500, {}), priority=0)
     with raises(StoreError, subject="etcdPriority"):

@@ -122,7 +122,7 @@ class RoleAdmin:
     async def switch_over(self, address: str, *, timeout_ms: int = 10_000) -> tuple[int, int]:
         """Have the master hand over to the slave at `address`; return the epoch and the pause in milliseconds.
 
-        If ConfigError or BrokerError is raised, it stays master.
+        If BrokerError is raised, it stays master; in an elected group, ConfigError may name another new master.
         """
         own, group, silent = await self._changeable_group(address, or_elected=True)
         if own.role != SLAVE:
@@ -141,7 +141,15 @@ class RoleAdmin:
         response = await self._requests.invoke(masters[0], RequestCode.SWITCH_OVER, header, extra_ms=2 * timeout_ms)
         result = response.decode_header(RoleChangeResponseHeader)
         if own.is_elected:
-            await self._wait(address, lambda status: status.is_accepting and status.epoch >= result.epoch)
+            status = await self._wait(
+                address, lambda status: status.epoch >= result.epoch and (status.is_accepting or status.is_following)
+            )
+            if not status.is_accepting:
+                raise ConfigError(
+                    f"{address} was too slow, and another broker was elected master in epoch {status.epoch}; "
+                    "`rucola admin haStatus` shows which",
+                    subject=address,
+                )
             result.pause_ms = round((time.monotonic() - began_s) * 1000)
         await self._wait(masters[0], lambda status: status.is_following)
         return result.epoch, result.pause_ms
@@ -209,14 +217,14 @@ class RoleAdmin:
                 f"{doing} {address} may lose messages: {'; '.join(reasons)}. --force does it anyway", subject=address
             )
 
-    async def _wait(self, address: str, condition: Callable[[HaStatus], bool]) -> None:
-        """Wait until a restarting broker is in a state. ConfigError after WAIT_S."""
+    async def _wait(self, address: str, condition: Callable[[HaStatus], bool]) -> HaStatus:
+        """Wait until a restarting broker is in a state, and return it. ConfigError after WAIT_S."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
                     try:
-                        if condition(await self.status(address)):
-                            return
+                        if condition(status := await self.status(address)):
+                            return status
                     except MQError:  # it restarts
                         pass
                     await asyncio.sleep(POLL_S)

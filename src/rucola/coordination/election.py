@@ -29,7 +29,8 @@ member with priority 0 is never elected, but a log that may lack messages is not
 **Resignation.** A master whose store has failed, or that hands over, resigns if another member can follow: it has no
 right from then on, and is not master in that epoch again. The state contains this before the key `leader` ends, which
 voids promises to that master; earlier masters' have expired, since it was elected after them. In a handover the
-successor has all messages and announces the highest priority; the old master is a candidate after twice `ttl`.
+successor has all messages and announces the highest priority; the other members wait for it for `ttl`, after which etcd
+has ended its lease if it does not run, and the old master is a candidate after twice `ttl`.
 
 **Leaving.** A member that stops in order announces it before its connections end. The master removes it from the
 in-sync set at once, so that no send waits for it.
@@ -351,7 +352,8 @@ class Election:
             for record in eligible.values()
             if record.standing != state.revision and not (state.resigned and record.member == state.master)
         ]
-        if undecided and waited_s < self._bounds.retry_timeout_s:
+        patience_s = self._patience_s(state, eligible.values())
+        if undecided and waited_s < patience_s:
             return Wait()
         if self._may_found and are_all and not candidates:
             candidates = [self._record]
@@ -370,12 +372,17 @@ class Election:
         candidates = [record for record in candidates if record.priority]
         best = max(candidates, key=lambda record: (state.is_entitled(record), *_preference(record)))
         # The best one is the candidate. After this time, the others need not wait for it.
-        if best.member != self._me and (are_all or waited_s < 2 * self._bounds.retry_timeout_s):
+        if best.member != self._me and (are_all or waited_s < 2 * patience_s):
             return Wait()
         successors = {each.member: each.incarnation for each in view.members.values() if state.is_entitled(each)}
         successors.pop(state.master, None)  # it has failed
         self._is_standing = True
         return Stand(max(state.epoch, own.epoch) + 1, successors | {self._me: self._record.incarnation}, state.revision)
+
+    def _patience_s(self, state: ElectedState, eligible: Iterable[MemberRecord]) -> float:
+        """Return how long a candidate waits for undecided members; twice that for a better candidate."""
+        is_successor_another = any(each.priority == PREFERRED and each.member != self._me for each in eligible)
+        return self._bounds.ttl_s if state.resigned and is_successor_another else self._bounds.retry_timeout_s
 
     def _found(self, now_s: float, view: View, own: Own) -> Decision:
         if self.epoch:
