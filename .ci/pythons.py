@@ -142,6 +142,7 @@ def main(arguments: list[str]) -> int:
         rooms = [f"tests/{room}" for room in ROOMS]
         # One worker more than cores, since these tests wait for a part of their time, and `make test` has all examples.
         options = ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "loadfile", "--max-worker-restart", "0"]
+        options += ["--reruns", "1"]  # as in .ci/run
         options += ["--hypothesis-profile", "quick", "-p", "no:cacheprovider"]
         try:
             python = make_environment(found[0], PLACE / version, wheel)
