@@ -117,6 +117,7 @@ def run(*command: str | Path, **environment: str) -> str:
     return (done.stdout.strip().splitlines() or [""])[-1]
 
 
+@cache
 def transcript(python: Path | str) -> str:
     """Run a simulated cluster, and return what happened."""
     command = [python, "-m", "simulation.cluster", "--seed", str(SEED)]

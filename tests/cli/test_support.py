@@ -52,3 +52,10 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
 def test_capacity_is_of_all_masters(cluster: GoldenCluster) -> None:
     result = CliRunner().invoke(main, ["admin", "capacity", "-n", cluster.namesrv, "--json"])
     assert {one["brokerAddr"] for one in json.loads(result.stdout)} == {cluster.broker}
+
+
+def test_capacity_names_a_server_that_does_not_say(cluster: GoldenCluster) -> None:
+    """A name server knows the requests as little as Apache's broker does."""
+    result = cluster.admin(f"capacity -b {cluster.namesrv} --json")
+    assert (result.exit_code, json.loads(result.stdout)) == (1, [])
+    assert cluster.namesrv in result.stderr

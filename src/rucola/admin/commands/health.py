@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from rucola.admin.capacity import Usage
 from rucola.admin.client import AdminClient
 from rucola.admin.commands.command import ALL_MASTERS, Masters, Result, command
 from rucola.admin.commands.diagnosis import REMEDIES
 from rucola.admin.commands.doctor import ADVICE
 from rucola.admin.health import NOTICES
 from rucola.domain.diagnosis import Finding
+from rucola.errors import BrokerError
 from rucola.presentation import Table, to_json, whole
 
 TEXTS: Final = {
@@ -71,14 +73,23 @@ async def capacity(client: AdminClient, target: Masters = ALL_MASTERS) -> Result
 
     Estimates with the figures of docs/sizing.md: processor time, disk and retention at the rates of the last ten
     minutes, topics, groups, descriptors, and the recovery after a crash. The exit code is 1 if more than 80 % of
-    anything is used.
+    anything is used, or a broker does not say, such as one of Apache's.
 
     \b
     Examples:
       rucola admin capacity
       rucola admin capacity -b localhost:10911 --json
     """
-    found = await target.ask(client, client.capacity.of_broker)
+    unknown: list[str] = []
+
+    async def usages_of(address: str) -> list[Usage]:
+        try:
+            return await client.capacity.of_broker(address)
+        except BrokerError as error:
+            unknown.append(f"the capacity of {address} is not known: {error}")
+            return []
+
+    found = await target.ask(client, usages_of)
     rows, values = [], []
     for address, usages in found.items():
         for one in usages:
@@ -86,5 +97,5 @@ async def capacity(client: AdminClient, target: Masters = ALL_MASTERS) -> Result
             rows.append((address, one.resource, *figures, "nearly used up" if one.share > NEARLY else ""))
             values.append(to_json(one) | {"brokerAddr": address, "share": round(one.share, 4)})
     columns = whole("#Broker Addr"), "#Resource", "#Used", "#Limit", "#Unit", "#Share", "#Note"
-    is_failure = any(one.share > NEARLY for usages in found.values() for one in usages)
-    return Result(values, [Table(columns, rows)], is_failure=is_failure)
+    is_failure = bool(unknown) or any(one.share > NEARLY for usages in found.values() for one in usages)
+    return Result(values, [Table(columns, rows)], notes=unknown, is_failure=is_failure)
