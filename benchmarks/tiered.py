@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -97,13 +99,15 @@ def _beside(broker: Process, hot: list[bytes], cold: list[bytes], options: Optio
     count = options.count(CANARY_COUNT)
     (reader,) = below(broker.pid)
     figures = []
-    for name, floor_is, load in (
-        ("pull_beside_hung_lake", "the same pulls while nothing waits for the lake", _hung),
-        ("pull_beside_slow_lake", "the same pulls while nothing is read from the lake", _slow),
+    pulling = partial(_pulling, broker, hot)
+    for name, floor_is, load, floor_load in (
+        ("pull_beside_hung_lake", "the same pulls while nothing waits for the lake", _hung, nullcontext),
+        ("pull_beside_slow_lake", "the same pulls while others pull from the log", _slow, pulling),
     ):
         alone, beside = list[Run](), list[Run]()
         for number in range(options.rounds):
-            alone.append(drive(broker, hot, count))
+            with floor_load():
+                alone.append(drive(broker, hot, count))
             with load(broker, reader, cold[number * WAITING :]):
                 beside.append(drive(broker, hot, count))
         figures.append(
@@ -136,23 +140,34 @@ def _hung(broker: Process, reader: int, cold: list[bytes]) -> Iterator[None]:
 @contextmanager
 def _slow(broker: Process, reader: int, cold: list[bytes]) -> Iterator[None]:
     """Stop the reader for most of the time, as storage does, while another process pulls."""
-    context = multiprocessing.get_context("spawn")
-    children = [
-        context.Process(target=_hinder, args=(reader,)),
-        context.Process(target=_pull_on, args=(broker.port, cold)),
-    ]
-    for child in children:
-        child.start()
     try:
-        yield
+        with _running(_hinder, reader), _pulling(broker, cold):
+            yield
     finally:
-        for child in children:
-            child.kill()
-            child.join()
         os.kill(reader, signal.SIGCONT)
 
 
-def _hinder(reader: int) -> None:
+def _pulling(broker: Process, frames: list[bytes]) -> AbstractContextManager[None]:
+    return _running(_pull_on, broker.port, frames)
+
+
+@contextmanager
+def _running(function: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Run a function in another process, once that says that it goes on now."""
+    context = multiprocessing.get_context("spawn")
+    begun = context.Event()
+    child = context.Process(target=function, args=(begun, *arguments))
+    child.start()
+    try:
+        begun.wait()
+        yield
+    finally:
+        child.kill()
+        child.join()
+
+
+def _hinder(begun: Event, reader: int) -> None:
+    begun.set()
     while True:
         os.kill(reader, signal.SIGSTOP)
         time.sleep(0.03)
@@ -160,6 +175,8 @@ def _hinder(reader: int) -> None:
         time.sleep(0.01)
 
 
-def _pull_on(port: int, frames: list[bytes]) -> None:
+def _pull_on(begun: Event, port: int, frames: list[bytes]) -> None:
+    ask(Process(port, 0), frames[0])
+    begun.set()
     while True:
         drive(Process(port, os.getpid()), frames, len(frames))

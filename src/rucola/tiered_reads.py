@@ -11,6 +11,7 @@ import struct
 from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 _SIZE: Final = struct.Struct(">I")
@@ -130,16 +131,16 @@ def receive_result(stream: socket.socket) -> Result:
     return _results.decode(_receive(stream))
 
 
-def _receive(stream: socket.socket) -> bytearray:
+def _receive(stream: socket.socket) -> memoryview:
     return _receive_bytes(stream, _SIZE.unpack(_receive_bytes(stream, _SIZE.size))[0])
 
 
-def _receive_bytes(stream: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view, received = memoryview(data), 0
+def _receive_bytes(stream: socket.socket, size: int) -> memoryview:
+    # Not a bytearray: it fills a megabyte with zeros, for which the event loop waits.
+    view, received = np.empty(size, np.uint8).data, 0
     while received < size:
         count = stream.recv_into(view[received:])
         if not count:
             raise EOFError("the other process has closed the connection")
         received += count
-    return data
+    return view
