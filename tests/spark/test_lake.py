@@ -29,7 +29,6 @@ from rucola.spark.jobs import archive, sql
 from rucola.spark.lake import catalogs, local_io, storage, tables, writer
 from rucola.spark.lake.archived_queues import COUNTED, CountedMessages, queues_of
 from rucola.spark.lake.data_files import MESSAGES
-from rucola.spark.lake.parquet_files import write_rows
 from rucola.spark.lake.snapshot import STAGING_DIRECTORY, ArchiveProgress
 from rucola.spark.lake.staging import stage_in_process
 from rucola.spark.lake.storage import Directory
@@ -50,6 +49,7 @@ from support.errors import raises
 from support.killing import Deadly, Killed
 from support.lake_entries import lake_entries
 from support.lake_messages import MIDNIGHT_US, added, messages
+from support.older_lake import write_older_lake
 from support.small_store import SmallStore
 
 pytestmark = pytest.mark.slow
@@ -383,28 +383,8 @@ def older_lake(root: Path, second_offsets: Sequence[int] = (2, 3)) -> None:
     """Write a lake of four messages as earlier versions did, with two commits and a pending one."""
     first, second = messages([0, 1]), messages([2, 3])
     second = second.set_column(second.schema.get_field_index("queueOffset"), "queueOffset", pa.array(second_offsets))
-    row_files, key_files = [], []
-    for number, batch in enumerate((first, second), 1):
-        staged = root / f"staged-{number}"
-        write_rows([batch], Directory(staged), "part", "keys")
-        for count, path in enumerate(sorted((staged / "data").rglob("*.parquet"))):
-            target = f"{path.parent.relative_to(staged / 'data')}/{number:010d}-{count:05d}.parquet"
-            (root / target).parent.mkdir(parents=True, exist_ok=True)
-            table = pq.read_table(path, partitioning=None).drop_columns(["topic", "bodyError"])
-            pq.write_table(pa.table(table.columns, names=table.schema.names), root / target)
-            entry = {"path": target, "topic": target[6:8], "date": "2023-11-15", "rows": 1, "least": 0, "most": 9}
-            row_files.append(entry | {"size": (root / target).stat().st_size})
-        target = f"_rucola/keys/{number:010d}-00000.parquet"
-        (root / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(next((staged / "keys").iterdir()), root / target)
-        size = (root / target).stat().st_size
-        key_files.append({"path": target, "run": number, "entries": 2, "size": size, "least": 0, "most": 2**32})
-        shutil.rmtree(staged)
-    progress = {"a": {"physical_offset": 4, "last_physical_offset": 3, "last_msg_id": "U3", "queues": {"T0": {"0": 3}}}}
-    snapshot = {"number": 2, "rows": row_files, "keys": key_files, "progress": progress, "replaced": []}
-    for name in ("snapshot.json", "snapshot.json.bak"):
-        (root / "_rucola" / name).write_text(json.dumps(snapshot))
-    (root / "_rucola" / "pending.json").write_text('{"number": 3}')
+    progress = {"physical_offset": 4, "last_physical_offset": 3, "last_msg_id": "U3", "queues": {"T0": {"0": 3}}}
+    write_older_lake(root, [[first], [second]], {"a": progress})
 
 
 def test_a_lake_of_an_earlier_version_is_adopted_as_it_is(tmp_path: Path) -> None:

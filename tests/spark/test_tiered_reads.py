@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.utils.config import Config
 
@@ -40,12 +42,15 @@ from rucola.protocol.topic import (
 )
 from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive
+from rucola.spark.lake.tables import read_snapshot
+from rucola.spark.source.columns import SCHEMA
 from rucola.tiered_reads import FindFirst, Place, Places
 from support.aging_broker import aging_broker
 from support.cluster import Tally
 from support.errors import raises
 from support.metrics import BROKER_LABELS, sample_value, scrape
 from support.object_store import TableBucket, vending_catalog
+from support.older_lake import write_older_lake
 from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
@@ -115,6 +120,39 @@ async def test_an_ordinary_consumer_gets_every_field_of_messages_that_left_the_l
         tagged = [each for each in originals if each.tags == "A"]
         chosen = await pull_all(peer, len(originals), subscription="A")
         assert [each.queue_offset for each in chosen] == [each.queue_offset for each in tagged]
+
+
+async def test_a_lake_of_an_earlier_version_that_was_adopted_serves_what_left_the_log(tmp_path: Path) -> None:
+    count, half = 24, 12
+    originals = []
+    with opened_store(tmp_path) as store:
+        for number in range(count):
+            put = store.put(inner(body=(b"%d" % number).ljust(30_000), keys=f"k{number}"), TIME_MS + 100 * number)
+            originals.append(decode(store.record_at(put.physical_offset) or b""))
+        store.put(inner("U", body=bytes(60_000)), TIME_MS)
+        store.checkpoint()
+    run_archive(tmp_path)
+    rows = pa.Table.from_batches(Archive(tmp_path / "lake").scan().batches(SCHEMA.names)).sort_by("commitLogOffset")
+    progress = asdict(read_snapshot(tmp_path / "lake").progress["broker-a"])
+    shutil.rmtree(tmp_path / "lake")
+    commits = [rows.slice(0, half).to_batches(), rows.slice(half).to_batches()]
+    write_older_lake(tmp_path / "lake", commits, {"broker-a": progress})
+    files = {path: path.read_bytes() for path in (tmp_path / "lake").glob("topic=T/*/*.parquet")}
+    run_archive(tmp_path)
+
+    async with tiered_broker(tmp_path) as (peer, world):
+        await peer.alter_topic()
+        await delete_archived(peer, world, count)
+        found = await pull_all(peer, count)
+        assert [*map(same_message, found)] == [*map(same_message, originals)]
+        assert await offset_of(peer, RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic="T", queue_id=0)) == 0
+        search = SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=TIME_MS + 100 * half)
+        assert await offset_of(peer, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search) == half
+        key = QueryMessageRequestHeader(topic="T", key="k3", max_num=32, begin_timestamp=0, end_timestamp=2 * TIME_MS)
+        keyed = decode_many((await peer.ask(RequestCode.QUERY_MESSAGE, key)).body)
+        assert [each.queue_offset for each in keyed] == [3]
+    assert len(files) == 3  # two commits, the first one of two days
+    assert {path: path.read_bytes() for path in files} == files
 
 
 async def test_messages_of_the_lake_are_read_once_for_pulls_that_follow_each_other(tmp_path: Path) -> None:
