@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import text
 
-from rucola.reliable import Policy, Relays, ReliableError, Tables, Tenant, metrics, migration
+from rucola.reliable import Policy, Relays, ReliableError, Tables, Tenant, database, metrics, migration
 from rucola.reliable.database import Database
 from rucola.reliable.metrics import ReliableCollector
 from rucola.reliable.schema import MANUAL
@@ -108,6 +108,31 @@ async def test_databases_that_do_not_answer_delay_no_other(
             add(db, topic, [b"y"])
             await until(is_sent(db))
             db.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+async def test_schemas_that_are_locked_leave_their_connections_to_the_others(
+    new_db: Callable[[str, str], OutboxDatabase], kind: str, shared_rocketmq: RocketMQ, topic: str, monkeypatch: Any
+) -> None:
+    """As many of them as there are connections."""
+    monkeypatch.setattr(database, "LOCK_TIMEOUT_S", 1)
+    free, *locked = (new_db(kind, "") for _ in range(3))
+    shared = Database(free.url, connections=2)
+    tenants = [Tenant(db.tables.prefix, shared, db.tables) for db in (free, *locked)]
+    names = ", ".join(table.name for db in locked for table in (db.tables.stub, db.tables.lane))
+    lock = {"postgresql": f"LOCK TABLE {names}", "mariadb": f"LOCK TABLES {names.replace(',', ' WRITE,')} WRITE"}
+    async with Relays(tenants, shared_rocketmq.namesrv, policy=FAST_POLICY) as relays:
+        await until(lambda: len(relays.running) == 3)
+        with free.engine().begin() as connection:
+            connection.execute(text(lock[kind]))
+            for number in range(1, 11):
+                add(free, topic, [b"x"])
+                await until(is_sent(free, number))
+            if kind == "mariadb":
+                connection.execute(text("UNLOCK TABLES"))
+        for db in locked:
+            add(db, topic, [b"y"])
+            await until(is_sent(db))
 
 
 def test_scrapes_at_the_same_time_have_the_metrics_of_each_tenant(

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, create_engine, func, literal_column
+from sqlalchemy import ColumnElement, Connection, Engine, create_engine, event, func, literal_column
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -21,6 +21,8 @@ from rucola.reliable.errors import ReliableError
 T = TypeVar("T")
 
 IDLE_TIMEOUT_S: Final = 30
+LOCK_TIMEOUT_S: Final = 2
+"""The longest wait for a lock on a connection that tenants share; a relay then pauses, and others use it."""
 FORMS: Final = (
     "write sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME or mysql+pymysql://USER@HOST/NAME, with %XX for each of "
     "@ : / ? % in a password"
@@ -30,6 +32,9 @@ AUTOCOMMIT: Final = "AUTOCOMMIT"
 
 _MARIADB_AWAY: Final = (1040, 1053, 2002, 2003, 2006, 2013)
 """Too many connections; shutdown in progress; cannot connect, by socket or by TCP; gone away; lost connection."""
+
+_MARIADB_LOCK_TIMEOUTS: Final = ("innodb_lock_wait_timeout", "lock_wait_timeout")
+"""Of rows, and of tables."""
 
 
 def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> list[ColumnElement[str]]:
@@ -47,8 +52,8 @@ def idle_limit(connection: Connection | DriverConnection, timeout_ms: int) -> li
 class Database:
     """An engine, given or created from a URL; `close` disposes only of an engine created here.
 
-    `connections` bounds those of a URL; the database then has as many threads of its own, which end with the program
-    even if the database does not answer.
+    `connections` bounds those of a URL, which several users share: none waits for a lock longer than `LOCK_TIMEOUT_S`,
+    and the database has as many threads of its own, which end with the program even if the database does not answer.
     """
 
     def __init__(self, engine: Engine | AsyncEngine | URL | str, *, connections: int | None = None) -> None:
@@ -190,11 +195,22 @@ def _run_at(connection: Connection, level: str | None, work: Callable[..., T], *
         return work(connection, *args, **kwargs)
 
 
+def _limit_locks(connection: Any, record: object) -> None:
+    """Limit the waits for locks on a new connection to PostgreSQL, unless its URL or role has a limit."""
+    cursor = connection.cursor()
+    cursor.execute(
+        f"SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false) WHERE current_setting('lock_timeout') = '0'"
+    )
+    cursor.close()
+    connection.commit()
+
+
 def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncEngine:
     """Create an Engine from a URL, or an AsyncEngine if its driver is async. ReliableError for an invalid URL.
 
-    It has at most `connections`, by default as many as SQLAlchemy's. Unless the URL has an `init_command`, MariaDB ends
-    transactions that wait for the client longer than `IDLE_TIMEOUT_S`.
+    It has at most `connections`, whose waits for locks end after `LOCK_TIMEOUT_S`; by default as many as SQLAlchemy's,
+    with the database's own limit. Unless the URL has an `init_command`, MariaDB ends transactions that wait for the
+    client longer than `IDLE_TIMEOUT_S`.
     """
     try:
         parsed = make_url(url)
@@ -207,9 +223,16 @@ def engine_of(url: str | URL, connections: int | None = None) -> Engine | AsyncE
         if parsed.get_backend_name() in ("mysql", "mariadb") and "init_command" not in parsed.query:
             # MySQL has no such setting, and ignores MariaDB's comments.
             limit = f"SET @rucola = 1 /*M!100300 , SESSION idle_transaction_timeout = {IDLE_TIMEOUT_S} */"
+            if connections is not None:
+                limit += "".join(f", SESSION {name} = {LOCK_TIMEOUT_S}" for name in _MARIADB_LOCK_TIMEOUTS)
             options["connect_args"] = {"init_command": limit}
-        if parsed.get_dialect().is_async:
-            return create_async_engine(parsed, **options)
-        return create_engine(parsed, **options)
+        engine = (
+            create_async_engine(parsed, **options)
+            if parsed.get_dialect().is_async
+            else create_engine(parsed, **options)
+        )
+        if connections is not None and parsed.get_backend_name() == "postgresql":
+            event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "connect", _limit_locks)
+        return engine
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ReliableError(f"database {shown_url(parsed)}: {error}; {FORMS}") from None

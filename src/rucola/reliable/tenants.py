@@ -9,8 +9,9 @@ tenant whose tables are missing or whose database refuses the relay is tried aga
 go on.
 
 Tenants can share a Database. With its option `connections`, it has that many connections and as many threads, so that
-a database that does not answer stops only its own tenants: if tables of some are locked, they can use up the
-connections of the others. On PostgreSQL, one more connection waits for NOTIFY, for all tenants of a database.
+a database that does not answer stops only its own tenants. Waits for locks on these connections are limited, so that
+tenants whose tables stay locked leave them to the others. On PostgreSQL, one more connection waits for NOTIFY, for all
+tenants of a database.
 """
 
 from __future__ import annotations
