@@ -27,7 +27,7 @@ from rucola.spark.session import AnySession, LazySession
 from support.broker_thread import broker_thread
 from support.live_reads import Row, read
 from support.processes import wait_for
-from support.servers import RUCOLA, server
+from support.servers import RUCOLA, run, server
 from support.small_store import SmallStore
 
 HERE = LazySession("tests", use_spark=False)
@@ -184,6 +184,45 @@ def test_a_killed_replay_resumes(small_store: SmallStore, tmp_path: Path, option
         for each in by_queue(rows):
             first_seen = list(dict.fromkeys(numbers(each)))
             assert first_seen == sorted(first_seen)
+
+
+SPANS = """
+import os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+
+def line(span):
+    return f"{span.name} {span.context.span_id:016x} {[f'{one.context.span_id:016x}' for one in span.links]}\\n"
+
+
+spans = open(os.environ["SPANS"], "a", buffering=1)
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=spans, formatter=line)))
+trace.set_tracer_provider(provider)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("option", ["--spark", "--no-spark"])
+def test_with_otel_messages_keep_their_context_or_get_that_of_their_send(
+    small_store: SmallStore, tmp_path: Path, option: str
+) -> None:
+    """The providers are set up as by `opentelemetry-instrument`: by the first module that any Python imports."""
+    first = f"00-{1:032x}-{2:016x}-01"
+    small_store.put("T", 0, b"first", UNIQ_KEY="first", traceparent=first)
+    small_store.put("T", 0, b"second", UNIQ_KEY="second")
+    (tmp_path / "sitecustomize.py").write_text(SPANS)
+    with broker_thread(tmp_path / "broker", "T") as namesrv:
+        arguments = ["--from", small_store.path, "-n", namesrv, "--ledger", tmp_path / "ledger", "--otel", option]
+        replayed = run("pipeline", "replay", *arguments, PYTHONPATH=str(tmp_path), SPANS=str(tmp_path / "spans"))
+        assert replayed.returncode == 0, replayed.stderr
+        contexts = {row["msgId"]: row["properties"]["traceparent"] for row in read(namesrv, subscribe="T")}
+    (span,) = (tmp_path / "spans").read_text().splitlines()
+    send = contexts["second"].split("-")[2]
+    assert contexts["first"] == first
+    assert span == f"send T {send} {[f'{2:016x}']}"
 
 
 def senders(ledger: Path) -> set[int]:

@@ -1,4 +1,4 @@
-"""Error messages for commands whose optional dependencies are not installed."""
+"""Commands with optional dependencies: their errors where those are not installed, and the option `--otel`."""
 
 from __future__ import annotations
 
@@ -35,3 +35,18 @@ def require_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise click.ClickException(missing_extra(error, extra)) from None
+
+
+def _check_otel(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    if value:
+        with require_extra("otel"):
+            import rucola.client.otel  # noqa: F401
+    return value
+
+
+otel_option = click.option(
+    "--otel",
+    is_flag=True,
+    callback=_check_otel,
+    help="Record spans and metrics by OpenTelemetry, as `opentelemetry-instrument` sets it up.",
+)

@@ -54,6 +54,7 @@ class Telemetry:
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: metrics.MeterProvider | None = None,
     ) -> None:
+        self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}")
@@ -71,6 +72,15 @@ class Telemetry:
         found: dict[str, str] = {}
         propagate.inject(found)
         return found
+
+    def flush(self) -> None:
+        """Export what was recorded, in a process that may end without Python's exit handlers."""
+        for provider in (
+            self._tracer_provider or trace.get_tracer_provider(),
+            self._meter_provider or metrics.get_meter_provider(),
+        ):
+            if (force_flush := getattr(provider, "force_flush", None)) is not None:  # the API has none, the SDK does
+                force_flush()
 
     # Hooks of producers.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rucola.cli.extras import otel_option
 from rucola.cli.lake_options import LakeType, catalog_option
 from rucola.cli.option_types import PathType, namesrv_option
 from rucola.cli.output import optional, print_json, print_table, progress_bar, whole, wide_option
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Limit of messages per second.")
 @click.option("--dry-run", is_flag=True, help="Count the messages that would be sent, and send nothing.")
+@otel_option
 @skip_corrupt_option
 @master_option
 @spark_option
@@ -54,6 +56,7 @@ def replay(
     ledger: Path | None,
     rate: float | None,
     dry_run: bool,
+    otel: bool,
     skip_corrupt: bool,
     master: str | None,
     use_spark: bool | None,
@@ -82,6 +85,7 @@ def replay(
         topic=target,
         rate=rate,
         corrupt_records="skip" if skip_corrupt else "fail",
+        otel=otel,
     )
     selection = Selection(**conditions)
     session = LazySession("rucola pipeline replay", master, use_spark=use_spark)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 from sqlalchemy import Connection
 
-from rucola.cli.extras import require_extra
+from rucola.cli.extras import otel_option, require_extra
 from rucola.cli.log_format import log_options
 from rucola.cli.option_types import DurationRange, namesrv_option
 from rucola.cli.output import print_json
@@ -146,9 +146,7 @@ def migrate(where: Where) -> None:
     "--metricsPort", "metrics_port", type=click.IntRange(0, 65535), metavar="PORT",
     help="Port of 127.0.0.1 for metrics of the outbox, for Prometheus; 0 picks a free port.",
 )  # fmt: skip
-@click.option(
-    "--otel", is_flag=True, help="Record spans and metrics by OpenTelemetry, as `opentelemetry-instrument` sets it up."
-)
+@otel_option
 @log_options
 @tenant_options
 def relay(
@@ -182,8 +180,8 @@ def relay(
     sinks = _sinks(webhook, smtp, mail_from, mail_to)
     trace = None
     if otel:
-        with require_extra("otel"):
-            from rucola.client.otel import Telemetry
+        from rucola.client.otel import Telemetry
+
         trace = Telemetry()
     with ExitStack() as running:
         if len(places) == 1:

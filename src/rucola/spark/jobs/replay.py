@@ -229,8 +229,9 @@ def _send_lane(task: ResendTask, messages: SelectedMessages, last: LogSplit | No
 class ReplayOptions:
     """Destination, ledger and rate of a replay; without `name_server` and `ledger` a dry run, which only counts.
 
-    Without `topic`, each message is sent to its own topic; `rate` limits messages per second over all tasks. Raises
-    ConfigError if only one of `name_server` and `ledger` is given.
+    Without `topic`, each message is sent to its own topic; `rate` limits messages per second over all tasks. With
+    `otel`, sends have spans and metrics of OpenTelemetry (see `rucola.client.otel`), by the providers of the process
+    that sends. Raises ConfigError if only one of `name_server` and `ledger` is given.
     """
 
     name_server: str | None = None
@@ -239,6 +240,7 @@ class ReplayOptions:
     rate: float | None = None
     corrupt_records: str = "fail"
     producer_group: str = GROUP
+    otel: bool = False
 
     def __post_init__(self) -> None:
         if (self.name_server is None) != (self.ledger is None):
@@ -280,7 +282,7 @@ def run(
         if pending:
             asyncio.run(_check_topics({topic or each.queue.topic for each in pending}, target))
             messages = replace(messages)  # looks at the source again: messages may have been deleted while counting
-            task = ResendTask(uuid.uuid4().hex, ledger.directory, target)
+            task = ResendTask(uuid.uuid4().hex, ledger.directory, target, otel=options.otel)
             before = ledger.read_acks().count
             with _report_acks(ledger, sum(queue.rows for queue in queues), progress):
                 if runs_in_spark(spark, messages.size):

@@ -6,7 +6,7 @@ and a queue waits for its rows in the chunk before. A completed chunk's acknowle
 
 All messages of a source queue go to one queue of the target topic (see `rucola.client.select_by_id`). A failed request
 is retried for half a minute, unless it was refused for good. A retry may store a message twice, under the same unique
-key.
+key. With OpenTelemetry, messages are objects, so that each can get the context of its send.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,9 @@ from rucola.spark.source.array_conversions import Array, arrow, bools, ints
 from rucola.spark.source.grouping import Groups
 from rucola.spark.source.options import SinkOptions
 from rucola.spark.source.row_messages import encode_parts, message_of, rows_of
+
+if TYPE_CHECKING:
+    from rucola.client.otel import Telemetry
 
 T = TypeVar("T")
 
@@ -86,6 +89,7 @@ class ResendTask:
     """Sender of one run's partitions, pickled to Spark tasks or called in this process.
 
     `run` is part of the names of its files in the ledger; `rates` are the messages per second of each partition.
+    With `otel`, sends have spans by the providers of the process that sends: a worker's, if there are workers.
     """
 
     run: str
@@ -93,6 +97,7 @@ class ResendTask:
     target: SinkOptions
     rates: Sequence[float] | None = None
     token: SharedPiece | None = None
+    otel: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows of a partition in a Spark task; yield one row with the number of messages sent."""
@@ -112,7 +117,19 @@ class ResendTask:
             self.token.check()
         with open_for_sending(self.ledger, f"{self.run}-{partition:05d}-{attempt}") as (writer, acks):
             limiter = RateLimiter(None if self.rates is None else self.rates[partition])
-            return asyncio.run(self._send(batches, partition, limiter, writer, acks.reached))
+            telemetry = self._telemetry()
+            try:
+                return asyncio.run(self._send(batches, partition, limiter, writer, acks.reached, telemetry))
+            finally:
+                if telemetry is not None:
+                    telemetry.flush()
+
+    def _telemetry(self) -> Telemetry | None:
+        if not self.otel:
+            return None
+        from rucola.client.otel import Telemetry
+
+        return Telemetry()
 
     async def _send(
         self,
@@ -121,6 +138,7 @@ class ResendTask:
         limiter: RateLimiter,
         writer: AckWriter,
         reached: Mapping[SourceQueue, QueueProgress],
+        telemetry: Telemetry | None,
     ) -> int:
         # Chunks are recorded in the order in which they were started, so the ledger never has a later range of a queue
         # without the earlier one. After the first error no new chunk is started; those in flight are still recorded.
@@ -133,7 +151,7 @@ class ResendTask:
             await asyncio.to_thread(writer.write, acks)
             return sum(ack.count for ack in acks)
 
-        async with Producer(self.target.producer_group, self.target.name_server) as producer:
+        async with Producer(self.target.producer_group, self.target.name_server, trace=telemetry) as producer:
             sender = _ChunkSender(producer, self.target.topic, partition)
             try:
                 async with aclosing(_prefetch(_chunks(batches, limiter.chunk_rows, reached))) as chunks:
@@ -254,6 +272,9 @@ class _ChunkSender:
         async def attempt(request: Sequence[int]) -> list[SendResult]:
             if len(request) == 1:
                 return [await self._producer.send(chunk.message(request[0], topic, self._partition), target)]
+            if self._producer.options.trace is not None:
+                messages = (chunk.message(row, topic, self._partition) for row in request)
+                return await self._producer.send_batch(messages, target)
             return await self._producer.send_encoded(chunk.batch(request, topic), target)
 
         count = unsafe = 0
