@@ -180,7 +180,7 @@ def search() -> None:
 def demo() -> None:
     """The end of the demonstration, and a chart of the audit that it writes."""
     with Terminal() as terminal:
-        terminal.type("rucola demo --flights 20000", last=30, shown='make demo ARGS="--flights 20000"')
+        terminal.type("rucola demo --flights 20000", last=31, shown='make demo ARGS="--flights 20000"')
         save("demo", terminal.picture("The end of the demonstration", "demo"))
         terminal.quietly("rucola pipeline audit --from demo-output/store --out audit")
         save("audit", chart((terminal.directory / "audit" / "report.html").read_text(encoding="utf-8")))
