@@ -104,6 +104,8 @@ class ReputService:
             self._store.reput(MESSAGES_PER_ITERATION, NEW_QUEUES_PER_ITERATION)
             if self.on_dispatch is not None:
                 self.on_dispatch()
+        except OSError as error:  # the store takes no more messages, and has logged why
+            logger.debug("dispatch failed: %s", error)
         finally:  # the store calls on_pending only for the first record, so a remainder must reschedule itself
             if self._store.stall is not None:
                 self._later = asyncio.get_running_loop().call_later(RETRY_DISPATCH_S, self._dispatch)
