@@ -113,6 +113,8 @@ async def test_consuming_without_a_subscription_is_refused(shared_rocketmq: Any)
     async with PushConsumer("nothing-subscribed", shared_rocketmq.namesrv) as consumer:
         with raises(ConfigError, subject="subscribe"):
             await anext(consumer.messages())
+        with raises(ConfigError, subject="subscribe"):
+            consumer.listen(lambda message: None)
     listening = PushConsumer("nothing-subscribed", shared_rocketmq.namesrv)
     listening.listen(lambda message: None)
     with raises(ConfigError, subject="subscribe"):

@@ -343,9 +343,12 @@ class PushConsumer(GroupClient, Generic[V]):
             raise ConfigError("a consumer with the option `value` takes no batch listener: decode in that one")
         if self._iterations.count:
             raise ConfigError(f"the consumer of group {self.group} iterates over messages: end that before it listens")
+        if not self.is_open:
+            self._dispatcher.listener = listener
+            return
+        self._check_subscribed()
         self._dispatcher.listener = listener
-        if self.is_open:
-            self._dispatcher.start()
+        self._dispatcher.start()
 
     def _check_iterable(self) -> None:
         if self._dispatcher.listener is not None:
