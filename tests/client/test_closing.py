@@ -254,8 +254,8 @@ async def test_close_gives_up_a_listener_that_ignores_cancellation(
 @pytest.mark.parametrize("how", ["directly", "with a timeout"])
 async def test_a_listener_may_close_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Directly, closing goes on when the listener has ended, and its message is done. In a task it awaits itself."""
-    monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
-    monkeypatch.setattr(lifecycle, "EXPEDITED_STEP_TIMEOUT_MS", 50)
+    if how == "with a timeout":  # that of the listener, which waits for itself
+        monkeypatch.setattr(push_consumer, "CLOSE_GRACE_MS", 50)
 
     async with cluster_with_topic(tmp_path, range(1), queues=1) as (running, _):
         consumer = consumer_of(running)

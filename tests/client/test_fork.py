@@ -13,6 +13,7 @@ import pytest
 
 from rucola.client.sync import Message, Producer, PullConsumer
 from support.broker_thread import servers
+from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +21,9 @@ COUNT = 200
 
 
 def run(program: str, *arguments: str) -> list[Any]:
-    """Run a program to its end; what it printed, a line of JSON each. A minute is enough for anything but a hang."""
+    """Run a program to its end; what it printed, a line of JSON each."""
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + program, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PRELUDE + program, *arguments], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stderr
     logged = [line for line in done.stderr.splitlines() if "unacknowledged messages of an iteration" not in line]
@@ -70,16 +71,23 @@ def attempt(name, function):
 SHARED_BY_CHILDREN = """
 face, orderly, all_there = sys.argv[2], eval(sys.argv[3]), multiprocessing.get_context("fork").Barrier(3)
 module = sync if face == "blocking" else aio
+count, got = int(sys.argv[4]), multiprocessing.get_context("fork").Value("i")
 consumer = module.PushConsumer("c", namesrv, consume_from=FIRST, orderly=orderly)
 consumer.subscribe("T")
+
+def take(message, client):
+    say("got", client.instance.client_id, int(message.body))
+    with got:
+        got.value += 1
 
 def blocking():
     with consumer:
         while len(consumer.queues) != 2:
             consumer._run(consumer.asyncio_client.rebalanced())
         all_there.wait()
-        for message in consumer.messages(idle_timeout_ms=1500):
-            say("got", consumer.asyncio_client.instance.client_id, int(message.body))
+        while got.value < count:
+            for message in consumer.messages(idle_timeout_ms=100):
+                take(message, consumer.asyncio_client)
 
 def on_a_loop():
     async def consume():
@@ -87,14 +95,15 @@ def on_a_loop():
             while len(consumer.queues) != 2:
                 await consumer.rebalanced()
             await asyncio.to_thread(all_there.wait)
-            async for message in consumer.messages(idle_timeout_ms=1500):
-                say("got", consumer.instance.client_id, int(message.body))
+            while got.value < count:
+                async for message in consumer.messages(idle_timeout_ms=100):
+                    take(message, consumer)
     asyncio.run(consume())
 
 children = [forked(blocking if face == "blocking" else on_a_loop) for _ in range(2)]
 all_there.wait()
 with sync.Producer("g", namesrv) as producer:
-    producer.send_many(Message("T", b"%d" % number) for number in range(int(sys.argv[4])))
+    producer.send_many(Message("T", b"%d" % number) for number in range(count))
 joined(*children)
 """
 

@@ -211,9 +211,9 @@ async def test_all_name_servers_together_take_at_most_the_timeout() -> None:
     async with SilentNameServer() as one, SilentNameServer() as two, SilentNameServer() as three:
         remoting = RemotingClient()
         servers = NameServers(";".join([one.address, two.address, three.address]), remoting)
-        async with asyncio.timeout(2):  # and not three times the timeout
+        async with asyncio.timeout(10):  # and not three times the timeout
             with pytest.raises(RemotingConnectError) as caught:
-                await servers.invoke(question(), timeout_ms=1000)
+                await servers.invoke(question(), timeout_ms=4000)
         assert all(server.address in str(caught.value) for server in (one, two, three))
         await remoting.close()
 
