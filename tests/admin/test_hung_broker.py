@@ -26,7 +26,7 @@ async def two_brokers(path: Path) -> AsyncIterator[tuple[Cluster, Proxy, AdminCl
         async with Producer("p", running.namesrv) as producer:
             for queue in await producer.queues("T"):
                 await producer.send(Message("T", b"1"), queue)
-        async with AdminClient(running.namesrv, timeout_ms=2000) as admin:
+        async with AdminClient(running.namesrv, timeout_ms=5000) as admin:
             yield running, proxy, admin
 
 
@@ -80,7 +80,7 @@ async def test_a_change_reaches_every_name_server_if_the_first_hangs(tmp_path: P
         await running.add_namesrv()
         second = running.namesrv.split(";")[1]
         proxy.freeze()
-        async with AdminClient(f"{proxy.address};{second}", timeout_ms=500) as admin:
+        async with AdminClient(f"{proxy.address};{second}", timeout_ms=3000) as admin:
             with pytest.raises(RemotingError):
                 await admin.name_servers.put_kv("space", "key", "value")
         async with AdminClient(second) as admin:

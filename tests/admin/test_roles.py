@@ -170,7 +170,7 @@ async def test_a_switchover_to_a_slave_that_is_gone_leaves_the_master(tmp_path: 
 
 async def test_a_master_that_hangs_is_not_taken_for_one_that_could_hand_over(tmp_path: Path) -> None:
     """Its connection to the slave is open, and it answers nothing."""
-    async with cluster(tmp_path) as running, AdminClient(running.namesrv, timeout_ms=1000) as admin:
+    async with cluster(tmp_path) as running, AdminClient(running.namesrv, timeout_ms=4000) as admin:
         master, way = await running.start_broker_behind_proxy(store=SYNC, broker_ip2=HOST)
         slave = await running.start_slave()
         async with Producer("p", running.namesrv) as producer:

@@ -27,7 +27,7 @@ from support.cluster import HOST, cluster
 from support.proxy import Proxy
 from support.replication import follows, lone_master, pair, send, sound_cluster
 from support.stores import inner, log_of, sound_store
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 TIMEOUT_MS = 20_000
@@ -279,16 +279,16 @@ async def test_a_connection_without_a_report_is_closed(tmp_path: Path, caplog: p
 @pytest.mark.parametrize("reconnects", [True, False], ids=["half-open", "cut"])
 async def test_a_pair_that_hears_nothing_of_each_other_says_so(tmp_path: Path, reconnects: bool) -> None:
     """No side is told that the connection has ended, and what is written to it vanishes."""
-    intervals = {"ha_send_heartbeat_interval": 100, "ha_housekeeping_interval": 1000}
+    intervals = {"ha_send_heartbeat_interval": 100, "ha_housekeeping_interval": 4000}
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(DEADLINE_S),
         lone_master(tmp_path, SYNC, **intervals) as (running, master),
         AdminClient(running.namesrv) as admin,
         Proxy(f"{HOST}:{master.config.ha_listen_port}") as proxy,
     ):
         slave = await running.start_slave(ha_master_address=proxy.address, **intervals)
         await follows(master, slave)
-        assert (await admin.roles.status(slave.address)).is_following
+        await until(lambda: is_following(admin, slave))
         connections = proxy.accepted
         if reconnects:
             proxy.half_open()
@@ -299,9 +299,9 @@ async def test_a_pair_that_hears_nothing_of_each_other_says_so(tmp_path: Path, r
                 of_master, of_slave = [await admin.roles.status(each.address) for each in (master, slave)]
                 return not (of_master.slaves or of_slave.is_following)
 
-            await until(is_known)
+            await until(is_known, DEADLINE_S)
             # The slave connects, which the proxy answers, and hears nothing: that is no reason to follow.
-            await until(lambda: proxy.accepted > connections + 1)
+            await until(lambda: proxy.accepted > connections + 1, DEADLINE_S)
             assert await is_known()
             assert await send(running, 1) == [SendStatus.SLAVE_NOT_AVAILABLE]
             proxy.heal()
