@@ -18,11 +18,11 @@ from rucola.coordination.write_lease import WriteLease, boot_time_s
 from rucola.errors import RemotingError
 from support.etcd import EtcdServer
 from support.proxy import Proxy
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 
-BOUNDS = Bounds(ttl_s=2, loop_wait_s=0.3, retry_timeout_s=0.75, in_sync_timeout_s=60)
+BOUNDS = Bounds(ttl_s=6, loop_wait_s=0.3, retry_timeout_s=2.5, in_sync_timeout_s=60)
 LATE_S = 0.3
 """How late answers are, at least."""
 FIRST = MemberRecord(1, "a:1", "a:2", 100, 10)
@@ -74,7 +74,7 @@ async def extensions(lease: WriteLease, count: int) -> None:
         return lease.until_s > before_s
 
     for _ in range(count):
-        await until(is_extended)
+        await until(is_extended, DEADLINE_S)
         before_s = lease.until_s
         assert before_s <= boot_time_s() - LATE_S + BOUNDS.right_s
 
@@ -116,7 +116,7 @@ async def leading(
         coordinator = Coordinator(keys, FIRST, BOUNDS, own, broker, ask, right)
         coordinator.start()
         stack.push_async_callback(coordinator.stop)
-        await until(right.is_held)
+        await until(right.is_held, DEADLINE_S)
         yield Leading(keys, right, proxy, client, lease, coordinator)
 
 
@@ -127,20 +127,24 @@ async def test_a_right_counts_from_the_request_and_ends_before_the_lease(shared_
         )  # fmt: skip
         assert coordinator.figures().in_sync == {1, 2}
         proxy.delay_ms = LATE_S * 1000 / 2  # in each direction
-        await until(lambda: lease.until_s < boot_time_s() - LATE_S + BOUNDS.right_s)  # the last one that was not late
+        await until(
+            lambda: lease.until_s < boot_time_s() - LATE_S + BOUNDS.right_s, DEADLINE_S
+        )  # the last one that was not late
         await extensions(lease, 4)
         proxy.freeze()
-        await until(lambda: coordinator.figures().is_promised)
+        await until(lambda: coordinator.figures().is_promised, DEADLINE_S)
         await extensions(lease, 3)
         proxy.thaw()
         proxy.delay_ms = 0
-        await until(lambda: not coordinator.figures().is_promised)
+        await until(lambda: not coordinator.figures().is_promised, DEADLINE_S)
 
         async def is_leader() -> bool:
             return keys.view(await client.range(keys.prefix)).leader is not None
 
         # A stop ends the right before etcd elects another one.
-        await until(is_leader)  # its lease may have ended while etcd was out of reach, and is reclaimed then
+        await until(
+            is_leader, DEADLINE_S
+        )  # its lease may have ended while etcd was out of reach, and is reclaimed then
         assert lease.is_held()
         proxy.freeze()
         stopping = asyncio.create_task(coordinator.stop())
@@ -175,7 +179,7 @@ async def test_a_master_leads_again_after_etcd_was_away_longer_than_its_lease_an
 
         await group.client.revoke(group.lease)
         group.proxy.swallow()
-        await until(has_no_leader)
-        await until(lambda: not group.right.is_held())
+        await until(has_no_leader, DEADLINE_S)
+        await until(lambda: not group.right.is_held(), DEADLINE_S)
         group.proxy.heal()
-        await until(group.right.is_held)
+        await until(group.right.is_held, DEADLINE_S)

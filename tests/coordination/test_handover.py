@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rucola.admin import AdminClient
+from rucola.admin import AdminClient, roles
 from rucola.client import Producer, SendStatus
 from support.elected_group import ElectedGroup
 from support.etcd import EtcdServer
@@ -21,12 +21,15 @@ from support.waiting import until
 pytestmark = pytest.mark.slow
 
 SETTLE_S = 120.0
+PATIENT = {"etcdTtl": "8000", "etcdRetryTimeout": "3000"}
+"""A busy machine may keep a member from an answer for longer than the default times."""
 
 
 @pytest.fixture
-async def group(tmp_path: Path, own_etcd: EtcdServer) -> AsyncIterator[ElectedGroup]:
+async def group(tmp_path: Path, own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ElectedGroup]:
+    monkeypatch.setattr(roles, "WAIT_S", SETTLE_S)
     with ExitStack() as stack:
-        group = ElectedGroup(tmp_path, stack, own_etcd, 3)
+        group = ElectedGroup(tmp_path, stack, own_etcd, 3, **PATIENT)
         await group.create_topic()
         yield group
 

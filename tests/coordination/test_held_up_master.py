@@ -25,9 +25,9 @@ from rucola.store.tools.check import check
 from support.cluster import HOST, SMALL_FILES
 from support.etcd import EtcdServer
 from support.ports import free_port
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
-TTL_MS = 2000
+TTL_MS = 4000
 
 
 class HeldUp:
@@ -48,7 +48,13 @@ async def put(client: RemotingClient, broker: Broker, body: bytes) -> int:
         producer_group="p", topic="TBW102", queue_id=0, sys_flag=0, born_timestamp=0, flag=0
     )
     request = RemotingCommand.request(RequestCode.SEND_MESSAGE, header, body)
-    return (await client.invoke(broker.address, request, 20_000)).code
+    return (await client.invoke(broker.address, request, 60_000)).code
+
+
+async def put_at_last(client: RemotingClient, broker: Broker, body: bytes) -> None:
+    """Send until the store takes it: on a busy machine a right may end between two renewals."""
+    while await put(client, broker, body) != ResponseCode.SUCCESS:
+        pass
 
 
 @pytest.mark.slow
@@ -59,7 +65,7 @@ def test_an_answer_that_is_ready_when_the_right_has_ended_does_not_leave(
 
     async def run() -> None:
         coordination = CoordinationConfig(
-            etcd_endpoints=shared_etcd.endpoint, etcd_ttl=TTL_MS, etcd_loop_wait=300, etcd_retry_timeout=700,
+            etcd_endpoints=shared_etcd.endpoint, etcd_ttl=TTL_MS, etcd_loop_wait=300, etcd_retry_timeout=1700,
             etcd_master_role=MasterRole.ASYNC_MASTER,
         )  # fmt: skip
         client = RemotingClient()
@@ -76,12 +82,12 @@ def test_an_answer_that_is_ready_when_the_right_has_ended_does_not_leave(
                         return await put(client, broker, b"is it?") == ResponseCode.SUCCESS
                     return False
 
-                await until(is_master)
+                await until(is_master, DEADLINE_S)
                 clock.is_armed = True
                 with pytest.raises(RemotingConnectError):
-                    await put(client, broker, b"held up")
+                    await put_at_last(client, broker, b"held up")
                 assert not clock.is_armed
-                await until(is_master)
+                await until(is_master, DEADLINE_S)
         await client.close()
 
     with asyncio.Runner(loop_factory=BatchingEventLoop) as runner:

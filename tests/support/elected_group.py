@@ -24,7 +24,7 @@ from support.processes import Machines
 from support.send_ledger import TOPIC
 from support.servers import RUCOLA, Server
 from support.stores import log_of
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 
 class ElectedGroup:
@@ -124,7 +124,7 @@ class ElectedGroup:
                     return bool(found)
             return False
 
-        await until(is_known)
+        await until(is_known, DEADLINE_S)
         return found[0]
 
     async def view(self) -> View:

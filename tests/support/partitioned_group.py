@@ -14,12 +14,13 @@ from support.ports import HOST
 from support.proxy import Proxy
 
 FAST = {
-    "etcdTtl": "5000", "etcdLoopWait": "500", "etcdRetryTimeout": "1000", "etcdInSyncTimeout": "1500",
+    "etcdTtl": "6000", "etcdLoopWait": "500", "etcdRetryTimeout": "2500", "etcdInSyncTimeout": "1500",
     "haHousekeepingInterval": "3000", "haSendHeartbeatInterval": "500", "slaveTimeout": "1000",
     "registerNameServerPeriod": "1000", "registerBrokerTimeoutMills": "1000",
 }  # fmt: skip
-"""Times that are shorter than the default ones."""
-LONGER_S = 5.0 + 2.0
+"""Times of tests: those of failures are short, but a member may be slow for as long as the lease allows."""
+LEASE_S = 6.0
+LONGER_S = LEASE_S + 2.0
 """Seconds in which a lease ends for want of renewals."""
 
 
