@@ -210,7 +210,7 @@ def test_deliveries_at_a_strict_isolation_level_have_one_effect_each(
         other = session.scalar(select(func.sum(accounts.c.balance)).where(accounts.c.id == "b")) or 0
         assert balance == other
         if next(reads) <= two_have_read.parties:
-            two_have_read.wait(20)
+            two_have_read.wait(DEADLINE_S)
         session.execute(update(accounts).values(balance=balance + 1))
 
     with ThreadPoolExecutor(8) as threads:

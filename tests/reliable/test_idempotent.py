@@ -420,7 +420,7 @@ async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_ser
     ledger, engine = postgresql_ledger, postgresql_ledger.db.async_engine()
     gate = asyncio.Event()
 
-    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(redis_server.url), lease_ms=1000)
+    @idempotent(engine, GROUP, tables=ledger.db.tables, redis=RedisClaims(redis_server.url), lease_ms=6000)
     async def listener(message: MessageExt, session: AsyncSession) -> None:
         await gate.wait()
         await session.execute(insert(ledger.table).values(body=message.body.decode()))
@@ -430,7 +430,7 @@ async def test_redis_claims_work_on_asyncio(postgresql_ledger: Ledger, redis_ser
     await until(lambda: bool(client.keys()))
     await until(lambda: ledger.lease() > 0)
     first_lease = ledger.lease()
-    await until(lambda: ledger.lease() > first_lease + 1200)  # renewed for longer than a lease
+    await until(lambda: ledger.lease() > first_lease + 6200)  # renewed for longer than a lease
     with pytest.raises(ReconsumeLater):
         await listener(delivery("m1"))
     gate.set()
