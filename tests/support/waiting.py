@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 POLL_INTERVAL_S = 0.005
-DEADLINE_S = 300
-"""How long tests wait for other processes."""
+DEADLINE_S = 200
+"""How long tests wait for other processes: less than faulthandler_timeout, at which a run ends."""
 PROCESS_POLL_INTERVAL_S = 0.05
 
 
