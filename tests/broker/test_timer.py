@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rucola.broker.delivery import timer
@@ -339,6 +339,7 @@ steps = st.one_of(
 
 @settings(max_examples=examples(25))
 @given(st.lists(steps, max_size=10))
+@example([("send", [2]), ("restart", 0), ("send", [1]), ("recall", [1])])
 async def test_every_message_is_delivered_once_when_due(script: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
         patched.setattr(timer, "SCANS", 2)

@@ -217,7 +217,8 @@ class TimerMessageService(DueDelivery[TimerCheckpoint]):
         # Retention may have deleted the start of the queue.
         self._rolled_offset = max(begin, min(stored.rolled_offset, end))
         self._end = max(self._rolled_offset, min(stored.queue_offset, end))
-        self._delivered_ms = stored.delivered_ms
+        # All before the first that waits is delivered, but what arrives from now on may be due before it.
+        self._delivered_ms = min(stored.delivered_ms, self._store.last_store_timestamp)
         if self._rolled_offset < self._end:
             # Everything due at deliveredMs or before is delivered, so far messages begin one millisecond later.
             self._horizon = (min(stored.delivered_ms + 1, _LATEST_MS), 0)
