@@ -1,11 +1,13 @@
-"""The visible end: what consumers see of a master with an in-sync set, of its slaves, and of a master that returns."""
+"""The visible end: what consumers see with SYNC_FLUSH and in-sync sets, of slaves, and of a master that returns."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,20 @@ from rucola.broker.services.results import Waiting
 from rucola.client import MessageExt, PushConsumer, SendStatus
 from rucola.message.record import decode_many
 from rucola.protocol import pull
-from rucola.protocol.codes import RequestCode
+from rucola.protocol.codes import RequestCode, ResponseCode
 from rucola.protocol.offset import SearchOffsetRequestHeader
-from rucola.store.config import BrokerRole
+from rucola.store import mapped_file
+from rucola.store.config import BrokerRole, FlushDiskType
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from simulation.turns import Turns
-from support.broker_peer import max_offset
+from support.broker_peer import broker_peer, max_offset
 from support.cluster import HOST, Cluster, cluster
+from support.faults import flush_in_threads, patch_sync_pages
 from support.proxy import Proxy
 from support.replication import lone_master, send
 from support.stores import config, inner
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER}
 SLAVE = {"broker_role": BrokerRole.SLAVE}
@@ -264,3 +268,40 @@ async def test_a_returning_master_shows_nothing_before_it_has_compared_its_log(t
             way.thaw()
             await until(lambda: second.role.in_sync() == {1: second.role.position().end})
             await sees(running, first, 8)
+
+
+# SYNC_FLUSH.
+
+
+async def test_consumers_see_only_what_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut takes the rest, and then others are stored at its offsets."""
+    may_flush = threading.Event()
+    may_flush.set()
+    sync_pages = mapped_file.sync_pages
+
+    def sync_later(mapped: mmap, begin: int, end: int) -> None:
+        assert may_flush.wait(DEADLINE_S)
+        sync_pages(mapped, begin, end)
+
+    patch_sync_pages(monkeypatch, sync_later)
+    flush_in_threads(monkeypatch)
+    # No flush by the clock, so that only messages can have asked for one.
+    settings = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "flush_interval_commit_log": 3_600_000}
+    async with broker_peer(tmp_path, settings) as peer:
+        assert (await peer.send()).code == ResponseCode.SUCCESS
+        flags = pull.SUBSCRIPTION | pull.SUSPEND
+        held = asyncio.create_task(peer.pull(queue_offset=1, sys_flag=flags, suspend_timeout_millis=3_600_000))
+        may_flush.clear()
+        sending = asyncio.create_task(peer.send(b"flushed"))
+        store = peer.broker.parts.storage.store
+        await until(lambda: store.max_physical_offset > store.flushed_physical_offset)
+        assert (await peer.pull(queue_offset=1)).code == ResponseCode.PULL_NOT_FOUND
+        assert await max_offset(peer, "T", 0) == 1
+        assert not held.done()
+        may_flush.set()
+        assert (await sending).code == ResponseCode.SUCCESS
+        assert [message.body for message in decode_many((await held).body)] == [b"flushed"]
+        # Nobody waits for this one, as for what the broker itself puts.
+        held = asyncio.create_task(peer.pull(queue_offset=2, sys_flag=flags, suspend_timeout_millis=3_600_000))
+        assert (await peer.send(b"alone", properties="WAIT\x01false\x02")).code == ResponseCode.SUCCESS
+        assert [message.body for message in decode_many((await held).body)] == [b"alone"]

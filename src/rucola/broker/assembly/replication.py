@@ -35,7 +35,8 @@ def build_replication(
 ) -> Replication:
     if environment.is_slave:
         return _SlaveSide(environment, access, storage, metadata, connections, deliveries)
-    visible = VisibleEnd(storage.store, connections.hold, connections.pops)
+    flushes = storage.group_commit if storage.store.config.is_sync_flush else None
+    visible = VisibleEnd(storage.store, connections.hold, connections.pops, flushes)
     service = HAService(
         environment.config,
         storage.store,

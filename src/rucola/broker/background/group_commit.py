@@ -99,6 +99,8 @@ class GroupCommit:
     """Flushes one store. All methods must be called in the same event loop."""
 
     def __init__(self, store: MessageStore) -> None:
+        self.on_end: Callable[[], None] = lambda: None
+        """Called after each flush, failed or not, and its waiters."""
         self._store = store
         self._checkpoint_thread = ThreadPoolExecutor(1, f"checkpoint of {store.config.store_path_root_dir}")
         self._thread = FlushThread(store, self._end)
@@ -133,6 +135,12 @@ class GroupCommit:
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.when_flushed(physical_offset, timeout_ms, partial(_resolve, flushed))
         return await flushed
+
+    def flush_all(self) -> None:
+        """Flush everything that was put before this call; the running flush may do so."""
+        end = self._store.max_physical_offset
+        if not self._is_running or end > self._flushing_end:
+            self.when_flushed(end, self._store.config.sync_flush_timeout, lambda is_flushed: None)
 
     def start_flush(self) -> None:
         """Start a flush unless one is running, which is followed by another if there are waiters."""
@@ -196,6 +204,7 @@ class GroupCommit:
         elif error is not None:
             logger.error("flush failed", exc_info=error)
         self._waiting.wake_all()
+        self.on_end()
         if self._arrived:
             self._begin_at_iteration_end(0, 0)
         else:

@@ -1,18 +1,24 @@
-"""Visible end: consumers see only messages that all members of the in-sync set have, on a SYNC_MASTER with such a set.
+"""Visible end: consumers see only messages that are safe.
 
-Otherwise a consumer could commit the offset of a message that is lost with the master, and never get a different
-message that the new master stores under it (apache/rocketmq#7689). So pulls end before the first message that a member
-lacks, and held pulls are retried when the members have more. The ends of queues for clients are limited likewise, since
-a group may start there: `MessageStore.max_offset` for clients, `store_time` and `offset_by_time`.
+    SYNC_FLUSH                               on disk
+    SYNC_MASTER with an in-sync set          at all its members
+
+Otherwise a consumer could commit the offset of a message that is lost with the power or the master, and never get a
+different message that is stored under it later (apache/rocketmq#7689). So pulls end before the first message that is
+not safe, and held pulls are retried when more are. The ends of queues for clients are limited likewise, since a group
+may start there: `MessageStore.max_offset` for clients, `store_time` and `offset_by_time`.
 
 A slave gets the visible end from its master with the log. If it may have to cut off the end of its log, it shows
 nothing before it has compared it with the master's.
+
+Deliberate difference: consumers of Apache RocketMQ 4.9.8 also see what is not on disk yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.pop_hold import PopHold
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.store.consume_queue import ConsumeQueue
@@ -21,13 +27,23 @@ from rucola.store.message_store import MessageStore
 
 
 class VisibleEnd:
-    """The visible end of one store. Without a call of `advance`, all messages are visible."""
+    """The visible end of one store: that on disk with `flushes`, and from the first `advance` on that one.
 
-    def __init__(self, store: MessageStore, hold: PullRequestHold, pops: PopHold) -> None:
+    Without both, all messages are visible.
+    """
+
+    def __init__(
+        self, store: MessageStore, hold: PullRequestHold, pops: PopHold, flushes: GroupCommit | None = None
+    ) -> None:
         self._store = store
         self._hold = hold
         self._pops = pops
+        self._flushes = flushes
+        self._replicated: int | None = None
         self._unseen: dict[ConsumeQueue, None] = {}
+        if flushes is not None:
+            flushes.on_end = self._show
+            self._show()
 
     def on_arrival(self, topics: Mapping[str, TopicArrivals]) -> None:
         """Retry held pulls on the queues of new messages, as soon as these are visible."""
@@ -35,17 +51,27 @@ class VisibleEnd:
             for queues, _, _ in topics.values():
                 self._unseen.update(dict.fromkeys(queues))
             self._wake_seen()
+            if self._unseen and self._flushes is not None:
+                self._flushes.flush_all()  # nobody may wait for what the broker itself has put
         elif self._hold.held or self._pops.held:  # skips the loop over all topics of the dispatch while none waits
             for queues, _, _ in topics.values():
                 for queue in dict.fromkeys(queues):
                     self._arrived(queue)
 
     def advance(self, physical_offset: int) -> None:
-        """Show consumers everything that ends at or before a physical offset."""
+        """Show consumers everything that ends at or before a physical offset, if it is on disk."""
+        self._replicated = physical_offset
+        self._show()
+
+    def _show(self) -> None:
+        end = self._replicated
+        if self._flushes is not None:
+            flushed = self._store.flushed_physical_offset
+            end = flushed if end is None else min(end, flushed)
         if self._store.visible_end is None:  # from now on, there may be messages that no pull has seen
             self._unseen.update(dict.fromkeys(self._store.consume_queues()))
-        if self._store.visible_end != physical_offset:
-            self._store.visible_end = physical_offset
+        if self._store.visible_end != end:
+            self._store.visible_end = end
             self._wake_seen()
 
     def _wake_seen(self) -> None:
