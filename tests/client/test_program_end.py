@@ -216,7 +216,8 @@ consumer.listen(hang)
 if sys.argv[2] == "blocking":
     with consumer:
         is_open.set()
-        threading.Event().wait()
+        while True:
+            threading.Event().wait(1)  # a signal just before a wait without an end would not end it
 else:
     asyncio.run(main())
 """
@@ -231,8 +232,11 @@ def test_one_interrupt_ends_a_program_whose_listener_hangs(tmp_path: Path, kind:
         ) as program:
             assert program.stdout is not None
             assert program.stderr is not None
-            message_id = program.stdout.readline().strip()
-            program.send_signal(signal.SIGINT)
-            assert program.wait(60) == -signal.SIGINT
-            assert message_id in program.stderr.read()
+            try:
+                message_id = program.stdout.readline().strip()
+                program.send_signal(signal.SIGINT)
+                assert program.wait(60) == -signal.SIGINT
+                assert message_id in program.stderr.read()
+            finally:
+                program.kill()
         assert committed(namesrv) == 0
