@@ -263,4 +263,4 @@ def test_damaged_config_file_falls_back_or_is_named(tmp_path: Path) -> None:
 def test_checkpoint_of_any_size_is_read(tmp_path: Path) -> None:
     for size in range(40):
         (tmp_path / "checkpoint").write_bytes(b"\xff" * size)
-        assert Checkpoint(tmp_path / "checkpoint").min_timestamp == 0
+        assert Checkpoint(tmp_path / "checkpoint").queues_timestamp == 0

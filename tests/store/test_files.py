@@ -395,11 +395,11 @@ def test_blocks_allocated_by_warming_are_not_allocated_twice(tmp_path: Path, mon
 
 def test_checkpoint_round_trips(tmp_path: Path) -> None:
     point = Checkpoint(tmp_path / "checkpoint")
-    assert (point.physic_timestamp, point.min_timestamp) == (0, 0)
+    assert (point.physic_timestamp, point.queues_timestamp) == (0, 0)
     point.physic_timestamp, point.logics_timestamp, point.index_timestamp = 10_000, 9_000, 5
     point.write()
     again = Checkpoint(tmp_path / "checkpoint")
-    assert (again.min_timestamp, again.index_timestamp) == (6_000, 5)
+    assert (again.queues_timestamp, again.index_timestamp) == (6_000, 5)
     assert (tmp_path / "checkpoint").stat().st_size == CHECKPOINT_SIZE
     (tmp_path / "checkpoint").write_bytes(b"short")
     assert Checkpoint(tmp_path / "checkpoint").logics_timestamp == 0

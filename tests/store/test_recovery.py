@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +111,44 @@ def test_a_queue_with_a_missing_file_stays_as_it_is_if_the_log_cannot_tell_its_u
     with pytest.raises(StoreCorrupt):
         again.open(1)
     assert files_of(copy / "consumequeue") == before
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("files", range(8))
+def test_a_killed_rebuild_goes_on_after_the_last_log_file_that_it_read(
+    open_store: OpenStore, tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    # Eight messages a file. The scan after a crash, of the last file, has no message of U, and a unit of T follows it.
+    for number in range(60):
+        topic = "U" if 12 <= number < 56 else "T"
+        store.put(inner(topic, body=bytes(400), unique_key=f"K{number}"), 1_000 + 1_000 * number)
+    store.reput()
+    store.checkpoint()
+    again = crashed_copy(store, copy := tmp_path / "copy")
+    shutil.rmtree(copy / "consumequeue")
+    monkeypatch.setattr(recovery, "_MAX_UNITS", 1)
+    read: list[int] = []
+
+    def on_progress(end: int, _: int) -> None:
+        if len(read) == files:
+            raise Killed
+        read.append(end // 4096)
+
+    monkeypatch.setattr(again, "_on_recovery", on_progress)
+    with pytest.raises(Killed):
+        again.open(1)
+    assert read == list(range(files))
+    read.clear()
+    monkeypatch.setattr(again, "_on_recovery", lambda end, _: read.append(end // 4096))
+    with again:
+        assert [again.max_offset(topic, 0) for topic in "TU"] == [16, 44]
+        # From the last file that was read as a whole on, because of the three seconds of the checkpoint.
+        assert read == list(range(max(files - 1, 0), 8))
+    assert check(copy) == []
 
 
 INDEX = {"max_hash_slot_num": 20, "max_index_num": 300}

@@ -53,9 +53,14 @@ class Checkpoint:
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = _FIELDS.unpack_from(data)
 
     @property
-    def min_timestamp(self) -> int:
+    def log_timestamp(self) -> int:
+        """The store time up to which the log is on disk, minus the margin."""
+        return max(self.physic_timestamp - MARGIN_MS, 0)
+
+    @property
+    def queues_timestamp(self) -> int:
         """The store time up to which log and queues are on disk, minus the margin."""
-        return max(min(self.physic_timestamp, self.logics_timestamp) - MARGIN_MS, 0)
+        return min(self.log_timestamp, max(self.logics_timestamp - MARGIN_MS, 0))
 
     def write(self) -> None:
         """Write the three times; durable on return. Raises OSError."""

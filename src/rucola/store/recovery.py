@@ -3,18 +3,21 @@
 After a clean stop everything was dispatched and flushed. After a crash (`abort` exists) the tail of the log, the
 ConsumeQueues and the index can each have lost data. The log decides; the others are rebuilt from it:
 
-1. Choose the scan point: the newest log file whose first record is not younger than the checkpoint minus three seconds,
-   since everything up to the checkpoint is on disk. After a clean stop it is the last file.
-2. Rewind the queues, after a crash to the scan point, after a clean stop to the end of the log. Their units stay in the
-   files until the log confirms them, so that intact queues are not written to. After a crash, rewind the first index
-   file that the checkpoint does not cover to the scan point, and delete later ones; delete it, too, if it lacks
-   messages at its start. The end of the last one that stays shows how many keys of its message it has.
+1. Choose the scan point: the newest log file whose first record is not younger than the checkpoint's time of the log
+   minus three seconds, since the log up to it is on disk. After a clean stop it is the last file.
+2. Rewind the queues, after a crash to the file chosen by the checkpoint's time of the queues in the same way, usually
+   the scan point, after a clean stop to the end of the log. Their units stay in the files until the log confirms them,
+   so that intact queues are not written to. After a crash, rewind the first index file that the checkpoint does not
+   cover to the scan point, and delete later ones; delete it, too, if it lacks messages at its start. The end of the
+   last one that stays shows how many keys of its message it has.
 3. Read the log from the earlier of the two ends and write the missing units and entries. The first invalid record is
    the end of the log: zeros, damage, or a queueOffset that does not follow the last one of its queue. The CRC covers
    the body only, so a record is also torn if its properties contain a sector of zeros, or end in zeros with nothing
    after them. Erase everything after the end, so that no old record reappears when the log grows over it.
 4. If the end of a queue does not match the log (a deleted directory, units before the scan point that were lost in the
-   crash), or a file in the middle of a queue is missing, rebuild all queues from the first record of the log.
+   crash), or a file in the middle of a queue is missing, rebuild all queues from the first record of the log. Set the
+   checkpoint's time of the queues to 0, and advance it with each log file: an interrupted rebuild goes on from there,
+   and takes no queue for complete that is not.
 
 For example, a crash with log files at 0, 1000 and 2000 (of 1,000 bytes), a checkpoint at 12:00:05, and first records
 from 12:00:00, 12:00:01 and 12:00:04:
@@ -34,8 +37,8 @@ the checkpoint covers. Before that a changed body is skipped, and if the way to 
 StoreCorrupt: nothing durable is cut off.
 
 An interrupted recovery starts again, since `abort` still exists, and does not write units and entries again that it
-finds, only the slots of the index. It needs no progress of its own: after a crash it scans the checkpoint's file and
-what follows, usually one log file, at about a gigabyte a second.
+finds, only the slots of the index. It scans what the checkpoint does not cover, usually one log file, at about a
+gigabyte a second.
 
 Corresponds to `CommitLog.recoverNormally`, `CommitLog.recoverAbnormally` and `ConsumeQueue.recover` of Apache RocketMQ
 4.9.8. Deliberate differences: Apache rebuilds only from the checkpoint's file on, loses the last index file for good,
@@ -56,7 +59,14 @@ from rucola.errors import InvalidMessage, StoreCorrupt
 from rucola.message import sysflag
 from rucola.message.record import FRAME, MIN_RECORD_SIZE, Peek, peek
 from rucola.store.checkpoint import Checkpoint
-from rucola.store.consume_queue import UNIT_SIZE, ConsumeQueue, check_queue_name, queue_offset_mismatch, sync_names
+from rucola.store.consume_queue import (
+    UNIT_SIZE,
+    ConsumeQueue,
+    check_queue_name,
+    flush_queues,
+    queue_offset_mismatch,
+    sync_names,
+)
 from rucola.store.dispatch import CommitLogDispatcher, ConsumeQueues, index_keys, read_run
 from rucola.store.dispatch_request import (
     DispatchRequest,
@@ -138,6 +148,7 @@ class Recovery:
             log.warning("%s: %s; all ConsumeQueues are rebuilt from the log", self._files.directory, gap)
             for queue in self._queues.values():
                 queue.rewind(0)
+            self._checkpoint.logics_timestamp = 0
             end = self._read(scan_begin, self._files.begin, *self._index_end(scan_begin))
         if end < self._valid_end:
             return self._run_as_after_crash()
@@ -176,9 +187,13 @@ class Recovery:
     # -- where to begin -----------------------------------------------------------------------------------------------
 
     def _scan_begin(self) -> int:
+        return self._last_file(self._checkpoint.log_timestamp if self.after_crash else None)
+
+    def _last_file(self, until_ms: int | None) -> int:
+        """Return the start of the last file whose first record was stored by a time, or of the last with a record."""
         for file in reversed(self._files.files):
             first = _first_timestamp(file)
-            if first is not None and (not self.after_crash or 0 < first <= self._checkpoint.min_timestamp):
+            if first is not None and (until_ms is None or 0 < first <= until_ms):
                 return file.begin
         return self._files.begin
 
@@ -186,30 +201,33 @@ class Recovery:
         queues = self._queues.values()
         if self.after_crash:
             self._durable_end = max([self._durable_end_of(queue, scan_begin) for queue in queues], default=0)
+            begin = self._last_file(self._checkpoint.queues_timestamp)
             for queue in queues:
-                self._rewind(queue, scan_begin)
-            begin = max([queue.max_physical_offset for queue in queues], default=-1)
-            return scan_begin if begin >= 0 else self._files.begin
+                self._rewind(queue, begin)
+            if max([queue.max_physical_offset for queue in queues], default=-1) >= 0:
+                return begin
+            self._checkpoint.logics_timestamp = 0
+            return self._files.begin
         self._durable_end = begin = max([queue.max_physical_offset for queue in queues], default=-1)
         self._valid_end = end = self._end_of_clean_log(scan_begin)
         for queue in queues:
             queue.rewind_to_physical_offset(end)
         return max(min(begin, end), self._files.begin)
 
-    def _rewind(self, queue: ConsumeQueue, scan_begin: int) -> None:
+    def _rewind(self, queue: ConsumeQueue, begin: int) -> None:
         """Rewind past torn units: with only its second page on disk, 0x1_2345_6789 reads 0x2345_6789."""
-        queue.rewind(queue.first_at_or_after(scan_begin))
+        queue.rewind(queue.first_at_or_after(begin))
         while queue.max_offset > queue.min_offset:
             last = queue.max_offset - 1
             physical_offset = queue.unit(last)[0]
             if physical_offset >= self._files.begin:
-                is_whole = physical_offset >> 32 >= scan_begin >> 32 or queue.is_valid_at(last, self._files)
+                is_whole = physical_offset >> 32 >= begin >> 32 or queue.is_valid_at(last, self._files)
             else:
                 is_whole = last == queue.min_offset or queue.unit(last - 1)[0] < physical_offset
             if is_whole:
                 return
             queue.rewind(last)
-            queue.rewind(queue.first_at_or_after(scan_begin))
+            queue.rewind(queue.first_at_or_after(begin))
 
     def _end_of_clean_log(self, scan_begin: int) -> int:
         """Return the log's end after a clean stop, and count records that must have units."""
@@ -264,7 +282,7 @@ class Recovery:
                 flags = np.ndarray((file.size - 3,), ">i4", file.map, strides=(1,))[at + 36]
                 times = np.ndarray((file.size - 7,), ">i8", file.map, strides=(1,))
                 own = times[at + np.where(flags & sysflag.BORN_HOST_V6, 68, 56)]
-                covered[inside] = own <= self._checkpoint.min_timestamp
+                covered[inside] = own <= self._checkpoint.log_timestamp
         return covered
 
     def _index_end(self, scan_begin: int) -> tuple[int, int]:
@@ -413,13 +431,16 @@ class Recovery:
         )
 
     def _read_old_files(self, begin: int, end: int, units_begin: int, index_begin: int, entries_there: int) -> None:
-        offset = begin
+        # What is written from here on reaches the disk in any order: the checkpoint must not cover it yet.
+        self._enter_in_checkpoint(0)
+        offset, stored_ms = begin, 0
         while offset < end:
             file = self._files.find(offset)
             assert file is not None
             for item in scan_file(file, offset - file.begin, check_crc=False):
                 if isinstance(item, RecordRun):
                     self._dispatch(item, units_begin, index_begin, entries_there, tail=False)
+                    stored_ms = int(item.store_timestamps[-1])
                 elif item.physical_offset < file.end:
                     if units_begin < end:
                         raise StoreCorrupt(
@@ -430,6 +451,17 @@ class Recovery:
                         )
                     log.warning("%s is damaged at %d: %s", file.path, item.physical_offset, item.damage)
             offset = file.end
+            self._enter_in_checkpoint(stored_ms if units_begin < offset else 0)
+
+    def _enter_in_checkpoint(self, stored_ms: int) -> None:
+        """Make all units and index entries durable, then the checkpoint: the queues have what was stored by then."""
+        self._write_units()
+        flush_queues([*self._queues.values()], beside_others=False)
+        if self._index is not None:
+            self._index.flush_entries()
+            self._checkpoint.index_timestamp = self._index.flushed_timestamp
+        self._checkpoint.logics_timestamp = stored_ms or self._checkpoint.logics_timestamp
+        self._checkpoint.write()
 
     def _dispatch(
         self, run: RecordRun, units_begin: int, index_begin: int, entries_there: int, *, tail: bool
