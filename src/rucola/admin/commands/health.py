@@ -12,7 +12,7 @@ from rucola.admin.commands.doctor import ADVICE
 from rucola.admin.health import NOTICES
 from rucola.domain.diagnosis import Finding
 from rucola.errors import BrokerError
-from rucola.presentation import Table, to_json, whole
+from rucola.presentation import Table, short_number, size_text, to_json, whole
 
 TEXTS: Final = {
     "NO_MASTER": "no master is registered: start it, or `rucola admin promote` a slave",
@@ -93,9 +93,13 @@ async def capacity(client: AdminClient, target: Masters = ALL_MASTERS) -> Result
     rows, values = [], []
     for address, usages in found.items():
         for one in usages:
-            figures = f"{one.used:.4g}", f"{one.limit:.4g}", one.unit, f"{one.share:.0%}"
+            figures = _amount(one.used, one.unit), _amount(one.limit, one.unit), f"{one.share:.0%}"
             rows.append((address, one.resource, *figures, "nearly used up" if one.share > NEARLY else ""))
             values.append(to_json(one) | {"brokerAddr": address, "share": round(one.share, 4)})
-    columns = whole("#Broker Addr"), "#Resource", "#Used", "#Limit", "#Unit", "#Share", "#Note"
+    columns = whole("#Broker Addr"), "#Resource", "#Used", "#Limit", "#Share", "#Note"
     is_failure = bool(unknown) or any(one.share > NEARLY for usages in found.values() for one in usages)
     return Result(values, [Table(columns, rows)], notes=unknown, is_failure=is_failure)
+
+
+def _amount(value: float, unit: str) -> str:
+    return size_text(value) if unit == "bytes" else f"{short_number(value)} {unit}".rstrip()

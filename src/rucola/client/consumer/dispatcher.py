@@ -225,10 +225,10 @@ class Dispatcher:
                 has_traceback = now_s >= self._next_traceback_s
                 if has_traceback:
                     self._next_traceback_s = now_s + LINE_INTERVAL_S
+                others = f" and {len(delivery.messages) - 1} more of its batch" if len(delivery.messages) > 1 else ""
                 logger.warning(
-                    "group %s: the listener failed on message %s of topic %s (retry %d), and on %d more of its "
-                    "batch: %s",
-                    self._group, first.msg_id, first.topic, first.reconsume_times, len(delivery.messages) - 1,
+                    "group %s: the listener failed on message %s%s of topic %s (retry %d): %s",
+                    self._group, first.msg_id, others, first.topic, first.reconsume_times,
                     in_one_line(failure), exc_info=failure if has_traceback else None,
                 )  # fmt: skip
                 await self._retries.retry(delivery)
