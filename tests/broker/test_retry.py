@@ -97,6 +97,18 @@ async def test_sending_back_an_unknown_message_is_refused(tmp_path: Path) -> Non
         assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.PULL_NOT_FOUND
 
 
+async def test_sending_back_a_message_that_is_no_longer_there_is_refused(tmp_path: Path) -> None:
+    """After a crash, another message can begin at the same physical offset."""
+    async with broker_peer(tmp_path) as peer:
+        message = await sent_message(peer)
+        other = await send_back(peer, message.physical_offset, origin_msg_id="0" * 32)
+        assert (other.code, message.msg_id in (other.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (await peer.pull(topic="%RETRY%g")).code == ResponseCode.PULL_NOT_FOUND
+        for msg_id in (message.msg_id, message.offset_msg_id, ""):
+            done = await send_back(peer, message.physical_offset, origin_msg_id=msg_id)
+            assert done.code == ResponseCode.SUCCESS, done.remark
+
+
 async def test_sending_back_for_an_unknown_group_is_refused(tmp_path: Path) -> None:
     async with broker_peer(tmp_path, auto_create_subscription_group=False) as peer:
         await peer.send()

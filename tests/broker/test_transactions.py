@@ -54,6 +54,8 @@ from support.transaction_store import (
     transaction_store,
 )
 
+OWN_KEY, OTHER_KEY = "0A" * 16, "0B" * 16
+
 # Ends.
 
 
@@ -422,13 +424,24 @@ def test_an_immunity_time_ends_with_the_time_for_which_the_log_is_kept(tmp_path:
         assert [checked_body(question) for question in here.check(T0 + reserved_ms)] == [b"body"]
 
 
+@pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
+async def test_an_end_of_a_message_that_a_crash_has_taken_ends_no_other(tmp_path: Path, outcome: int) -> None:
+    """The half message that is stored after the crash has the offsets of the one before."""
+    with transaction_store(tmp_path) as here:
+        half = here.prepare(T0, b"later", UNIQ_KEY=OWN_KEY)
+        assert here.end(half, outcome, unique_key=OTHER_KEY) == refusals.HALF_NOT_FOUND
+        assert here.bodies() == []
+        assert here.end(half, outcome, unique_key=OWN_KEY) is None
+        assert here.bodies() == [b"later"] * (outcome == COMMIT)
+
+
 # Rolling.
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
 async def test_an_open_half_message_outlives_its_log_file(tmp_path: Path, outcome: int) -> None:
     with transaction_store(tmp_path) as here:
-        half, ended = here.prepare(T0, b"open", UNIQ_KEY="U"), here.prepare(T0, b"ended", UNIQ_KEY="E")
+        half, ended = here.prepare(T0, b"open", UNIQ_KEY=OWN_KEY), here.prepare(T0, b"ended", UNIQ_KEY="E")
         here.end(ended, COMMIT)
         while here.store.max_physical_offset < 8192:
             here.store.put(stores.inner(body=bytes(1000)), T0)
@@ -438,9 +451,9 @@ async def test_an_open_half_message_outlives_its_log_file(tmp_path: Path, outcom
         here.store.write_state.set_disk_full(None)
         stores.force_deletion(here.store)
         assert here.store.min_physical_offset > half.physical_offset
-        assert here.end(half, outcome, unique_key="X") == refusals.HALF_NOT_FOUND
-        assert here.end(half, outcome, unique_key="U") is None, "the producer knows only the message it sent"
-        assert here.end(half, outcome, unique_key="U") is None
+        assert here.end(half, outcome, unique_key=OTHER_KEY) == refusals.HALF_NOT_FOUND
+        assert here.end(half, outcome, unique_key=OWN_KEY) is None, "the producer knows only the message it sent"
+        assert here.end(half, outcome, unique_key=OWN_KEY) is None
         assert here.check(T0 + 1_000_000) == []
         found = [message.body for message in here.messages("T", first=here.store.min_offset("T", 0))]
         assert (b"open" in found) == (outcome == COMMIT)

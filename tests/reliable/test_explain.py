@@ -31,8 +31,8 @@ SMALL = ("lane", "ledger", "relay", "version")
 """Tables with a handful of rows."""
 VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 
-# One stub in a hundred is unsettled. Of the 1,000 unsettled ones in 100,000, 10 are NEW and due, 10 SENT and due without a
-# position, one is MANUAL with an alert to raise, and the others are SENT and not due, as in a backlog.
+# One stub in a hundred is unsettled. Of the 1,000 unsettled ones in 100,000, 10 are NEW and due, 10 SENT and due
+# without a position, one is MANUAL with an alert to raise, and the others are SENT and not due, as in a backlog.
 KIND = "CASE WHEN {n} % 100 <> 0 THEN {settled} WHEN {n} % 10000 = 0 THEN {new} WHEN {n} % 10000 = 5000 THEN {lost} "
 KIND += "WHEN {n} % 100000 = 100 THEN {manual} ELSE {waits} END"
 STUBS = """

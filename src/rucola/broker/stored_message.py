@@ -10,6 +10,7 @@ from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties, sysflag
 from rucola.message.hashing import tags_code
 from rucola.message.host import encode_host
+from rucola.message.ids import is_id
 from rucola.message.record import decode
 from rucola.store.message_store import MessageStore
 
@@ -27,6 +28,11 @@ def decoded(record: bytes | None, physical_offset: int) -> MessageExt:
         return decode(record, decompress=False)
     except InvalidMessage as error:
         raise InvalidMessage(f"the record at physical offset {physical_offset} is damaged: {error}") from None
+
+
+def is_another(message: MessageExt, msg_id: str | None) -> bool:
+    """Return whether an id from a client is of another message. Clients that do not know it send any text, or none."""
+    return msg_id is not None and is_id(msg_id) and msg_id not in (message.unique_key, message.offset_msg_id)
 
 
 def renewed(message: MessageExt) -> MessageInner:

@@ -62,6 +62,14 @@ def parse_offset_msg_id(message_id: str) -> tuple[str, int]:
         raise InvalidMessage(f"{message_id!r} is not an offsetMsgId: {error}") from error
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text has the form of an offsetMsgId or a unique id."""
+    try:
+        return bool(_from_hex(text))
+    except ValueError:
+        return False
+
+
 def _from_hex(text: str) -> bytes:
     if len(text) in (32, 56):
         with suppress(ValueError):

@@ -38,7 +38,8 @@ Corresponds to `TransactionalMessageServiceImpl`, `TransactionalMessageBridge` a
 RocketMQ 4.9.8. Deliberate differences: an end that is repeated, or refers to the message before a check, counts once;
 a half message without a producer waits, where Apache copies it at each check and discards it after transactionCheckMax
 checks; only discarded messages can be resumed, each once, and not after a late commit; a transactional message with a
-delay is delayed after its commit, where Apache loses it.
+delay is delayed after its commit, where Apache loses it; an end of a message that a crash has taken is refused, where
+Apache ends another one of its group that has its offsets now.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from rucola.broker.delivery.due_delivery import DELIVERY_BATCH, indexed
 from rucola.broker.delivery.internal_puts import InternalPuts
 from rucola.broker.delivery.progress import Delivery
 from rucola.broker.delivery.timer import redirect_delayed
-from rucola.broker.stored_message import renewed, stored_message
+from rucola.broker.stored_message import is_another, renewed, stored_message
 from rucola.broker.tables.offsets import (
     CONSUMER_OFFSET_FILE,
     TRANSACTION_GROUP,
@@ -314,12 +315,13 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
 
     def _half_of(self, request: TransactionEnd) -> MessageExt:
         """Return the half message of an end, or its newest copy if retention has deleted it. Raises InvalidMessage."""
-        copy = self._newest(request.half_queue_offset)
-        if request.physical_offset >= self._store.min_physical_offset or copy == request.half_queue_offset:
-            return stored_message(self._store, request.physical_offset)
-        units = self._store.units(*_HALF_QUEUE, copy, 1)
-        half = stored_message(self._store, units[0][0] if units else -1)
-        if request.unique_key not in (None, half.unique_key):
+        copy, physical_offset = self._newest(request.half_queue_offset), request.physical_offset
+        if physical_offset < self._store.min_physical_offset and copy != request.half_queue_offset:
+            units = self._store.units(*_HALF_QUEUE, copy, 1)
+            physical_offset = units[0][0] if units else -1
+        half = stored_message(self._store, physical_offset)
+        # The offsets can be those of a message that a crash has taken, and of which the producer has a SEND_OK.
+        if is_another(half, request.unique_key):
             raise InvalidMessage(f"offset {request.half_queue_offset} belongs to another transaction")
         return half
 

@@ -35,6 +35,7 @@ class RetryAdapter:
             header.delay_level,
             known_limit(header.max_reconsume_times, request.command.version),
             is_true(header.unit_mode),
+            header.origin_msg_id,
         )
         put = await self._service.retry(request.caller, retry)
         await self._writing.wait_persisted()

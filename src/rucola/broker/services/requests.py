@@ -85,3 +85,5 @@ class RetryRequest(NamedTuple):
     max_reconsume_times: int | None = None
     """None: the group's."""
     unit_mode: bool = False
+    msg_id: str | None = None
+    """The message's id, if known: after a crash, another one can be at `physical_offset`."""

@@ -12,7 +12,8 @@ the put fails, the consumer gets an error, keeps the message and tries again.
 
 Corresponds to `SendMessageProcessor.asyncConsumerSendMsgBack` of Apache RocketMQ 4.9.8. Deliberate differences: the
 retry topic grows to retryQueueNums queues, where Apache puts messages into queues that no consumer reads; a group whose
-retryQueueNums is 0 has one retry queue, where Apache answers SUCCESS and loses the message.
+retryQueueNums is 0 has one retry queue, where Apache answers SUCCESS and loses the message; a message that a crash has
+taken from the log is refused, where Apache stores for the group whatever is at its physical offset now.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rucola.broker.durability import Durability, Missing
 from rucola.broker.retry_policy import FIRST_DELAY_LEVEL, dead_letter_queue, max_reconsume_times, next_attempt
 from rucola.broker.services.requests import RetryRequest
 from rucola.broker.state import BrokerState
-from rucola.broker.stored_message import decoded, renewed
+from rucola.broker.stored_message import decoded, is_another, renewed
 from rucola.domain.topic import TOPIC_FLAG_UNIT_SUB
 from rucola.errors import InvalidMessage
 from rucola.message import MessageExt, MessageInner, properties
@@ -64,6 +65,8 @@ class RetryService:
         record = await self._state.tiered.record_at(request.physical_offset)
         try:
             message = decoded(record, request.physical_offset)
+            if is_another(message, request.msg_id):
+                raise InvalidMessage(f"it has {message.msg_id} now, not {request.msg_id}")
         except InvalidMessage as error:
             raise Refused(refusals.SEND_BACK_NOT_FOUND, physical_offset=request.physical_offset, why=error) from None
         # Without this, a consumer could copy any message of the log into its own retry topic.
