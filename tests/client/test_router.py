@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -392,14 +394,39 @@ def test_a_program_ends_after_its_running_handlers(rocketmq: RocketMQ, number: s
         text=True,
     )
     assert process.stdout is not None
+    assert process.stderr is not None
     assert process.stdout.readline() == "cooking pizza\n"
+    assert "router shop consumes Orders for cooks\n" in process.stderr  # it has opened
     process.send_signal(number)
     output, errors = process.communicate("done\n")
     assert (process.returncode, output) == (0, "closed\n"), errors
-    assert "router shop consumes Orders for cooks" in errors
     assert "Traceback" not in errors
     assert [message.body for message in rocketmq.messages("Meals")] == [b"cooked pizza"]
     rocketmq.wait_until_consumed("cooks", "Orders")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["-c", PROGRAM], ["-m", "rucola", "router", "run", "kitchen:router"]])
+def test_an_interrupt_while_a_router_opens_ends_it_at_once(tmp_path: Path, command: list[str]) -> None:
+    """The name server accepts a connection and does not answer."""
+    (tmp_path / "kitchen.py").write_text(PROGRAM.partition("router.run()")[0])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        address = "{}:{}".format(*silent.getsockname())
+        with subprocess.Popen(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "ROCKETMQ_NAMESRV": address},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert (output, errors) == ("", "")
 
 
 def test_the_document_of_a_router_knows_pydantics_models_and_codecs() -> None:

@@ -25,6 +25,7 @@ import asyncio
 import inspect
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_origin, get_type_hints
@@ -142,19 +143,24 @@ class Router:
                 await producer.close()
 
     def run(self) -> None:
-        """Open the router; at SIGINT (Ctrl-C) or SIGTERM close it, after running handlers have returned."""
-        with suppress(KeyboardInterrupt):  # if the event loop has no signal handlers, as on Windows
+        """Open the router; at SIGINT (Ctrl-C) or SIGTERM close it, after running handlers have returned.
+
+        SystemExit with code 130 if Ctrl-C comes while the router opens, or again while it closes.
+        """
+        try:
             asyncio.run(self._run())
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
 
     async def _run(self) -> None:
         stopped = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):
-                asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        with suppress(NotImplementedError):  # on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
         async with self:
             topics = ", ".join(f"{one.topic} for {one.group}" for one in self._subscribers)
             logger.info("router %s consumes %s", self.group, topics or "nothing")
-            await stopped.wait()
+            with suppress(asyncio.CancelledError):  # asyncio.run cancels its task at Ctrl-C
+                await stopped.wait()
 
     async def _send(self, message: Message) -> SendResult:
         if self._producer is None:
