@@ -109,7 +109,17 @@ def test_a_full_disk_behind_the_output_is_a_sentence(arguments: list[str]) -> No
     assert (done.returncode, done.stderr) == (1, f"Error: {os.strerror(errno.ENOSPC)}\n")
 
 
-def test_without_spark_the_error_of_a_program_names_the_extra() -> None:
-    program = "import sys; sys.modules['pyspark'] = sys.modules['py4j'] = None; import rucola.spark.session"
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [
+        ("opentelemetry", "rucola.client.otel", "otel"),
+        ("prometheus_client", "rucola.client.metrics", "metrics"),
+        ("prometheus_client", "rucola.reliable.metrics", "metrics"),
+        ("sqlalchemy", "rucola.reliable", "reliable"),
+        ("pyspark", "rucola.spark.session", "spark"),
+    ],
+)
+def test_the_error_of_a_missing_package_names_its_extra(package: str, module: str, extra: str) -> None:
+    program = f"import sys; sys.modules['{package}'] = None; import {module}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].endswith("`pip install 'rucola-mq[spark]'` adds it")
+    assert f"'rucola-mq[{extra}]'" in done.stderr.splitlines()[-1]

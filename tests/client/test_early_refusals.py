@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rucola.client import Message, Producer, PullConsumer, PushConsumer, sync
+from rucola.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, Router, SimpleConsumer, sync
 from rucola.errors import ConfigError, InvalidMessage, RemotingError
+from rucola.testing.rocketmq import RocketMQ
 from support.consumers import cluster_with_topic
 from support.errors import raises
 
@@ -65,6 +67,99 @@ async def test_what_is_no_message_is_rejected() -> None:
         await producer.send(b"one pizza")  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage):
         await producer.send("Orders", b"one pizza")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage):
+        await producer.send_oneway("one pizza")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage):
+        await producer.request(None)  # type: ignore[arg-type]
+
+
+async def test_what_was_not_received_is_not_acknowledged(shared_rocketmq: RocketMQ) -> None:
+    sent: Any = Message("T", b"one pizza")
+    consumer = PushConsumer("g", shared_rocketmq.namesrv)
+    consumer.subscribe("NotAcknowledged")
+    async with consumer, SimpleConsumer("s", shared_rocketmq.namesrv) as simple:
+        for message in (sent, "one pizza", None):
+            with pytest.raises(InvalidMessage):
+                consumer.ack(message)
+            with pytest.raises(InvalidMessage):
+                await consumer.reconsume_later(message)
+            with pytest.raises(InvalidMessage):
+                await simple.ack(message)
+
+
+async def test_what_is_no_queue_or_offset_is_rejected(shared_rocketmq: RocketMQ) -> None:
+    async with PullConsumer("g", shared_rocketmq.namesrv) as consumer:
+        queue: Any = "T"
+        for call in (
+            consumer.pull(queue, 0), consumer.min_offset(queue), consumer.max_offset(queue),
+            consumer.search_offset(queue, 0), consumer.committed(queue), consumer.commit(queue, 0),
+        ):  # fmt: skip
+            with raises(ConfigError, subject="queue"):
+                await call
+        queue = MessageQueue("T", "broker-a", 0)
+        with raises(ConfigError, subject="queue_offset"):
+            await consumer.commit(queue, -1)
+        with raises(ConfigError, subject="max_count"):
+            await consumer.pull(queue, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (Producer, "retry_times", -1),
+        (Producer, "retry_times", "1"),
+        (Producer, "retry_times", True),
+        (Producer, "retry_times", 1.5),
+        (Producer, "retry_times", None),
+        (Producer, "linger_ms", "5"),
+        (Producer, "linger_ms", math.nan),
+        (Producer, "latency_fault_tolerance", 1),
+        (sync.Producer, "max_message_size", "4 MB"),
+        (PushConsumer, "concurrency", 0),
+        (PushConsumer, "concurrency", "4"),
+        (PushConsumer, "orderly", "yes"),
+        (PushConsumer, "max_reconsume_times", -1),
+        (PushConsumer, "consume_timestamp_ms", "20240101"),
+        (PushConsumer, "consume_timeout_ms", "15min"),
+        (sync.PushConsumer, "pull_batch_size", 0),
+        (Router, "retry_times", "1"),
+    ],
+)
+def test_an_option_of_another_type_or_range_is_rejected(kind: Callable[..., Any], name: str, value: object) -> None:
+    with raises(ConfigError, subject=name):
+        kind("g", "127.0.0.1:1", **{name: value})
+
+
+def test_options_may_be_numbers_of_any_library() -> None:
+    assert Producer("g", "127.0.0.1:1", retry_times=np.int64(3), linger_ms=np.float32(0.5)).options.retry_times == 3
+    assert PushConsumer("g", "127.0.0.1:1", max_reconsume_times=None, consume_timeout_ms=1000).options.orderly is False
+
+
+def test_a_misspelt_option_is_named_with_those_like_it() -> None:
+    for kind, name, meant in (
+        (Producer, "retries", "retry_times"),
+        (sync.Producer, "name_server", "namesrv"),
+        (PushConsumer, "consumer_from", "consume_from"),
+        (Router, "retries", "retry_times"),
+    ):
+        with pytest.raises(TypeError, match=rf"{name}.*{meant}"):
+            kind("g", **{name: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="retries"):
+        Router("g").subscriber("T", group="h", retries=3)  # type: ignore[call-arg]
+
+
+async def test_a_topic_or_timeout_of_another_type_is_rejected(shared_rocketmq: RocketMQ) -> None:
+    async with Producer("g", shared_rocketmq.namesrv) as producer:
+        with pytest.raises(InvalidMessage):
+            await producer.send(Message(["Orders"], b"x"))  # type: ignore[arg-type]
+        with raises(ConfigError, subject="timeout_ms"):
+            await producer.send(Message("T", b"x"), timeout_ms="3s")  # type: ignore[arg-type]
+    with raises(ConfigError, subject="idle_timeout_ms"):
+        PushConsumer("g", shared_rocketmq.namesrv).messages("1s")  # type: ignore[arg-type]
+    async with SimpleConsumer("s", shared_rocketmq.namesrv) as simple:
+        for name, value in (("wait_ms", "1s"), ("invisible_ms", None), ("max_messages", 0)):
+            with raises(ConfigError, subject=name):
+                await simple.receive("T", **{name: value})  # type: ignore[arg-type]
 
 
 def test_a_listener_that_cannot_take_a_message_is_rejected() -> None:
@@ -103,8 +198,8 @@ async def test_a_client_that_is_not_open_raises_one_class() -> None:
 
 
 @pytest.mark.parametrize("kind", [Producer, PushConsumer, PullConsumer, sync.Producer, sync.PushConsumer])
-def test_a_group_that_cannot_be_is_refused(kind: Callable[[str], Any]) -> None:
-    for group in ("a b", "", "g" * 300):
+def test_a_group_that_cannot_be_is_refused(kind: Callable[[Any], Any]) -> None:
+    for group in ("a b", "", "g" * 300, None, 3, b"g"):
         with raises(ConfigError, subject="group"):
             kind(group)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TypedDict
 
 from rucola.acl.credentials import Credentials
+from rucola.client.arguments import check_group_name
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.instance import ClientInstance
 from rucola.client.lifecycle import Lifecycle
-from rucola.errors import ConfigError, InvalidMessage
-from rucola.message.topics import check_group
+from rucola.errors import ConfigError
 from rucola.remoting.tls import ClientTls
 
 
@@ -37,10 +37,7 @@ class GroupClient(Lifecycle):
         credentials: Credentials | None = None,
     ) -> None:
         super().__init__()
-        try:
-            check_group(group)
-        except InvalidMessage as error:
-            raise ConfigError(str(error), subject="group") from None
+        check_group_name(group)
         if instance is not None and (tls is not None or credentials is not None):
             stated = "tls" if tls is not None else "credentials"
             raise ConfigError(

@@ -29,9 +29,14 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TypeAlias
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from rucola.errors import missing_extra
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_extra(error, "metrics"), name=error.name) from None
 
 from rucola.client import sync
 from rucola.client.consumer.push_consumer import PushConsumer

@@ -28,10 +28,15 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
-from opentelemetry import context, metrics, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode
-from opentelemetry.util.types import AttributeValue
+from rucola.errors import missing_extra
+
+try:
+    from opentelemetry import context, metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+    from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_extra(error, "otel"), name=error.name) from None
 
 from rucola.client.producer.options import CompletedSend
 from rucola.client.producer.producer import Producer, iterate

@@ -30,12 +30,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
+from rucola.client.arguments import check_group_name, options_of
 from rucola.client.asyncapi import Operation, document, summary_of
 from rucola.client.connection_options import ConnectionOptions
-from rucola.client.consumer.options import ConsumeKeywords, MessageModel
+from rucola.client.consumer.options import ConsumeKeywords, ConsumeOptions, MessageModel
 from rucola.client.consumer.push_consumer import TAG, PushConsumer
 from rucola.client.instance import ClientInstance
-from rucola.client.producer.options import ProducerKeywords
+from rucola.client.producer.options import ProducerKeywords, ProducerOptions
 from rucola.client.producer.producer import Producer
 from rucola.client.producer.send_request import SendResult
 from rucola.client.values import Values
@@ -63,6 +64,8 @@ class Router:
         instance: Callable[[], ClientInstance] | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
+        check_group_name(group)
+        options_of(ProducerOptions, options, "Router")
         self.group = group
         self._instance = instance
         self._namesrv = namesrv
@@ -82,6 +85,8 @@ class Router:
         the fields of ConsumeOptions; `value` replaces the annotation. Each subscriber needs its own group.
         """
         check_topic(topic)
+        check_group_name(group)
+        options_of(ConsumeOptions, options, "subscriber")
         if options.get("message_model") is MessageModel.BROADCASTING and self._instance is None:
             raise ConfigError(
                 "a broadcasting subscriber finds its offsets by its client id: pass the router "

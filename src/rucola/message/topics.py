@@ -104,6 +104,8 @@ def check_group(group: str) -> None:
 
 
 def _check(what: str, name: str, max_length: int) -> None:
+    if not isinstance(name, str):
+        raise InvalidMessage(f"the {what} is {name!r:.50}: it must be a str")
     if not name.strip():
         raise InvalidMessage(f"the {what} is blank")
     if len(name) > max_length:

@@ -5,6 +5,13 @@ Reading order: `schema`, `migration`; for senders `outbox`, `dbapi`; `relay` wit
 `idempotent`; for operators `operations`, `joined_view`, `metrics`.
 """
 
+from rucola.errors import missing_extra
+
+try:
+    import sqlalchemy  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_extra(error, "reliable"), name=error.name) from None
+
 from rucola.reliable.alerts import Alert, Alerts, email_sink, log_sink, webhook_sink
 from rucola.reliable.errors import LeaseLost, ReliableError, SchemaError
 from rucola.reliable.idempotent import UnknownMessage, idempotent

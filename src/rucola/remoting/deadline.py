@@ -13,8 +13,12 @@ class Deadline:
     __slots__ = ("_loop", "at", "timeout_ms")
 
     def __init__(self, timeout_ms: float) -> None:
-        if not timeout_ms >= 0:  # also refuses NaN
-            raise ConfigError(f"timeout_ms is {timeout_ms}: it must be 0 or more", subject="timeout_ms")
+        try:
+            is_valid = timeout_ms >= 0  # not NaN
+        except TypeError:
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(f"timeout_ms is {timeout_ms!r}: it must be a number, 0 or more", subject="timeout_ms")
         self._loop = asyncio.get_running_loop()
         self.timeout_ms = timeout_ms
         self.at = self._loop.time() + timeout_ms / 1000

@@ -41,6 +41,7 @@ from rucola.client.consumer.retry import ConsumeRetry
 from rucola.client.daemon_threads import DaemonThreads
 from rucola.client.trace_hooks import HookContext
 from rucola.client.values import Values
+from rucola.errors import InvalidBody
 from rucola.message import MessageExt
 from rucola.outages import LINE_INTERVAL_S, in_one_line
 
@@ -219,6 +220,9 @@ class Dispatcher:
                 if not self._has_reported_status:
                     self._has_reported_status = True
                     logger.warning("group %s: messages are retried: %s", self._group, failure)
+                await self._retries.retry(delivery)
+            case InvalidBody():
+                logger.warning("group %s: %s; it is retried", self._group, failure)
                 await self._retries.retry(delivery)
             case _:
                 first, now_s = delivery.messages[0], time.monotonic()

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypedDict
 
 import msgspec
 
+from rucola.client.arguments import check_options
 from rucola.client.consumer.process_queue import PullLimits
 from rucola.client.consumer.pull_consumer import PULL_BATCH_SIZE
 from rucola.client.trace_hooks import check_trace
@@ -89,6 +90,7 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The type of `message.value`, or a codec, see `rucola.client.values`; without it only the body is set."""
 
     def __post_init__(self) -> None:
+        check_options(self, concurrency=1, pull_batch_size=1)
         for name, kind in (
             ("message_model", MessageModel), ("consume_from", ConsumeFromWhere), ("limits", PullLimits),
         ):  # fmt: skip
@@ -100,10 +102,6 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.pop:
             self._check_pop()
-        for name, least in (("concurrency", 1), ("pull_batch_size", 1), ("max_reconsume_times", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}: it must be {least} or more", subject=name)
         check_trace(self.trace, "consuming")
 
     @property

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from rucola.client.arguments import check_received
 from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer.decoding import decoded
 from rucola.client.instance import ClientInstance
@@ -150,6 +151,7 @@ def held_by_broker(messages: Iterable[MessageExt]) -> dict[str, dict[Held, list[
     found: dict[str, dict[Held, list[int]]] = {}
     known: dict[tuple[str, str], Held] = {}
     for message in messages:
+        check_received(message)
         text = message.properties.get(properties.POP_CK)
         if text is None:
             raise ConfigError(f"message {message.msg_id} has no handle: it was not received by POP")

@@ -19,6 +19,7 @@ from enum import Enum
 import msgspec
 
 from rucola.acl.credentials import Credentials
+from rucola.client.arguments import check_number, check_queue
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.decoding import decoded
 from rucola.client.group_client import GroupClient
@@ -144,7 +145,7 @@ class PullConsumer(GroupClient):
         Without a match, the broker holds the request for up to `suspend_ms`. `commit_offset` is committed for the
         group. BrokerError, RemotingConnectError, RemotingTimeout; RemoteProtocolError for offsets that no queue has.
         """
-        wanted = _subscription_of(queue.topic, subscription)
+        wanted = _subscription_of(queue, subscription)
         deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         result = await self.pull_records(
             queue, queue_offset, max_count, wanted, suspend_ms=suspend_ms, commit_offset=commit_offset
@@ -171,7 +172,8 @@ class PullConsumer(GroupClient):
     ) -> PulledRecords:
         """As `pull`, but return undecoded records, without removing those that match only by the hash code of a tag."""
         self._check_open()
-        wanted = _subscription_of(queue.topic, subscription)
+        wanted = _subscription_of(queue, subscription)
+        check_number("max_count", max_count, least=1)
         deadline = Deadline(suspend_ms + PULL_TIMEOUT_MS)
         broker_id, address = await self._address(queue)
         # The subscription is part of the request, which may be held, and commits an offset (at the master only, as in
@@ -229,11 +231,13 @@ class PullConsumer(GroupClient):
         If there is none, of the message nearest to it; 0 for an empty queue. If there are several, an Apache broker
         returns any of them.
         """
+        check_queue(queue)
         header = SearchOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the group's committed offset, or None; perhaps 0 if the first message is still in memory."""
+        check_queue(queue)
         header = QueryConsumerOffsetRequestHeader(consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id)
         try:
             response = await self._request(RequestCode.QUERY_CONSUMER_OFFSET, queue, header, or_slave=True)
@@ -246,6 +250,8 @@ class PullConsumer(GroupClient):
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Commit that the group has completed all messages below `queue_offset`; return when the broker has it."""
+        check_queue(queue)
+        check_number("queue_offset", queue_offset)
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=self.group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
@@ -290,6 +296,7 @@ class PullConsumer(GroupClient):
 
 
 def _queue_header(queue: MessageQueue) -> QueueRequestHeader:
+    check_queue(queue)
     return QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
 
 
@@ -312,8 +319,9 @@ def _with_subscribed_tags(messages: list[MessageExt], subscription: Subscription
     return [message for message in messages if message.tags in tags]
 
 
-def _subscription_of(topic: str, subscription: str | SubscriptionData) -> SubscriptionData:
+def _subscription_of(queue: MessageQueue, subscription: str | SubscriptionData) -> SubscriptionData:
+    check_queue(queue)
     if isinstance(subscription, SubscriptionData):
         return subscription
     check_tags(subscription)
-    return subscriptions.subscription(topic, subscription)
+    return subscriptions.subscription(queue.topic, subscription)

@@ -18,9 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from numbers import Real
 from typing import Any, Generic, Unpack
 
 from rucola.acl.credentials import Credentials
+from rucola.client.arguments import check_number, check_received, options_of
 from rucola.client.background_tasks import BackgroundTasks
 from rucola.client.clock import now_ms
 from rucola.client.connection_options import ConnectionOptions
@@ -99,7 +101,7 @@ class PushConsumer(GroupClient, Generic[V]):
         credentials: Credentials | None = None,
         **options: Unpack[ConsumeKeywords[V]],
     ) -> None:
-        self.options = ConsumeOptions(**options)
+        self.options = options_of(ConsumeOptions, options, type(self).__name__)
         broadcasting, orderly = self.options.broadcasting, self.options.orderly
         instance_name = BROADCASTING_INSTANCE if broadcasting else None
         super().__init__(group, namesrv, instance, instance_name=instance_name, tls=tls, credentials=credentials)
@@ -236,11 +238,14 @@ class PushConsumer(GroupClient, Generic[V]):
         then its message stays in flight. When iterated, it raises ConfigError if the consumer has a listener, and
         RemotingError if it was never opened.
         """
+        if idle_timeout_ms is not None:
+            check_number("idle_timeout_ms", idle_timeout_ms, Real)
         return self._iterations.messages(self._check_iterable, idle_timeout_ms)
 
     def ack(self, message: MessageExt) -> None:
         """Acknowledge a message of an iteration, which completes it. No effect if it was acknowledged or retried."""
         self._check_caller()
+        check_received(message)
         self._iterations.ack(message)
 
     async def reconsume_later(self, message: MessageExt, delay_level: int = 0) -> None:
@@ -249,6 +254,7 @@ class PushConsumer(GroupClient, Generic[V]):
         `delay_level` 0 lets the broker choose a growing delay; -1 selects the dead letter queue.
         """
         self._check_caller()
+        check_received(message)
         await self._iterations.reconsume_later(message, delay_level)
 
     def stats(self) -> dict[str, ConsumerStats]:

@@ -16,9 +16,11 @@ Corresponds to `SimpleConsumer` of the clients of RocketMQ 5, over remoting. Bro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Final, TypedDict
 
 from rucola.acl.credentials import Credentials
+from rucola.client.arguments import check_number
 from rucola.client.clock import monotonic_ms, now_ms
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.consumer.pop_requests import MAX_ACKED, PopRequests, held_by_broker
@@ -91,6 +93,9 @@ class SimpleConsumer(GroupClient):
         """
         self._check_open()
         check_topic(topic)
+        check_number("wait_ms", wait_ms, Real)
+        check_number("invisible_ms", invisible_ms)
+        check_number("max_messages", max_messages, least=1)
         if expression_type == "TAG":
             check_tags(expression)
         header = PopMessageRequestHeader(
@@ -127,7 +132,7 @@ class SimpleConsumer(GroupClient):
     async def ack(self, messages: MessageExt | Iterable[MessageExt]) -> None:
         """Finish messages. BrokerError with code NO_MESSAGE if one is not held any more."""
         self._check_open()
-        chosen = [messages] if isinstance(messages, MessageExt) else list(messages)
+        chosen = list(messages) if isinstance(messages, Iterable) else [messages]
         for first in range(0, len(chosen), MAX_ACKED):
             for broker, of_broker in held_by_broker(chosen[first : first + MAX_ACKED]).items():
                 await self._requests.ack(broker, of_broker)

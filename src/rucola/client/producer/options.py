@@ -9,10 +9,10 @@ from typing import Generic, Protocol, TypedDict
 
 import msgspec
 
+from rucola.client.arguments import check_options
 from rucola.client.producer.send_request import COMPRESS_THRESHOLD, MAX_MESSAGE_SIZE, SendResult
 from rucola.client.trace_hooks import check_trace
 from rucola.client.values import ValueType
-from rucola.errors import ConfigError
 from rucola.message import Message, MessageExt
 from rucola.message.delay import MAX_DELAY_LEVEL
 from rucola.message.message import V
@@ -80,8 +80,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The type of values that `message` encodes, or a codec, see `rucola.client.values`."""
 
     def __post_init__(self) -> None:
-        if self.linger_ms is not None and not self.linger_ms >= 0:
-            raise ConfigError(f"linger_ms is {self.linger_ms}: it must be 0 or more", subject="linger_ms")
+        check_options(self)
         check_trace(self.trace, "send_completed")
 
 

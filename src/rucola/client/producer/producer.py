@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from typing import Generic, Unpack
 
 from rucola.acl.credentials import Credentials
+from rucola.client.arguments import check_number, options_of
 from rucola.client.connection_options import ConnectionOptions
 from rucola.client.group_client import GroupClient, GroupClientKeywords
 from rucola.client.instance import ClientInstance
@@ -52,6 +53,12 @@ LARGE_BODY = 256 * 1024
 """Bytes from which on a body is compressed in a thread; this size takes 2 to 8 ms."""
 
 
+def check_message(message: Message) -> None:
+    """Raise InvalidMessage for anything else, such as a topic and a body."""
+    if not isinstance(message, Message):
+        raise InvalidMessage(f"write a Message, as in send(Message('Orders', b'...')), not {message!r:.50}")
+
+
 class ProducerArguments(GroupClientKeywords, ProducerKeywords[V], total=False):
     """Keyword arguments of a Producer, its subclass and its blocking counterpart."""
 
@@ -75,7 +82,7 @@ class Producer(GroupClient, Generic[V]):
         **options: Unpack[ProducerKeywords[V]],
     ) -> None:
         super().__init__(group, namesrv, instance, tls=tls, credentials=credentials)
-        self.options = ProducerOptions(**options)
+        self.options = options_of(ProducerOptions, options, type(self).__name__)
         self._values = Values(self.options.value)
         self._sender = Sender(group, self.instance, self.options)
         self._accumulator = Accumulator(self._sender, self.options, self._build)
@@ -126,8 +133,7 @@ class Producer(GroupClient, Generic[V]):
         InvalidMessage before anything is sent; TopicNotFound; BrokerError if the broker rejects the message;
         SendFailed, with all attempts, after all retries; with `queue`, the error of the only attempt.
         """
-        if not isinstance(message, Message):
-            raise InvalidMessage(f"send takes a Message, as in send(Message('Orders', b'...')), not {message!r:.50}")
+        check_message(message)
         with self._call():
             deadline = Deadline(timeout_ms)
             chosen = None if queue is None else await self._choose(message.topic, queue, deadline)
@@ -138,6 +144,7 @@ class Producer(GroupClient, Generic[V]):
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> None:
         """Send a message without a response, so that its outcome is unknown; `timeout_ms` is for connecting."""
+        check_message(message)
         with self._call():
             deadline = Deadline(timeout_ms)
             chosen = await self._choose(message.topic, queue, deadline)
@@ -162,6 +169,8 @@ class Producer(GroupClient, Generic[V]):
         with self._call():
             deadline = Deadline(timeout_ms)
             batch = list(messages)
+            for message in batch:
+                check_message(message)
             chosen = await self._choose(batch[0].topic, queue, deadline) if batch else None
             results: list[SendResult] = []
             for request in build_batch_requests(batch, chosen, max_message_size=self.options.max_message_size):
@@ -187,8 +196,7 @@ class Producer(GroupClient, Generic[V]):
         messages after it may be stored. `messages` is consumed only as responses arrive and results are read.
         ConfigError.
         """
-        if in_flight < 1:
-            raise ConfigError(f"in_flight is {in_flight}: it must be 1 or more", subject="in_flight")
+        check_number("in_flight", in_flight, least=1)
         return Results("Producer.send_many", self._send_many(messages, in_flight, timeout_ms))
 
     async def _send_many(
@@ -199,6 +207,7 @@ class Producer(GroupClient, Generic[V]):
             async for message in iterate(messages):
                 if len(window) >= in_flight:
                     yield await self._result_of(window.popleft())
+                check_message(message)
                 with self._call():
                     window.append(await self._start_send(message, None, Deadline(timeout_ms)))
             while window:
@@ -215,6 +224,7 @@ class Producer(GroupClient, Generic[V]):
         self, message: Message, queue: QueueChoice = None, timeout_ms: float = SEND_TIMEOUT_MS
     ) -> MessageExt:
         """Send a message and wait for its reply within `timeout_ms`; RemotingTimeout if it was stored but got none."""
+        check_message(message)
         with self._call():
             deadline = Deadline(timeout_ms)
             await self._announce_for_replies(message.topic, deadline)

@@ -215,6 +215,8 @@ def build_encoded_request(topic: str, body: bytes, unique_keys: Sequence[str], j
 def _check_message(message: Message, queue: MessageQueue | None, max_message_size: int) -> str:
     """Check a message's body, size and queue; return its unique key, set if missing. InvalidMessage."""
     body = message.body
+    if not isinstance(message.topic, str):
+        raise InvalidMessage(f"the topic of a message is {message.topic!r:.50}: it must be a str")
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidMessage(
             f"the body of a message for topic {message.topic} is {type(body).__name__}; it must be bytes"
