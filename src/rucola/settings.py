@@ -139,8 +139,10 @@ def read(path: Path) -> dict[str, str]:
     """Parse a properties file; ConfigError if it is unreadable, not UTF-8, or has a comment after a value."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: byte {error.start} is not UTF-8; save it as UTF-8 text") from None
     for number, key, value in _entries(text):
         if _COMMENT.search(value):
             key = _unescape(key)

@@ -22,6 +22,8 @@ def test_deleting_a_group_removes_its_topics_and_offsets(cluster: GoldenCluster)
     assert "%RETRY%G_g_lite" not in cluster.json("topicList")
     assert "there is no consumer group G_g_lite" in cluster.admin("consumerProgress -g G_g_lite").stderr
     assert cluster.admin("deleteSubGroup -c DefaultCluster -g G_g_lite --yes").exit_code == 1, "it is gone"
+    unasked = cluster.admin("deleteSubGroup -c DefaultCluster -g G_g_lite")
+    assert (unasked.exit_code, "[y/N]" in unasked.stderr) == (1, False)
 
 
 def test_a_message_is_found_by_its_offset_id_as_by_its_unique_key(cluster: GoldenCluster) -> None:

@@ -50,6 +50,8 @@ def test_dead_letters_are_listed_shown_and_redriven(cluster: GoldenCluster, tmp_
     refused = cluster.admin("redriveDlq -g D", "n\n")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert cluster.json("dlqList -g D")[0]["waiting"] == 4
+    nothing = cluster.admin("redriveDlq -g D -e 1000")
+    assert (nothing.exit_code, nothing.stdout, "[y/N]" in nothing.stderr) == (0, "", False)
 
     first = cluster.admin(f"redriveDlq -g D -i {rows[1][0]} --yes --json")
     (result,) = map(json.loads, first.stdout.splitlines())

@@ -106,7 +106,7 @@ def test_a_full_disk_behind_the_output_is_a_sentence(arguments: list[str]) -> No
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "rucola", *arguments]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (1, f"Error: {os.strerror(errno.ENOSPC)}\n")
+    assert (done.returncode, done.stderr) == (1, f"Error: standard output: {os.strerror(errno.ENOSPC)}\n")
 
 
 @pytest.mark.parametrize(

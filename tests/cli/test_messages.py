@@ -102,6 +102,7 @@ def test_messages_are_printed_as_they_arrive(cluster: Cluster) -> None:
     ("arguments", "stdin", "code"),
     [
         (("produce", "Lines", "-H", "a"), b"", 2),
+        (("produce", "a b"), b"", 1),
         (("produce", "Lines", "--json", "-p", "x"), b"", 2),
         (("produce", "Lines", "-p", "@/does/not/exist"), b"", 1),
         (("produce", "Lines", "--json"), b'{"body": "x"}\n{"keys": "k"}\n', 1),

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 import click
@@ -89,9 +90,16 @@ def _translated(call: Callable[[], T]) -> T:
         if error.errno == errno.EPIPE:
             raise  # the reader of a pipe has exited, for example `head`; click handles this
         why = error.strerror or str(error) or type(error).__name__
-        raise _shown(f"{error.filename}: {why}" if error.filename else why) from None
+        where = error.filename or ("standard output" if _is_of_output(error) else "")
+        raise _shown(f"{where}: {why}" if where else why) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Return whether standard output did not take what was written, as on a full disk."""
+    *_, (frame, _line) = walk_tb(error.__traceback__)
+    return frame.f_code is click.echo.__code__
 
 
 def _shown(text: str) -> click.ClickException:

@@ -23,6 +23,7 @@ from rucola.cli.output import LAYOUT, printable
 from rucola.client import ConsumeFromWhere, Message, MessageExt, MessageQueue, Producer, PullConsumer, PushConsumer
 from rucola.client.instance import UNREACHABLE
 from rucola.errors import InvalidMessage
+from rucola.message.topics import check_topic
 from rucola.name_server_addresses import DEFAULT_NAMESRV
 
 MAX_LINE: Final = 16 * 1024 * 1024
@@ -87,6 +88,7 @@ def produce(
       rucola produce Photos -p @photo.jpg -H camera=7
       rucola consume Orders --from-beginning --no-follow --json | rucola produce Copies --json
     """
+    check_topic(topic)
     if body is not None and as_json:
         raise click.UsageError("--json is for lines of standard input: leave out -p")
     properties = dict(_property(pair) for pair in pairs)

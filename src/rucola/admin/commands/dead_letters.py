@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any, Protocol
 
@@ -101,7 +101,7 @@ def letter_json(letter: DeadLetter) -> Row:
 
 async def selected_letters(
     client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None, show_all: bool
-) -> AsyncIterator[DeadLetter]:
+) -> AsyncGenerator[DeadLetter, None]:
     async with aclosing(client.dead_letters.read(group, begin_ms, end_ms)) as letters:
         async for letter in letters:
             if show_all or not letter.is_redriven:
@@ -109,10 +109,21 @@ async def selected_letters(
 
 
 async def _resending(client: AdminClient, **given: Any) -> str:
-    ids = _check_selection(given["msg_ids"], given["begin_ms"], given["end_ms"])
+    group, begin_ms, end_ms = given["group"], given["begin_ms"], given["end_ms"]
+    ids = _check_selection(given["msg_ids"], begin_ms, end_ms)
+    if given["dry_run"]:
+        return ""
+    # With a database, stubs of letters that were re-driven before may be reopened.
+    if not ids and given["reopening"] is None and not await _has_letters(client, group, begin_ms, end_ms):
+        return ""
     number = f"{len(ids)} of " if ids else ""
     edited = ", with another body" if given["body"] is not None else ""
-    return "" if given["dry_run"] else f"send {number}the dead letters of group {given['group']} again{edited}"
+    return f"send {number}the dead letters of group {group} again{edited}"
+
+
+async def _has_letters(client: AdminClient, group: str, begin_ms: int | None, end_ms: int | None) -> bool:
+    async with aclosing(selected_letters(client, group, begin_ms, end_ms, False)) as letters:
+        return await anext(letters, None) is not None
 
 
 def _check_selection(msg_ids: str | None, begin_ms: int | None, end_ms: int | None) -> list[str]:

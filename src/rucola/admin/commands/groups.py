@@ -532,8 +532,15 @@ async def release_pop(
 
 
 async def _deletion(client: AdminClient, target: Target, group: str, remove_offset: bool) -> str:
+    await _check_deletable(client, target, group)
     leftovers = " with its retry and dead letter topics" if target.cluster is not None else ""
     return f"delete group {group}{leftovers} from {target}"
+
+
+async def _check_deletable(client: AdminClient, target: Target, group: str) -> None:
+    topics = {retry_topic(group), dlq_topic(group)}
+    if target.cluster is None or not topics & {*await client.topics.names()}:
+        await client.groups.check_exists(group)  # topics without the group are left by an interrupted run
 
 
 @command("deleteSubGroup", confirm=_deletion)
@@ -553,8 +560,7 @@ async def delete_sub_group(
     """
     addresses = await target.masters(client)
     topics = retry_topic(group), dlq_topic(group)
-    if target.cluster is None or not {*topics} & {*await client.topics.names()}:
-        await client.groups.check_exists(group)  # topics without the group are left by an interrupted run
+    await _check_deletable(client, target, group)
     for one in addresses:
         await client.groups.delete(one, group, remove_offset=remove_offset)
     if target.cluster is not None:
