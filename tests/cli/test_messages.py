@@ -103,6 +103,7 @@ def test_messages_are_printed_as_they_arrive(cluster: Cluster) -> None:
     [
         (("produce", "Lines", "-H", "a"), b"", 2),
         (("produce", "a b"), b"", 1),
+        (("produce", "Lines", "-p", ""), b"", 2),
         (("produce", "Lines", "--json", "-p", "x"), b"", 2),
         (("produce", "Lines", "-p", "@/does/not/exist"), b"", 1),
         (("produce", "Lines", "--json"), b'{"body": "x"}\n{"keys": "k"}\n', 1),
@@ -110,6 +111,7 @@ def test_messages_are_printed_as_they_arrive(cluster: Cluster) -> None:
         (("produce", "bad topic"), b"x\n", 1),
         (("consume", "Missing", "--no-follow"), b"", 1),
         (("consume", "Lines", "-f", "{nothing}"), b"", 2),
+        (("consume", "Lines", "-f", "{keys}", "--json"), b"", 2),
         (("consume", "Lines", "-f", "{keys[a]}"), b"", 2),
         (("consume", "Lines", "-f", r"%s\n"), b"", 2),
     ],

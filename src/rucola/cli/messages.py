@@ -32,6 +32,7 @@ SUSPEND_MS: Final = 15_000
 IDLE_MS: Final = 1000
 RETRY_S: Final = 1
 
+BODY: Final = r"{body}\n"
 _ESCAPES: Final = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 _FIELD: Final = re.compile(r"\{(\w+)(?:\[([^\]]+)\])?\}|(\\[nt\\])")
 
@@ -89,6 +90,8 @@ def produce(
       rucola consume Orders --from-beginning --no-follow --json | rucola produce Copies --json
     """
     check_topic(topic)
+    if body == "":
+        raise click.UsageError("-p is empty, and no broker accepts an empty body")
     if body is not None and as_json:
         raise click.UsageError("--json is for lines of standard input: leave out -p")
     properties = dict(_property(pair) for pair in pairs)
@@ -172,9 +175,7 @@ def _property(pair: str) -> tuple[str, str]:
 @click.option(
     "--no-follow", is_flag=True, help="End after the messages that exist now; with -g, after a second without one."
 )
-@click.option(
-    "-f", "--format", "template", default="{body}\\n", show_default=True, help="Text for each message, see above."
-)
+@click.option("-f", "--format", "template", default=BODY, show_default=True, help="Text for each message, see above.")
 @click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON.")
 @credentials_option
 def consume(
@@ -203,6 +204,8 @@ def consume(
       rucola consume Orders --from-beginning --no-follow -f '{queueId} {queueOffset} {keys} {body}\\n'
       rucola consume Orders -g billing -N 10 --json
     """
+    if as_json and template != BODY:
+        raise click.UsageError("--json prints whole messages: leave out -f")
     render = _json_line if as_json else _template(template)
     left = count
 
