@@ -84,9 +84,20 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 STORE_FOR_SPARK = {"rucola.store.directory_reader", "rucola.store.scan"}  # the reading side, which can write nothing
-# The job rebuild writes what a store derives from its log. It uses the store's own code, so that there is one
-# implementation, and writes into a new directory.
-STORE_FOR_REBUILD = {"rucola.store.config", "rucola.store.tools.rebuild", "rucola.store.tools.parallel_rebuild"}
+# The job rebuild writes what a store derives from its log, or a log from a lake. It uses the store's own code, so that
+# there is one implementation, and writes into a new directory.
+STORE_FOR_REBUILD = {
+    f"rucola.store.{name}"
+    for name in (
+        "config",
+        "config_files",
+        "consume_queue",
+        "mapped_file",
+        "tools.parallel_rebuild",
+        "tools.rebuild",
+        "tools.repair",
+    )
+}
 
 # The job reconcile compares the tables of business reliability with the log.
 RECONCILE = {

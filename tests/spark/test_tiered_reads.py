@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,8 @@ from rucola.broker.lake_reader import LakeReader
 from rucola.client import ConsumeFromWhere, PullConsumer, PushConsumer
 from rucola.errors import ConfigError, StoreError
 from rucola.message import MessageExt
-from rucola.message.compression import CompressionType, compress
-from rucola.message.host import encode_host
 from rucola.message.record import decode, decode_many
-from rucola.message.sysflag import COMPRESSED, COMPRESSION_MASK, TRANSACTION_COMMIT
+from rucola.message.sysflag import COMPRESSED
 from rucola.namesrv.server import Namesrv
 from rucola.protocol import pull
 from rucola.protocol.body import decode_body
@@ -54,7 +52,16 @@ from support.older_lake import write_older_lake
 from support.peer import Peer
 from support.ports import HOST, free_ports
 from support.stores import force_deletion, inner
-from support.tiered import SESSION, TIME_MS, delete_archived, opened_store, run_archive, tiered_broker
+from support.tiered import (
+    SESSION,
+    TIME_MS,
+    delete_archived,
+    odd_messages,
+    opened_store,
+    run_archive,
+    same_message,
+    tiered_broker,
+)
 from support.waiting import until
 
 
@@ -69,35 +76,6 @@ async def pull_all(peer: Peer, end: int, queue_offset: int = 0, **fields: Any) -
         found += decode_many(answer.body)
         queue_offset = header.next_begin_offset
     return found
-
-
-def odd_messages() -> list[dict[str, Any]]:
-    text = "é雪" * 400
-    return [
-        {"body": b"", "flag": 7, "born_timestamp": -1},
-        {"body": text.encode(), "tags": "é", "keys": "k1 k2", "unique_key": "U1"},
-        *(
-            {
-                "body": compress(text.encode(), kind),
-                "sys_flag": kind.sys_flag | TRANSACTION_COMMIT,
-                "prepared_transaction_offset": 77,
-                "tags": "A",
-            }
-            for kind in CompressionType
-        ),
-        {"body": b"no stream", "sys_flag": CompressionType.ZSTD.sys_flag},
-        {"body": compress(bytes(2 << 20)), "sys_flag": CompressionType.ZLIB.sys_flag, "reconsume_times": 3},
-        {"born_host": encode_host("[2001:db8::1]:5"), "properties": b"b\x01\x01\x02a\x012\x02"},
-        {"properties": b"x\x01" + b"\xff" * 32_000},
-        {"properties": b"again\x011\x02junk\x02again\x012\x02TAGS\x01A"},
-    ]
-
-
-def same_message(message: MessageExt) -> MessageExt:
-    """A message without what its encoding decides: whether it is compressed, sizes, and bytes that were no UTF-8."""
-    flags = message.sys_flag if message.body_error else message.sys_flag & ~(COMPRESSED | COMPRESSION_MASK)
-    pairs = {name: value.replace("\ufffd", "?") for name, value in message.properties.items()}
-    return replace(message, sys_flag=flags, properties=pairs, store_size=0, stored_size=0, body_crc=0)
 
 
 async def test_an_ordinary_consumer_gets_every_field_of_messages_that_left_the_log(tmp_path: Path) -> None:

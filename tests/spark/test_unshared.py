@@ -57,6 +57,7 @@ RIGHT: dict[str, Any] = {
     "audit an object store": COUNT,
     "replay an object store": [COUNT, COUNT],
     "reconcile an object store": 1,
+    "rebuild from an object store": COUNT,
 }
 
 
@@ -107,6 +108,7 @@ def test_jobs_are_right_or_refuse_on_workers_with_other_directories(
     assert progress_path(private / "lake").read_bytes() == progress
     assert archive.run(here, store, private / "new").rows == COUNT
     assert {found.path.name for found in check(shared / "store")} == {"checkpoint"}  # a store of files without one
+    assert check(shared / "rebuilt-3") == []
 
 
 def run_jobs(*arguments: str, **environment: str) -> dict[str, Any]:
@@ -171,6 +173,8 @@ def jobs(session: SparkSession, folder: Path, namesrv: str, url: str) -> Iterato
     yield "replay an object store", lambda: replayed(session, objects, namesrv, shared / "ledger-4")
     in_objects = LogSources({"broker-a": store}, [objects])
     yield "reconcile an object store", lambda: missing(session, database, in_objects, shared / "reconciled-3")
+    yield "rebuild from an object store", lambda: from_lake(session, objects, shared / "rebuilt-3")
+    yield "rebuild from a lake to a private directory", lambda: from_lake(session, lake, private / "rebuilt-2")
 
 
 def compacted(lake: Archive) -> int:
@@ -187,6 +191,10 @@ def rebuilt(session: SparkSession, store: Path, shared: Path) -> bool:
     rebuild.run(session, store, shared / "rebuilt")
     rebuild_here(store, shared / "expected")
     return files(shared / "rebuilt") == files(shared / "expected")
+
+
+def from_lake(session: SparkSession, lake: Path | Archive, out: Path) -> int:
+    return rebuild.run_from_lake(session, lake, out).kept
 
 
 def files(directory: Path) -> dict[str, bytes]:

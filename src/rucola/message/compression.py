@@ -96,7 +96,7 @@ def compress(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: i
         case CompressionType.ZLIB:
             return zlib.compress(body, level)
         case CompressionType.LZ4:
-            return bytes(lz4.frame.compress(body, compression_level=level))
+            return bytes(lz4.frame.compress(body, compression_level=level, store_size=False))
         case CompressionType.ZSTD:
             return zstandard.ZstdCompressor(level=level).compress(body)
 

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rucola.errors import ConfigError, missing_extra
 from rucola.files import is_remote, local_path
 from rucola.message import MessageExt
 from rucola.message.ids import parse_offset_msg_id
 from rucola.presentation import END_OF_TIMES_MS
-from rucola.spark.lake import lookup, parquet_files
+from rucola.spark.lake import lookup, parquet_files, record_columns
 from rucola.spark.lake.archived_queues import ArchivedQueue
 from rucola.spark.lake.lookup import DEFAULT_LIMIT, ArchivedMessage, SearchResult, has_key, messages_of
 from rucola.spark.lake.parquet_files import FilePiece
@@ -42,7 +43,7 @@ from rucola.spark.lake.status import ArchivedTopic, TableStatus, table_status
 from rucola.spark.lake.storage import ObjectStore, Storage
 from rucola.spark.lake.tables import LakeInUse, TopicTableError, read_snapshot
 from rucola.spark.lake.writer import AddedFiles, LakeWriter, open_lake
-from rucola.spark.source.array_conversions import Array
+from rucola.spark.source.array_conversions import Array, ints, scalar
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -308,6 +309,18 @@ class ArchivePart:
         wanted = tuple(names)
         for piece in self._pieces:
             yield from parquet_files.read_piece(self._storage, piece, wanted, self._offsets)
+
+    def records(self, name: str) -> Iterator[tuple[Array, pa.BinaryArray]]:
+        """Yield physical offsets of one store or live broker, and the records for these places of its log.
+
+        A record that would not fit into the place of the original is null.
+        """
+        for piece in self._pieces:
+            names = ("brokerName", "storeSize", *record_columns.NAMES)
+            for batch in parquet_files.read_piece(self._storage, piece, names, self._offsets):
+                rows = batch.filter(pc.equal(batch["brokerName"], scalar(name)))
+                if len(rows):
+                    yield ints(rows["commitLogOffset"]), record_columns.encode_as_stored(rows, piece.file.topic)
 
 
 class ArchiveWriter:

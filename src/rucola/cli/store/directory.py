@@ -17,8 +17,10 @@ from rucola.store.directory_entries import DIVERGED, IDENTIFYING_ENTRIES
 from rucola.store.tools.rebuild import detect_config
 
 
-def _store_directory(ctx: click.Context, parameter: click.Parameter, path: Path) -> Path:
+def check_store_argument(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a directory that is no store: an empty one would pass every check."""
+    if path is None:
+        return None
     if path.name == DIVERGED and (tails := sorted(tail for tail in path.iterdir() if tail.is_dir())):
         raise click.BadParameter(f"{path} has store directories of their own: {', '.join(map(str, tails))}")
     if not any((path / name).exists() for name in IDENTIFYING_ENTRIES):
@@ -30,7 +32,7 @@ directory_argument = click.argument(
     "directory",
     metavar="DIR",
     type=PathType(exists=True, file_okay=False),
-    callback=_store_directory,
+    callback=check_store_argument,
 )
 config_option = click.option(
     "-c",
@@ -60,6 +62,11 @@ def store_settings(directory: Path, config_file: Path | None, *, broken: bool = 
             raise
         found = detect_config(directory, index=False)
     return settings.fill(StoreConfig, given, **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+
+
+def new_store_settings(directory: Path, config_file: Path | None) -> StoreConfig:
+    """Return the settings of a store that does not exist yet: from broker.conf, else Apache's defaults."""
+    return settings.fill(StoreConfig, _read(config_file), store_path_root_dir=directory)
 
 
 def _read(config_file: Path | None) -> dict[str, str]:

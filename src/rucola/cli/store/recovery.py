@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from rucola.cli.output import print_json, print_table, progress_bar, to_json, wi
 from rucola.cli.store.directory import config_option, directory_argument, store_settings
 from rucola.store.tools.rebuild import RebuildResult
 from rucola.store.tools.rebuild import rebuild as rebuild_store
-from rucola.store.tools.repair import RepairResult
+from rucola.store.tools.repair import LostRange, RepairResult
 from rucola.store.tools.repair import repair as repair_store
 
 
@@ -81,13 +82,17 @@ def repair(directory: Path, config_file: Path | None, out: Path, as_json: bool) 
 
 
 def _print_repair(done: RepairResult) -> None:
-    if done.left_out:
-        print_table(
-            ("#From", "#To", "#Left out because", "#Lost messages"),
-            [(one.begin, one.end, one.why, " ".join(one.messages) or "none known") for one in done.left_out],
-        )
-        click.echo()
+    print_left_out(done.left_out)
     for line in done.config:
         click.echo(line)
     whole = "the log had no damage" if done.clean else f"{done.lost} known to be lost"
     click.echo(f"{done.out}: {done.kept} messages from {done.begin} to {done.end}; {whole}")
+
+
+def print_left_out(left_out: Sequence[LostRange]) -> None:
+    if left_out:
+        print_table(
+            ("#From", "#To", "#Left out because", "#Lost messages"),
+            [(one.begin, one.end, one.why, " ".join(one.messages) or "none known") for one in left_out],
+        )
+        click.echo()

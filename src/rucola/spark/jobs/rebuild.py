@@ -1,5 +1,8 @@
 """Rebuild job: builds a store's ConsumeQueues and index from its CommitLog in parallel, byte-identical to a broker's.
 
+`run_from_lake` writes the CommitLog first, from archived messages: each at its physical offset, a part of the lake by
+task, and in the places between them what `rucola.store.tools.repair` writes instead of damage.
+
     1. units    by log file: the units of its records, in runs of consecutive units, and its number of index entries
     2. queues   by queue: the runs in log order are written as the files of the queue
     3. index    by index file: its entries, read from the one or two log files that contain them
@@ -10,7 +13,9 @@ workers must reach the directory under the same path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -18,18 +23,26 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rucola.files import DIRECTORY_MODE, local_path, make_directory, sync_directory
+from rucola.errors import ConfigError, StoreError
+from rucola.files import DIRECTORY_MODE, FILE_MODE, local_path, make_directory, open_inside, sync_directory
 from rucola.message.record import FRAME, MIN_RECORD_SIZE
+from rucola.message.topics import is_system_topic
+from rucola.spark.archive import Archive, ArchivePart
 from rucola.spark.error_translation import translate_spark_errors
 from rucola.spark.jobs.progress import ProgressCallback
-from rucola.spark.session import AnySession, resolve_session
+from rucola.spark.jobs.selected_messages import map_partitions
+from rucola.spark.session import AnySession, resolve_session, runs_in_spark
 from rucola.spark.shared_files import SharedPiece, share
 from rucola.store.config import DERIVED_DIRECTORIES, StoreConfig
+from rucola.store.config_files import config_path, write_config
+from rucola.store.consume_queue import queue_directories
+from rucola.store.mapped_file import file_name
 from rucola.store.tools.parallel_rebuild import (
     IndexSource,
     ScannedLogFile,
@@ -42,7 +55,9 @@ from rucola.store.tools.parallel_rebuild import (
     write_index_file,
 )
 from rucola.store.tools.rebuild import RebuildResult
+from rucola.store.tools.rebuild import build as build_here
 from rucola.store.tools.rebuild import rebuild as rebuild_by
+from rucola.store.tools.repair import RepairResult, complete
 
 _UNITS_SCHEMA: Final = pa.schema(
     [
@@ -63,6 +78,7 @@ _UNITS_SCHEMA: Final = pa.schema(
 _FILE: Final = "number int, begin bigint"
 _INDEX_FILE: Final = "number int, parts array<struct<begin: bigint, first_entry: bigint>>"
 _BATCH_RUNS: Final = 256
+_NOT_ARCHIVED: Final = "the lake has no message here"
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -136,6 +152,116 @@ def run(
         settings=settings,
         builder=partial(build, spark),
     )
+
+
+@dataclass(frozen=True)
+class LogTask:
+    """Writes the messages of one store or live broker into the files of its log."""
+
+    name: str
+    log: Path
+    file_size: int
+    token: SharedPiece
+
+    def write(self, part: ArchivePart) -> Batches:
+        """Write records at their physical offsets; durable on return. Raises ConfigError if files are too small."""
+        self.token.check()
+        for offsets, records in part.records(self.name):
+            begins = offsets - offsets % self.file_size
+            for begin in np.unique(begins).tolist():
+                path = self.log / file_name(begin)
+                with open(open_inside(self.log, path, os.O_WRONLY | os.O_CREAT, FILE_MODE), "wb") as file:
+                    file.truncate(self.file_size)
+                    for index in np.flatnonzero(begins == begin).tolist():
+                        if (record := records[index].as_py()) is None:
+                            continue
+                        position = int(offsets[index]) - begin
+                        if position + len(record) > self.file_size:
+                            raise ConfigError(
+                                f"the record at {int(offsets[index])} crosses the end of a file of {self.file_size} "
+                                "bytes: give the mappedFileSizeCommitLog of the broker that wrote it",
+                                subject="mappedFileSizeCommitLog",
+                            )
+                        file.seek(position)
+                        file.write(record)
+                    file.flush()
+                    os.fsync(file.fileno())
+            yield pa.RecordBatch.from_pydict({"messages": [len(offsets)]})
+
+
+@translate_spark_errors()
+def run_from_lake(
+    spark: AnySession,
+    lake: str | Path | Archive,
+    out: str | Path,
+    *,
+    broker_name: str | None = None,
+    settings: StoreConfig | None = None,
+) -> RepairResult:
+    """Write the store that a lake has the messages of to `out`, which must be missing or empty.
+
+    Each message gets its physical offset and its queue offset again, and its record the bytes that the lake knows (see
+    `rucola.spark.lake.record_columns`). System topics are left out. `broker_name` is the name of the store in the lake,
+    and may be omitted if that has one only. The log ends where the next run of `archive` continues.
+
+    Raises ConfigError for a wrong name or file size, StoreError if there is no lake or `out` is not empty, and
+    StoreCorrupt if the lake is damaged; then `out` does not exist.
+    """
+    archive, target = Archive(lake), local_path(out).absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise StoreError(f"{target} is not empty; give a new directory", subject=target)
+    scan = archive.scan(lambda topic: not is_system_topic(topic))
+    name = broker_name or _only_name(archive, scan.progress)
+    if name not in scan.progress:
+        raise ConfigError(
+            f"{archive} has no messages of {name}; it has those of {', '.join(sorted(scan.progress))}", subject=name
+        )
+    staging = target.with_name(f"{target.name}.tmp")
+    if staging.exists():
+        shutil.rmtree(staging)
+    make_directory(staging / "commitlog")
+    settings = settings or StoreConfig(staging)
+    in_spark = runs_in_spark(spark, lambda: scan.size)
+    with share(staging) as token:
+        task = LogTask(name, staging / "commitlog", settings.mapped_file_size_commit_log, token)
+        if in_spark:
+            session = resolve_session(spark)
+            parts = scan.parts(2 * session.sparkContext.defaultParallelism)
+            map_partitions(session, parts, task.write, "messages bigint").collect()
+        else:
+            for part in scan.parts(1):
+                for _ in task.write(part):
+                    pass
+    end = scan.progress[name].physical_offset
+    builder = partial(build, spark) if in_spark else build_here
+    done = complete(staging, end, _NOT_ARCHIVED, settings, builder=builder)
+    write_config(config_path(staging, "topics"), {"topicConfigTable": _topics(staging)})
+    if target.exists():
+        target.rmdir()
+    staging.rename(target)
+    sync_directory(target.parent)
+    done.source, done.out, done.rebuilt.path = archive.path, target, target
+    # What has no message is no loss: system topics are in the log of a broker, and not in its lake.
+    done.left_out = [each for each in done.left_out if each.messages]
+    return done
+
+
+def _only_name(archive: Archive, names: Iterable[str]) -> str:
+    known = sorted(names)
+    if len(known) != 1:
+        raise ConfigError(f"{archive} has the messages of {', '.join(known) or 'no store'}: give the name of one")
+    return known[0]
+
+
+def _topics(store: Path) -> dict[str, Any]:
+    """Return settings of the topics of a store, with the queues that it has."""
+    counts: dict[str, int] = {}
+    for topic, queue_id, _ in queue_directories(store / "consumequeue"):
+        counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+    return {
+        topic: {"topicName": topic, "perm": 6, "readQueueNums": count, "writeQueueNums": count}
+        for topic, count in sorted(counts.items())
+    }
 
 
 def build(

@@ -49,8 +49,8 @@ from rucola.store.mapped_file import MappedFile, file_name
 from rucola.store.multi_dispatch import MultiDispatch
 from rucola.store.tools.placeholders import LostMessage, Plan, plan_placeholders
 from rucola.store.tools.progress import ProgressCallback
-from rucola.store.tools.rebuild import RebuildResult, build, detect_config, write_checkpoint
-from rucola.store.tools.salvage import Hole, SalvagedLog, salvage
+from rucola.store.tools.rebuild import Builder, RebuildResult, build, detect_config, write_checkpoint
+from rucola.store.tools.salvage import ZEROS, Hole, SalvagedLog, salvage
 from rucola.system_calls import copy_bytes
 
 REPAIRED: Final = "REPAIRED"
@@ -80,7 +80,7 @@ class LostRange:
 class RepairResult:
     """The outcome of a repair: the fields of `rucola store repair --json`. Offsets are physical."""
 
-    source: Path
+    source: Path | str
     out: Path
     begin: int
     end: int
@@ -152,6 +152,27 @@ def repair(
     return result
 
 
+def complete(store: Path, end: int, why: str, settings: StoreConfig, *, builder: Builder = build) -> RepairResult:
+    """Complete a new store in place, whose log has records at their physical offsets and zeros between them.
+
+    `end` is the end of the log, unless a record is behind it. `why` is what the records that replace the zeros state.
+    Raises StoreError if there is no log.
+    """
+    log = store / "commitlog"
+    found = salvage(log, settings.mapped_file_size_commit_log, skips_older=False)
+    found.holes = [hole._replace(why=why) if hole.why.startswith(ZEROS) else hole for hole in found.holes]
+    while found.end < end:
+        file_end = (found.end // found.file_size + 1) * found.file_size
+        found.holes.append(Hole(found.end, min(file_end, end), why, found.last_timestamp))
+        found.end = min(file_end, end)
+    plan = plan_placeholders(found, store / "consumequeue")
+    _write_log(log, log, found, plan, None)
+    rebuilt = builder(log, store, settings, None)
+    write_checkpoint(store, found.last_timestamp, settings.max_hash_slot_num)
+    kept = found.messages - (len(plan.holes) - len(found.holes))
+    return RepairResult(store, store, found.begin, found.end, kept, rebuilt, list(_left_out(found, plan)))
+
+
 def _step(progress: ProgressCallback | None, number: int) -> ProgressCallback | None:
     if progress is None:
         return None
@@ -178,9 +199,12 @@ def _write_log(source: Path, target: Path, found: SalvagedLog, plan: Plan, progr
     begins = range(found.begin, max(found.end, found.begin + 1), found.file_size)
     for number, begin in enumerate(begins, 1):
         end = begin + found.file_size
-        file = MappedFile.create(target / file_name(begin), found.file_size, begin=begin)
+        if source == target and (source / file_name(begin)).exists():
+            file = MappedFile.open(target / file_name(begin), writable=True, begin=begin)
+        else:
+            file = MappedFile.create(target / file_name(begin), found.file_size, begin=begin)
         try:
-            if (source / file_name(begin)).exists():
+            if source != target and (source / file_name(begin)).exists():
                 _copy(source / file_name(begin), file, min(end, found.end) - begin)
             for hole in plan.holes:
                 if begin <= hole.begin < end:

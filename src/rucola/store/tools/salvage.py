@@ -35,7 +35,8 @@ from rucola.store.tools.progress import ProgressCallback
 QueueName = tuple[str, int]
 
 _MAGIC: Final = MESSAGE_MAGIC.to_bytes(4, "big")
-_ZEROS: Final = "zeros"
+ZEROS: Final = "zeros"
+"""Begin of the reason of a hole that is not written to."""
 
 
 class Hole(NamedTuple):
@@ -75,10 +76,13 @@ class SalvagedLog:
     """Bytes after the end of the log that are not zeros."""
 
 
-def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | None = None) -> SalvagedLog:
+def salvage(
+    directory: Path, file_size: int = 0, progress: ProgressCallback | None = None, *, skips_older: bool = True
+) -> SalvagedLog:
     """Read the log in `directory`, with about 20 bytes of memory per message.
 
-    `file_size` 0 detects it by file names or the only file. Raises StoreError if there is no log.
+    `file_size` 0 detects it by file names or the only file. Without `skips_older`, no recovery has cut off anything.
+    Raises StoreError if there is no log.
     """
     paths = {int(path.name): path for path in file_paths(directory)}
     if not paths:
@@ -94,14 +98,17 @@ def salvage(directory: Path, file_size: int = 0, progress: ProgressCallback | No
             "mappedFileSizeCommitLog, or move away the file with the wrong name",
             subject=directory,
         )
-    return _Salvager(paths, SalvagedLog(begins[0], begins[0], file_size), progress).run()
+    return _Salvager(paths, SalvagedLog(begins[0], begins[0], file_size), progress, skips_older).run()
 
 
 class _Salvager:
-    def __init__(self, paths: dict[int, Path], found: SalvagedLog, progress: ProgressCallback | None) -> None:
+    def __init__(
+        self, paths: dict[int, Path], found: SalvagedLog, progress: ProgressCallback | None, skips_older: bool
+    ) -> None:
         self._paths = paths
         self._found = found
         self._progress = progress
+        self._skips_older = skips_older
         self._times = [0, 0]
         self._last_begin = 0
 
@@ -115,7 +122,7 @@ class _Salvager:
             if self._progress is not None:
                 self._progress(begin + found.file_size - found.begin, last_name + found.file_size - found.begin)
         found.holes = [hole for hole in holes if hole.begin < found.end]
-        tail = [hole for hole in holes if hole.begin >= found.end and hole.why != _ZEROS]
+        tail = [hole for hole in holes if hole.begin >= found.end and hole.why != ZEROS]
         if tail:
             found.tail = Hole(tail[0].begin, tail[-1].end, tail[0].why, 0)
         return found
@@ -153,9 +160,9 @@ class _Salvager:
                     return
                 break
             if stop.damage is None and file.is_zero_from(at):
-                yield Hole(file.begin + at, file_end, _ZEROS, self._times[1])
+                yield Hole(file.begin + at, file_end, ZEROS, self._times[1])
                 return
-            why = stop.damage or "zeros, followed by other bytes"
+            why = stop.damage or f"{ZEROS}, followed by other bytes"
             position = self._next_valid(file, at)
             hole_end = file_end if position is None else file.begin + position
             yield Hole(file.begin + at, hole_end, why, self._times[1])
@@ -190,7 +197,7 @@ class _Salvager:
 
     def _next_valid(self, file: MappedFile, position: int) -> int | None:
         # In the last file, an older record than those before is from a tail that an earlier recovery had cut off.
-        floor = min(self._times) if file.begin == self._last_begin else -(1 << 63)
+        floor = min(self._times) if self._skips_older and file.begin == self._last_begin else -(1 << 63)
         # No hole is smaller than the smallest record with a topic, since it held one.
         at = file.map.find(_MAGIC, position + MIN_RECORD_SIZE + 1 + 4)
         while at >= 0:
