@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -34,6 +36,7 @@ from rucola.spark.source import batch_reader
 from rucola.spark.source.options import parse_read_options
 from support.databases import DatabaseServer, create_database
 from support.errors import raises
+from support.killed_archive import archive_and_die
 from support.killing import Deadly, Killed
 from support.lake_messages import added, messages
 from support.object_store import TableBucket, vending_catalog
@@ -42,6 +45,7 @@ from support.small_store import SmallStore
 pytestmark = pytest.mark.slow
 
 
+MIN_STEPS = 10
 VENDED = "REST that gives credentials with tables"
 
 
@@ -149,6 +153,41 @@ def test_a_run_that_is_killed_anywhere_counts_once_or_not_at_all(place: Place, m
     assert files_of(place) == live(snapshot)
     assert not [*snapshot.storage.files(STAGING_DIRECTORY)]
     assert rows_of(place.snapshot()) == [*range(upto)]
+
+
+@pytest.mark.parametrize("place", ["REST and an object store"], indirect=True)
+def test_a_process_that_is_killed_at_any_step_archives_once_or_not_at_all(
+    place: Place, small_store: SmallStore
+) -> None:
+    """By SIGKILL, before each request and object; the next run has what the killed one had not."""
+    environment = {name: value for name, value in os.environ.items() if name.startswith("PYICEBERG_")}
+    here = LazySession("tests", use_spark=False)
+
+    def archived() -> list[int]:
+        snapshot = place.snapshot()
+        batches = read_rows(snapshot.storage, snapshot.rows, ["commitLogOffset"])
+        found = sorted(offset for batch in batches for offset in batch[0].to_pylist())
+        by_key = lookup.by_key(snapshot, ["k"], most=1000).messages
+        assert sorted(each.message.physical_offset for each in by_key) == found
+        return found
+
+    places: list[int] = []
+    counted = set()
+    for step in itertools.count():
+        places.append(small_store.put("T", KEYS="k"))
+        if step == 0:  # the lake is there
+            archive.run(here, small_store.path, place.archive)
+            continue
+        is_killed = archive_and_die(step, environment, small_store.path, place.location, place.catalog)
+        found = archived()
+        assert found in (places[:-1], places)
+        counted.add(len(places) - len(found))
+        assert archive.run(here, small_store.path, place.archive).rows == len(places) - len(found)
+        assert archived() == places
+        if not is_killed:
+            break
+    assert counted == {0, 1}
+    assert step > MIN_STEPS
 
 
 def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

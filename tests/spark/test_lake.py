@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -374,6 +375,35 @@ def test_the_metadata_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len([*(tmp_path / "metadata").iterdir()]) <= 5 * KEPT_SNAPSHOTS
     assert len(own._manifests(own.messages, [own.messages.current_snapshot()])) < 2 * KEPT_SNAPSHOTS  # type: ignore[list-item]
     assert seen(tmp_path) == ([*range(2 * KEPT_SNAPSHOTS + 5)], 2 * KEPT_SNAPSHOTS + 5)
+
+
+def test_a_commit_does_as_much_after_a_hundred_as_after_ten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the files of metadata that a commit, with the compaction after it, opens and writes, and their bytes."""
+    monkeypatch.setattr(tables, "_METADATA_GRACE_MS", 0)
+    did: list[Counter[str]] = []
+    open_file, close_file = local_io._LocalFile.open, local_io._DurableWriter.close
+
+    def counting_open(file: Any, seekable: bool = True) -> Any:
+        did[-1].update(opened=1, read=len(file))
+        return open_file(file, seekable)
+
+    def counting_close(stream: Any) -> None:
+        if not stream.closed:
+            did[-1].update(written=1, size=stream.tell())
+        close_file(stream)
+
+    monkeypatch.setattr(local_io._LocalFile, "open", counting_open)
+    monkeypatch.setattr(local_io._DurableWriter, "close", counting_close)
+    for number in range(100):
+        did.append(Counter())
+        with open_lake(tmp_path) as lake:
+            lake.publish(stage(lake, [2 * number, 2 * number + 1]), {"a": ArchiveProgress(2 * number + 2)})
+        Archive(tmp_path).compact(keep_replaced_ms=0)
+    for name in ("opened", "read", "written", "size"):
+        # A round in which expiry or a merge is due does more than the one before it, so rounds are added up.
+        early, late = (sum(each[name] for each in did[begin : begin + 30]) for begin in (5, 70))
+        assert 0 < late <= 1.5 * early, name
+    assert seen(tmp_path) == ([*range(200)], 200)
 
 
 # -- a lake of an earlier version --------------------------------------------------------------------------------------
