@@ -8,6 +8,8 @@
     data_ranges      SEEK_DATA, SEEK_HOLE on both; without them, everything counts as data
     copy_bytes       sendfile           reads and writes
     exchange_names   renameat2          renamex_np
+    is_cached        RWF_NOWAIT         yes
+    will_read        posix_fadvise      nothing
 
 The client needs none of them and runs on Windows, too, where `check_platform` refuses a broker or a store.
 """
@@ -161,6 +163,25 @@ def copy_bytes(source: int, target: int, size: int) -> None:
         if not count:
             return
         position += count
+
+
+def is_cached(fd: int, position: int) -> bool:
+    """Return whether a read waits for no disk; True if the system cannot tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return True
+    try:
+        os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def will_read(fd: int, position: int, size: int) -> None:
+    """Have the disk read a range, without waiting for it."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
 def exchange_names(one: Path, other: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -103,6 +104,20 @@ def test_a_reopened_store_continues(open_store: OpenStore) -> None:
     assert bodies(store.get("T", 0, 0, 32).records) == [b"%d" % k for k in range(5)]
     assert bodies(store.query("T", "key", 64).records) == [b"%d" % k for k in range(5)]
     assert store.flushed_physical_offset == store.max_physical_offset
+
+
+def test_records_that_only_the_disk_has_are_found(open_store: OpenStore, tmp_path: Path) -> None:
+    """With one key, over several files, of which the page cache has none; on tmpfs it has all."""
+    store = open_store()
+    put = [store.put(inner(body=bytes([k]) * 900, keys="key"), k).physical_offset for k in range(30)]
+    store.close()
+    for path in (tmp_path / "store" / "commitlog").iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    store = open_store()
+    found = store.query("T", "key", 64)
+    assert (found.physical_offsets, bodies(found.records)) == (put, [bytes([k]) * 900 for k in range(30)])
 
 
 # puts that are turned away -------------------------------------------------------------------------------------------

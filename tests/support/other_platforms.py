@@ -32,6 +32,7 @@ NO_PLACE_ON_MACOS: dict[Any, tuple[str, ...]] = {
     os: (
         *("fdatasync", "posix_fallocate", "posix_fadvise", "sendfile", "copy_file_range", "splice", "memfd_create"),
         *("eventfd", "pidfd_open", "sched_getaffinity", "preadv", "pwritev", "O_TMPFILE", "O_DIRECT", "O_PATH"),
+        "RWF_NOWAIT",
     ),
     socket: ("TCP_INFO", "TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_QUICKACK", "TCP_CORK", "MSG_ZEROCOPY", "AF_NETLINK"),
     mmap: ("MADV_REMOVE", "MADV_POPULATE_WRITE", "MADV_HUGEPAGE", "MADV_DONTFORK", "MAP_POPULATE"),

@@ -260,9 +260,9 @@ class TieredStore:
         found = await in_slices(store.query_steps(topic, key, max_count, begin_ms, end_ms, before))
         missing = min(max_count, store.config.max_msgs_num_batch) - len(found.records)
         log_begin = store.min_physical_offset
-        first = store.record_at(log_begin)
         if self.reader is None or missing <= 0 or not log_begin:
             return found
+        first = store.record_at(log_begin)
         if first is not None and peek(first).store_timestamp < begin_ms:
             return found
         request = FindKey(topic, key, missing, begin_ms, end_ms, min(before, log_begin))

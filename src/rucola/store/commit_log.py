@@ -35,7 +35,8 @@ from rucola.message import sysflag
 from rucola.message.properties import parse
 from rucola.message.record import BLANK_MAGIC, FRAME, HEAD_SIZE, MESSAGE_MAGIC, RecordParts, peek
 from rucola.store.held_bytes import HeldBytes
-from rucola.store.mapped_file import MappedFile, MappedFileQueue
+from rucola.store.mapped_file import PAGE_SIZE, MappedFile, MappedFileQueue
+from rucola.system_calls import is_cached, will_read
 
 BLANK_SIZE: Final = FRAME.size
 """The bytes of a blank that are written. Each file keeps this much free after its last record."""
@@ -218,6 +219,16 @@ class CommitLog:
                 if peek(record).physical_offset == physical_offset:
                     return [record]
         return [None]
+
+    def read_ahead(self, physical_offsets: list[int]) -> None:
+        """Have the disk read records at the same time, unless the first, and so likely all, are in the page cache."""
+        with suppress(OSError):  # the process may be out of descriptors
+            for number, physical_offset in enumerate(physical_offsets):
+                if (file := self.files.find(physical_offset)) is not None:
+                    position = physical_offset - file.begin
+                    if not number and is_cached(file.descriptor(), position):
+                        return
+                    will_read(file.descriptor(), position, PAGE_SIZE)
 
     def next_record(self, physical_offset: int) -> int:
         """Return where the first record at or after a physical offset begins; the end of the log if none does.
