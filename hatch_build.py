@@ -2,7 +2,8 @@
 
 The package page is README.md. A package index shows it without the repository around it, so its links to files become
 addresses below the project URL `Source`, and its pictures too. As long as pyproject.toml has no such URL, links become
-plain text and pictures are left out.
+plain text and pictures are left out. The same URL says whether there are releases: with it, this page and the
+documentation site install from the index, not from a clone (`released`).
 
 The accelerator `rucola._speed` is compiled from speed/*.c, if there is a C compiler and Python has its headers. A wheel
 with it is for this platform and for every Python from 3.11 on (the stable ABI). Otherwise the wheel is pure Python, and
@@ -38,6 +39,7 @@ COMMIT = "rucola/_commit"
 """In a wheel: the commit of its sources (`rucola.version`)."""
 FLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-fPIC", "-fvisibility=hidden"]
 
+IN_A_CLONE = re.compile(r"In a clone of this repository \(there is no release yet\), (.)")
 RELATIVE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
 RELATIVE_PICTURE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^)]+)\)\n?")
 
@@ -51,8 +53,14 @@ class PackagePageHook(MetadataHookInterface):
         metadata["readme"] = {"content-type": "text/markdown", "text": package_page(text, source)}
 
 
+def released(text: str) -> str:
+    """Return a page as it is once there are releases: `pip install rucola-mq` for `pip install .` in a clone."""
+    return IN_A_CLONE.sub(lambda found: found[1].upper(), text).replace("pip install .", "pip install rucola-mq")
+
+
 def package_page(readme: str, source: str | None) -> str:
     """Return README.md with links and pictures as addresses below `source`; without one, links as their plain text."""
+    readme = released(readme) if source else readme
     readme = RELATIVE_PICTURE.sub(rf"![\1]({source}/raw/HEAD/\2)\n" if source else "", readme)
     return RELATIVE_LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+from sphinx.application import Sphinx
+
+sys.path[:0] = [str(Path(__file__).parent / "extensions"), str(Path(__file__).parents[1])]
+from hatch_build import released  # noqa: E402
 
 project = "Rucola"
 version = version("rucola-mq")
@@ -35,3 +38,9 @@ autodoc_type_aliases = {"Listener": "Listener"}
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
+
+
+def setup(app: Sphinx) -> None:
+    """Have the pages install from an index, once a project URL says that there are releases."""
+    if any(url.startswith("Source,") for url in metadata("rucola-mq").get_all("Project-URL", [])):
+        app.connect("source-read", lambda app, page, text: text.append(released(text.pop())))

@@ -26,6 +26,8 @@ import rucola
 from support.installation import REPOSITORY, build, module, run, share_packages
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+TUTORIALS = ["first-message", "rocketmq-5"]
+"""Those that install Rucola."""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 SEND_AND_RECEIVE = """
 import sys
@@ -122,6 +124,21 @@ def test_links_of_the_package_page_lead_below_the_source() -> None:
     assert package_page(text, None) == "a, [b](https://b.example),\nd, ![e](https://e.example)"
 
 
+def test_pages_install_from_a_clone_until_a_project_url_says_that_there_are_releases() -> None:
+    hatch_build = module("hatch_build.py")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    is_released = "Source" in project.get("urls", {})
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs" / "tutorials" / f"{name}.md" for name in TUTORIALS)]
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        then = hatch_build.released(text)
+        assert "pip install rucola-mq" in then, path
+        assert not re.search(r"no release|pip install \.", then), path
+        assert (then == text) == is_released, path
+    assert "\nWith Python 3.11" in hatch_build.package_page(README, "https://s.example/r")
+    assert hatch_build.package_page(README, None).count("pip install .") == 1
+
+
 def test_every_relative_link_of_the_readme_is_a_file() -> None:
     targets = re.findall(r"\]\((?!https:)([^)#]+)", README)
     assert targets
@@ -167,6 +184,8 @@ def test_an_installation_sends_and_receives(built: tuple[Path, Path], tmp_path: 
     share_packages(environment)
     package = built[0 if kind == "wheel" else 1]
     run(*PIP, "--python", python, "install", "--no-index", "--no-deps", "--no-build-isolation", package)
+    # As the errors of missing extras say, without an index: pip takes the installed one.
+    assert "rucola-mq" not in run(*PIP, "--python", python, "install", "--no-index", "--quiet", "rucola-mq[testing]")
     version = run(python, "-c", "from importlib.metadata import version; print(version('rucola-mq'))")
     assert version == f"{rucola.__version__}\n"
     command = environment / "bin" / "rucola"
