@@ -29,6 +29,7 @@ from typing import Any
 
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.builders.macos import process_macos_plat_tag
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import platform_tags
 
@@ -104,8 +105,9 @@ def commit_of(root: Path) -> str:
 
 
 def _platform() -> str:
-    """Return the platform of a wheel that runs here, as hatchling infers it."""
-    return next(tag for tag in platform_tags() if "manylinux" not in tag and "musllinux" not in tag)
+    """Return the platform of a wheel, as hatchling infers it: on macOS with MACOSX_DEPLOYMENT_TARGET."""
+    tag = next(tag for tag in platform_tags() if "manylinux" not in tag and "musllinux" not in tag)
+    return process_macos_plat_tag(tag, compat=False) if sys.platform == "darwin" else tag
 
 
 class AcceleratorHook(BuildHookInterface[BuilderConfig]):
