@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.utils.config import Config
 
+from rucola.admin import AdminClient
 from rucola.broker.config import MetricsExporterType
 from rucola.broker.lake_reader import LakeReader
 from rucola.client import ConsumeFromWhere, PullConsumer, PushConsumer
@@ -193,6 +194,44 @@ async def test_consumers_pass_from_the_lake_to_the_log(tmp_path: Path) -> None:
                     pulled += [(each.queue_offset, each.body.strip()) for each in result.messages]
                     following = result.next_begin_offset
                 assert pulled == expected
+
+
+async def test_a_group_starts_three_years_ago_by_offset_and_by_time(tmp_path: Path) -> None:
+    count, month_ms = 60, 30 * 24 * 3_600_000
+    times = [TIME_MS + month_ms * (number - count + 1) for number in range(count)]  # over five years
+    with opened_store(tmp_path) as store:
+        for number, time_ms in enumerate(times):
+            store.put(inner(body=b"%d" % number), time_ms)
+            store.put(inner("U", body=bytes(20_000)), time_ms)
+        store.checkpoint()
+    run_archive(tmp_path)
+
+    async with Namesrv(HOST, 0) as namesrv:
+        address = f"{HOST}:{namesrv.port}"
+        async with tiered_broker(tmp_path, namesrv_addr=address, broker_ip1=HOST) as (peer, world):
+            await peer.alter_topic()
+            await delete_archived(peer, world, count - 6)
+            first = count - 1 - 36
+            expected = [b"%d" % number for number in range(first, count)]
+
+            async def consume(group: str, **options: Any) -> list[bytes]:
+                consumed: Tally[bytes] = Tally()
+                consumer = PushConsumer(group, address, orderly=True, **options)
+                consumer.subscribe("T")
+                consumer.listen(lambda message: consumed.add(message.body))
+                async with consumer:
+                    return await consumed.reach(len(expected))
+
+            async with PullConsumer("by-offset", address) as puller:
+                (queue,) = await puller.queues("T")
+                await puller.commit(queue, first)
+                assert await puller.search_offset(queue, times[first]) == first
+            assert await consume("by-offset") == expected
+            from_timestamp = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+            assert await consume("by-time", consume_from=from_timestamp, consume_timestamp_ms=times[first]) == expected
+            async with AdminClient(address) as admin:
+                await admin.offsets.reset_by_time("T", "by-offset", times[first])
+            assert await consume("by-offset") == expected
 
 
 @pytest.mark.parametrize(
@@ -508,6 +547,10 @@ async def test_a_reader_that_hangs_is_replaced(tmp_path: Path) -> None:
         assert await reader.ask(FindFirst("T", 0)) == first
         assert await reader.ask(FindFirst("T", 1)) == Places([])
         hung = reader.pid
+        # Its priority counts within the session, and a terminal interrupts the group of the broker.
+        assert os.getsid(hung) == os.getsid(0)
+        assert os.getpgid(hung) == hung
+        assert os.getpriority(os.PRIO_PROCESS, hung) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
         os.kill(hung, signal.SIGSTOP)
         reader.stuck_s = 0.05
         results = await asyncio.gather(*(reader.ask(FindFirst("T", each)) for each in (0, 1)), return_exceptions=True)

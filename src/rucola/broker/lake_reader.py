@@ -112,9 +112,10 @@ class LakeReader:
             raise OSError("the process that was stopped still waits for its storage")
         self._stream, peer = socket.socketpair()
         with peer:
-            # In a session of its own: an interrupt is the broker's.
+            # In a process group of its own, since an interrupt is the broker's, and in the session of the broker: Linux
+            # shares the processors out among sessions (autogroups), so its priority would mean nothing in another one.
             self._process = subprocess.Popen(  # noqa: S603 - our own
-                self._command, stdin=peer.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                self._command, stdin=peer.fileno(), stdout=subprocess.DEVNULL, process_group=0
             )
 
     def _end_process(self) -> None:
