@@ -459,6 +459,27 @@ async def test_an_open_half_message_outlives_its_log_file(tmp_path: Path, outcom
         assert (b"open" in found) == (outcome == COMMIT)
 
 
+async def test_a_commit_without_its_op_message_outlives_its_log_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction_store(tmp_path / "before") as here:
+        half, other = here.prepare(T0, b"body", UNIQ_KEY="U"), here.prepare(T0, b"other", UNIQ_KEY="V")
+        failed = PutResult(PutMessageStatus.UNKNOWN_ERROR)
+        monkeypatch.setattr(here.transactions, "_put_op", lambda *place, **kind: failed)
+        assert here.end(half, COMMIT) is None
+        crashed = stores.crashed_copy(here.store, tmp_path / "after")
+    crashed.open(T0)
+    here = TransactionStore(crashed)
+    while here.store.max_physical_offset < 8192:
+        here.store.put(stores.inner(body=bytes(1000)), T0)
+    assert await roll(here.store, [here.transactions], lambda: T0 + 1)
+    stores.force_deletion(here.store)
+    assert here.store.min_physical_offset > other.physical_offset
+    assert [checked_body(question) for question in here.check(T0 + 1_000_000)] == [b"other"]
+    crashed.close()
+    assert check(tmp_path / "after") == []
+
+
 def test_the_producer_is_checked_after_the_timeout(tmp_path: Path) -> None:
     with transaction_store(tmp_path) as here:
         done = here.prepare(T0, b"done", UNIQ_KEY="D")

@@ -512,9 +512,9 @@ class TransactionalMessageService(Delivery["Mapping[str, int]"]):
             if not units or units[0][0] >= file_end:
                 return True
             half = self._half_at(self._half_begin)
-            if half is not None and not (
-                self._is_ended_by_first(half) or self._copy_unchecked(half, now_ms, is_roll=True)
-            ):
+            # Once the message that it was committed to is deleted, too, a check could not find that.
+            is_ended = half is None or self._is_ended_by_first(half) or self._was_committed(half)
+            if half is not None and not (is_ended or self._copy_unchecked(half, now_ms, is_roll=True)):
                 return False
             self._half_begin += 1
         return None
