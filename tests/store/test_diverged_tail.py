@@ -83,6 +83,14 @@ def test_a_tail_over_several_files_is_cut_and_kept(tmp_path: Path) -> None:
     is_cut(settings, shared)
 
 
+@pytest.mark.parametrize("beyond", [1, 100, 280])
+def test_a_record_that_a_cut_would_split_is_cut_and_kept_whole(tmp_path: Path, beyond: int) -> None:
+    settings, shared = filled(tmp_path / "store")
+    tail = cut_tail(settings, shared + beyond)
+    assert (tail.begin, tail.messages) == (shared, COUNT - SHARED)
+    is_cut(settings, shared)
+
+
 def test_a_second_tail_of_the_same_length_is_kept_beside_the_first(tmp_path: Path) -> None:
     settings = config(tmp_path / "store")
     for number in (1, 2):

@@ -49,7 +49,10 @@ class DivergedTail(NamedTuple):
 
 
 def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
-    """Cut a closed store's log, all of it if necessary, at a record's physical offset, and keep the tail.
+    """Cut a closed store's log, all of it if necessary, at a physical offset, and keep the tail.
+
+    A record that begins before the offset and ends after it is cut off as well: if two masters have had one epoch, the
+    other log may have a record's end there.
 
     Durable on return. Raises StoreError, StoreLocked and OSError; then nothing is lost, and the call may be repeated.
     """
@@ -66,7 +69,7 @@ def cut_tail(config: StoreConfig, physical_offset: int) -> DivergedTail:
             after_crash=True,
         )
         try:
-            physical_offset = max(physical_offset, files.begin)
+            physical_offset = _record_begin(files, max(physical_offset, files.begin))
             # The only copy of these messages, so it is durable before anything is removed.
             tail = _keep_tail(root, files, physical_offset)
             # Before the truncation: a checkpoint ahead of the log would cover messages that the master sends next.
@@ -114,6 +117,16 @@ def _keep_tail(root: Path, files: MappedFileQueue, begin: int) -> DivergedTail:
         if first < last:
             kept.append(_keep(directory, file, first, last))
     return DivergedTail(begin, end, messages, kept)
+
+
+def _record_begin(files: MappedFileQueue, physical_offset: int) -> int:
+    """Return where the record begins that has the byte at a physical offset; the offset itself without one."""
+    file = files.find(physical_offset)
+    for item in () if file is None else scan_file(file, 0, check_crc=False):
+        if isinstance(item, RecordRun) and physical_offset < item.end:
+            begins = item.file.begin + item.positions
+            return int(begins[begins <= physical_offset][-1])
+    return physical_offset
 
 
 def _last_timestamp(files: MappedFileQueue, end: int) -> int:
