@@ -88,7 +88,7 @@ def main() -> int:
 
 def _coverage(counts: Counter[str]) -> str:
     """A table: operations and their results, with each kind of fault that lasted meanwhile."""
-    operations = sorted({name.partition(" × ")[0] for name in counts if name.startswith(("send", "consume"))})
+    operations = sorted({name.partition(" × ")[0] for name in counts if name.startswith(("send", "consume", "expire"))})
     lines = [f"{'':<40}" + "".join(f"{kind:>9}" for kind in FAULTS)]
     lines.append(f"{'injected':<40}" + "".join(f"{counts[f'fault {kind}']:>9}" for kind in FAULTS))
     for operation in operations:

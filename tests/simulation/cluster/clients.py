@@ -132,6 +132,8 @@ class Program:
             self.using = producer
             while self._is_sending():
                 await self._pause()
+                if self.client.topic in self.run.closed_topics:
+                    continue
                 if self.chance.random() < 0.2:
                     batch = [
                         self._new(self.client.topic, is_retried=retries > 0) for _ in range(self.chance.randrange(2, 6))
@@ -287,8 +289,19 @@ class Program:
                         if result.status is PullStatus.FOUND:
                             self._read(queue.broker_name, offset, result.messages)
                             next_offsets[queue] = result.next_begin_offset
+                        elif self.run.plan.reserved_s and result.next_begin_offset > offset:
+                            self._skip(queue, offset, result.next_begin_offset)
+                            next_offsets[queue] = result.next_begin_offset
                 except MQError as error:
                     self.say(f"cannot pull: {type(error).__name__}: {error}")
+
+    def _skip(self, queue: Any, begin: int, end: int) -> None:
+        """Go on behind what retention has removed."""
+        name = queue.topic, queue.broker_name, queue.queue_id
+        for offset in range(begin, end):
+            if (position := Position(name, offset)) not in self.run.history.expired:
+                self.run.history.broken.append(f"{self.group} has to skip {position}, which has not expired")
+        self.say(f"skips {queue.topic} {queue.broker_name} {queue.queue_id} from {begin} to {end}")
 
     def _read(self, broker: str, offset: int, messages: list[MessageExt]) -> None:
         self.run.count("consume pull ok")

@@ -70,6 +70,14 @@ class History:
     """What the queues hold at the end."""
     dead: dict[Position, str] = field(default_factory=dict)
     """What the queues of dead letters hold at the end."""
+    expired: dict[Position, str] = field(default_factory=dict)
+    """What retention has removed from the logs, of all topics."""
+    unclaimed: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By group, bodies of messages that retention has removed before the group had committed an offset behind them."""
+    gone: dict[str, Position] = field(default_factory=dict)
+    """Bodies and positions in queues that were deleted with their topics, after retention had removed all of it."""
+    set_aside: set[str] = field(default_factory=set)
+    """Bodies of messages that an ASYNC_MASTER had alone, when an operator promoted its slave."""
     redriven: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By group, bodies of dead letters of which an operator was told that a copy is sent."""
     failed: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
@@ -111,6 +119,14 @@ class History:
             self.broken.append(
                 f"two masters: {broker} acknowledges in epoch {epoch}, and {self.masters[group, newest]} in {newest}"
             )
+
+    def restart(self, queue: Queue) -> None:
+        """A queue has been deleted: what comes later has its offsets again."""
+        for position in [each for each in self.expired if each.queue == queue]:
+            self.gone[self.expired.pop(position)] = position
+        for sent in self.sent.values():
+            if sent.position is not None and sent.position.queue == queue:
+                sent.position = None
 
     # What clients note.
 
@@ -160,7 +176,8 @@ class History:
             )
         self._active[key] = delivery
         frontier = self._frontiers[key]
-        if offset > 0 and offset not in frontier and offset - 1 not in frontier and queue not in self.replaced:
+        is_first = offset == 0 or Position(queue, offset - 1) in self.expired
+        if not is_first and offset not in frontier and offset - 1 not in frontier and queue not in self.replaced:
             self.broken.append(f"{delivery.group} gets {delivery.body} at {queue} {offset} before {offset - 1}")
 
     def end(self, delivery: Delivery, now_s: float, *, is_consumed: bool) -> None:
@@ -198,20 +215,29 @@ class History:
 
     def missing(self, group: str, topic: str) -> list[str]:
         """Messages of a topic's log that a group has not consumed."""
-        consumed, dead = self._consumed[group], self._dead_letters(group)
+        consumed, dead, unclaimed = self._consumed[group], self._dead_letters(group), self.unclaimed[group]
         waiting = [
             body
-            for position, body in self.log.items()
+            for position, body in [*self.ever().items(), *((position, body) for body, position in self.gone.items())]
             if position.queue[0] == topic
             and body not in consumed
             and body not in dead
             and body not in self.lost_copies
             and not self.is_replaced(position)
+            and not (body in unclaimed and (self.log.get(position) != body or self.failed[group, body]))
         ]
-        return waiting + sorted(self.redriven[group] - consumed - self.lost_copies)
+        return waiting + sorted(self.redriven[group] - consumed - self.lost_copies - unclaimed)
+
+    def ever(self) -> dict[Position, str]:
+        """What the queues of users' topics hold, or held until retention removed it."""
+        if not self.expired:
+            return self.log
+        topics = {sent.topic for sent in self.sent.values()}
+        return {position: body for position, body in self.expired.items() if position.queue[0] in topics} | self.log
 
     def _dead_letters(self, group: str) -> set[str]:
-        return {body for position, body in self.dead.items() if position.queue[0] == f"%DLQ%{group}"}
+        dead = [*self.dead.items(), *self.expired.items()]
+        return {body for position, body in dead if position.queue[0] == f"%DLQ%{group}"}
 
     # What must be true at the end.
 
@@ -223,6 +249,7 @@ class History:
             self.check_transactions,
             self.check_reads,
             self.check_dead_letters,
+            self.check_offsets_after_retention,
         ):
             found += check()
         return found
@@ -230,6 +257,8 @@ class History:
     def may_be_lost(self, sent: Sent) -> bool:
         """Whether a power cut came before the next good flush; by the durability table only with ASYNC_FLUSH."""
         assert sent.acked_s is not None
+        if sent.body in self.set_aside:
+            return True
         lost = {
             broker
             for broker, at_s in self.power_cuts
@@ -249,19 +278,22 @@ class History:
 
     def check_acked_are_in_log(self) -> Iterator[str]:
         """Each acknowledged message is in the log, where the answer said, unless the durability table allows a loss."""
-        bodies = {body: position for position, body in self.log.items()}
+        log = self.ever()
+        bodies = self.gone | {body: position for position, body in log.items()}
         for sent in self.sent.values():
             if sent.acked_s is None or sent.decision == "rollback" or sent.decision == "unknown":
                 continue
             if sent.body not in bodies:
                 if not self.may_be_lost(sent):
                     yield f"lost: {sent.body}, acknowledged at {sent.acked_s:.3f} by {sent.broker}"
-            elif sent.position is not None and self.log.get(sent.position) != sent.body and not self.may_be_lost(sent):
+            elif sent.position is not None and log.get(sent.position) != sent.body and not self.may_be_lost(sent):
                 yield f"moved: {sent.body} was acknowledged at {sent.position} and is at {bodies[sent.body]}"
 
     def check_duplicates(self) -> Iterator[str]:
         """No message is in the log twice, unless its client has sent it again."""
-        for body, count in Counter(self.log.values()).items():
+        log = self.ever()
+        gone = [body for body, position in self.gone.items() if log.get(position) != body]  # a new master may have it
+        for body, count in Counter([*log.values(), *gone]).items():
             if body not in self.sent:
                 yield f"phantom: {body!r} is in the log, and nobody has sent it"
             elif count > 1 and not self.sent[body].is_retried:
@@ -269,15 +301,18 @@ class History:
 
     def check_transactions(self) -> Iterator[str]:
         """A transaction that was committed is in the log once; one that was rolled back never."""
-        bodies = set(self.log.values())
+        bodies = {*self.ever().values(), *self.gone}
         for sent in self.sent.values():
             if sent.decision == "rollback" and sent.body in bodies:
                 yield f"{sent.body} was rolled back, and is in the log"
 
     def check_reads(self) -> Iterator[str]:
         """Whatever was read at a position is what the log has there."""
+        log = self.ever()
         for delivery in self.deliveries:
-            there = self.log.get(delivery.position)
+            there = log.get(delivery.position)
+            if self.gone.get(delivery.body) == delivery.position:
+                continue
             if there != delivery.body and not delivery.position.queue[0].startswith("%"):
                 if self.is_replaced(delivery.position):
                     continue
@@ -288,3 +323,10 @@ class History:
         for position, body in self.dead.items():
             if not self.failed[position.queue[0].removeprefix("%DLQ%"), body]:
                 yield f"dead: {body} is a dead letter at {position}, and nobody has failed with it"
+
+    def check_offsets_after_retention(self) -> Iterator[str]:
+        """An offset whose message retention has removed is not given to another one."""
+        for position, body in self.log.items():
+            before = self.expired.get(position, body)
+            if before != body and not self.is_replaced(position):
+                yield f"{body} is at {position}, where retention has removed {before}"

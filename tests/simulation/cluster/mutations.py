@@ -6,6 +6,7 @@ then. Runs with it are of seeds that suit it: `MOST_SEEDS` at most until one fai
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -13,6 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rucola.admin.redrive import Redrive, RedriveResult, RedriveStatus
+from rucola.broker.assembly import delivery as assembly_of_delivery
+from rucola.broker.assembly.delivery import DeliveryServices
+from rucola.broker.assembly.replication import _SlaveSide
 from rucola.broker.background.group_commit import GroupCommit
 from rucola.broker.delivery.delay import ScheduleMessageService
 from rucola.broker.delivery.pop import PopConsumerService
@@ -21,6 +25,8 @@ from rucola.broker.delivery.timer import TimerMessageService
 from rucola.broker.delivery.transactions import TransactionalMessageService
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.replication.ha_service import HAService
+from rucola.broker.role import SwitchReason
+from rucola.broker.services.cleanup import CleanupService
 from rucola.broker.services.retry import RetryService
 from rucola.broker.tables.offsets import ConsumerOffsetTable
 from rucola.broker.tables.queue_locks import QueueLockTable
@@ -33,11 +39,12 @@ from rucola.client.consumer.start_offsets import StartOffsets
 from rucola.coordination.write_lease import WriteLease
 from rucola.message import sysflag
 from rucola.remoting.connection import Connection
-from rucola.store.config import PutMessageStatus, PutResult
+from rucola.store.config import GetMessageStatus, PutMessageStatus, PutResult
 from rucola.store.flusher import Flusher
 from rucola.store.message_store import MessageStore
 from rucola.store.recovery import Recovery
 from rucola.store.replica import Replica
+from rucola.store.retention import Retention
 from simulation.cluster.plan import Plan, draw
 from simulation.cluster.seeds import outcome_of, outcomes
 
@@ -610,6 +617,105 @@ def _elects(*faults: str) -> Callable[[Plan], bool]:
 def a_right_to_acknowledge_does_not_end() -> None:
     """A master goes on to acknowledge when its lease has ended."""
     _patch(WriteLease, "set", lambda before, self, until_s: before(self, until_s + 30 if until_s else self.until_s))
+
+
+# Retention, topics that are removed, and roles that operators change.
+
+
+def _expires(is_matching: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plan], bool]:
+    return lambda plan: plan.reserved_s > 0 and is_matching(plan)
+
+
+@mutation(_expires())
+def deletes_messages_too_early() -> None:
+    """Files are deleted a minute before fileReservedTime has passed."""
+    _patch(Retention, "_may_expire_oldest", lambda before, self, now_ms: before(self, now_ms + 60_000))
+
+
+@mutation(_expires(lambda plan: not plan.is_always_expiring))
+def deletes_messages_at_any_hour() -> None:
+    """Each round deletes what is old enough, in whatever hour."""
+
+    def begin(before: Callable[..., None], self: Retention, *arguments: Any) -> None:
+        self._manual_rounds = max(1, self._manual_rounds)
+        before(self, *arguments)
+
+    _patch(Retention, "begin_round", begin)
+
+
+@mutation(_expires(lambda plan: plan.is_always_expiring))
+def deletes_one_file_too_many() -> None:
+    """With the oldest file, the one after it is deleted."""
+
+    def expire(before: Callable[..., bool], self: Retention, now_ms: int, **named: Any) -> bool:
+        begin = self._log.begin
+        result = before(self, now_ms, **named)
+        if self._log.begin > begin and len(self._log.files.files) > 2:
+            self._detached.append(self._log.files.detach_first())
+            self._detached += self._detach_dependents()
+        return result
+
+    _patch(Retention, "expire", expire)
+
+
+@mutation(_expires(lambda plan: plan.reserved_s == 3 and plan.is_always_expiring and _has("delayed")(plan)))
+def deletes_what_waits() -> None:
+    """Messages that wait in a file are not put again before it is deleted."""
+    _patch(assembly_of_delivery, "roll", lambda before, *arguments: asyncio.sleep(0, result=True))
+
+
+@mutation(_expires(lambda plan: plan.is_always_expiring and _has("push", faults=("crash", "pause", "cut"))(plan)))
+def skips_to_the_end_of_what_is_left() -> None:
+    """Who asks for a message that was deleted is sent to the end of the queue, not to the first one that is left."""
+
+    def get(before: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        result = before(*arguments, **named)
+        if result.status is GetMessageStatus.OFFSET_TOO_SMALL:
+            return msgspec.structs.replace(result, next_begin_offset=result.max_offset)
+        return result
+
+    _patch(MessageStore, "get", get)
+
+
+@mutation(_expires(lambda plan: plan.has_slaves and any(fault.kind == "usage" for fault in plan.faults)))
+def a_slave_deletes_before_its_master() -> None:
+    """A slave deletes files that its master still has."""
+    _patch(_SlaveSide, "may_delete_oldest", lambda before, self: True)
+
+
+@mutation(_expires(lambda plan: plan.is_always_expiring))
+def deletes_the_queues_of_a_topic_that_exists() -> None:
+    """A queue without messages is deleted, whether its topic exists or not, as by Apache."""
+
+    async def delete(before: Callable[..., Any], self: CleanupService) -> None:
+        for topic, queue_id in self._store.queue_names():
+            if not self._topics.is_system_topic(topic) and self._store.delete_queue(topic, queue_id):
+                self._offsets.remove_queue(topic, queue_id)
+
+    _patch(CleanupService, "delete_unused_queues", delete)
+
+
+@mutation(_has("push", faults=("purge",)))
+def offsets_outlive_their_queue() -> None:
+    """The offsets of groups stay when a queue is deleted, and its next messages are skipped."""
+    _patch(ConsumerOffsetTable, "remove_queue", lambda before, self, topic, queue_id: None)
+
+
+@mutation(lambda plan: plan.has_slaves and any(fault.kind == "switchover" for fault in plan.faults))
+def hands_over_before_the_slave_has_all() -> None:
+    """A master does not wait for the slave that replaces it."""
+    _patch(HAService, "wait_confirmed", lambda before, self, *arguments: asyncio.sleep(0))
+
+
+@mutation(lambda plan: plan.has_slaves and _has("delayed", faults=("promote", "switchover"))(plan))
+def a_promoted_slave_delivers_nothing() -> None:
+    """A slave that becomes master does not begin to deliver delayed messages."""
+
+    def start(before: Callable[..., None], self: DeliveryServices, scheduler: Any) -> None:
+        if self._environment.roles.last_switch.reason not in (SwitchReason.PROMOTE, SwitchReason.SWITCHOVER):
+            before(self, scheduler)
+
+    _patch(DeliveryServices, "start", start)
 
 
 # Timer messages and dead letters.

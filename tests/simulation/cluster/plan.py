@@ -46,10 +46,14 @@ FAULTS = {
     "switchover": "an operator names another member of a group as its master",
     "redrive": "an operator sends the dead letters of a group to it again",
     "config": "an operator changes the configuration of a running broker",
+    "expire": "an operator has a broker delete its expired files",
+    "usage": "the disk of a broker is nearly full for a while: log files are deleted earlier, or messages refused",
+    "promote": "a master is killed, an operator promotes its slave, and demotes the old master when that is back",
+    "purge": "an operator deletes a topic, removes what is left of it, and creates it again",
 }
 ELECTED = ("lease", "switchover")
 """These come only to groups with an election, in place of other faults."""
-OPERATIONS = ("redrive", "config")
+OPERATIONS = ("redrive", "config", "expire", "usage", "promote", "purge")
 """These come in addition to other faults."""
 FREQUENT = ("kill", "power", "power", "kill", "crash", "eio", "cut")
 """These come more often than others."""
@@ -100,6 +104,10 @@ class Plan:
     length_s: float = LENGTH_S
     elected: int = 0
     """Members of the only group, which elect their master; 0 without an election."""
+    reserved_s: int = 0
+    """fileReservedTime, of whose hours each takes a second; 0 with log files that are never full."""
+    is_always_expiring: bool = False
+    """Whether deleteWhen has all hours; else none."""
 
     @property
     def brokers(self) -> list[str]:
@@ -126,10 +134,15 @@ class Plan:
         lines = [
             f"seed {self.seed}: {self.namesrvs} name servers, {self.groups} groups of brokers, {flush}, {role}, "
             f"{f'{self.elected} elected members' if self.elected else slaves}, {self.queues} queues per topic, "
-            f"latency {self.latency_s * 1000:g} ms, flushes {self.thread_s * 1000:g} ms",
+            f"latency {self.latency_s * 1000:g} ms, flushes {self.thread_s * 1000:g} ms{self._retention}",
             "clients: " + (", ".join(client.name for client in self.clients) or "none"),
         ]
         return lines + [f"fault at {fault.at_s:.1f} s: {fault}" for fault in self.faults]
+
+    @property
+    def _retention(self) -> str:
+        when = "at any hour" if self.is_always_expiring else "when asked"
+        return f", files deleted {when} after {self.reserved_s} s" if self.reserved_s else ""
 
     def smaller(self) -> Iterator[Plan]:
         """Yield plans that lack something: half of the faults, one fault, one client, a part of the cluster."""
@@ -183,6 +196,9 @@ def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
     plan = replace(plan, clients=tuple(clients))
     faults = [*_faults(plan, Random(f"{seed}/faults"))]
     faults += _operations(plan, Random(f"{seed}/operations"), len(faults))
+    plan, more_faults = _with_retention(plan, Random(f"{seed}/retention"), len(faults))
+    faults += more_faults
+    faults += _promotions(plan, Random(f"{seed}/promotions"), len(faults))
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
@@ -217,6 +233,35 @@ def _operations(plan: Plan, chance: Random, first: int) -> Iterator[Fault]:
     for number, kind in enumerate(operations, first):
         target = "g-picky" if kind == "redrive" else chance.choice(plan.masters)
         yield Fault(chance.uniform(10.0, plan.length_s), kind, target, number=number)
+
+
+def _with_retention(plan: Plan, chance: Random, first: int) -> tuple[Plan, list[Fault]]:
+    """Return a plan in which files expire, or the same, and what makes them expire."""
+    if chance.random() >= 0.25:
+        return plan, []
+    plan = replace(plan, reserved_s=chance.choice((3, 10, 30)), is_always_expiring=chance.random() < 0.5)
+    kinds = ["expire"] * chance.randrange(1, 3) + ["usage"] * chance.randrange(3)
+    if plan.reserved_s < 30 and chance.random() < 0.4:
+        clients = Client("producer", 9, "passing"), Client("push", 9, "passing", "g-passing")
+        plan = replace(plan, clients=plan.clients + clients)
+        kinds.append("purge")
+    faults = []
+    for number, kind in enumerate(kinds, first):
+        at_s = chance.uniform(3.0, plan.length_s / (5 if kind == "purge" else 1))
+        target = "passing" if kind == "purge" else chance.choice(plan.masters if kind == "expire" else plan.brokers)
+        length_s = {"usage": chance.uniform(3.0, 20.0), "purge": chance.uniform(20.0, 35.0)}.get(kind, 0.0)
+        faults.append(Fault(at_s, kind, target, length_s=length_s, number=number))
+    return plan, faults
+
+
+def _promotions(plan: Plan, chance: Random, first: int) -> Iterator[Fault]:
+    if plan.has_slaves and chance.random() < 0.3:
+        for number in range(first, first + chance.randrange(1, 4)):
+            kind = chance.choice(("promote", "switchover"))
+            length_s = chance.uniform(1.0, 20.0) if kind == "promote" else 0.0
+            yield Fault(
+                chance.uniform(5.0, plan.length_s), kind, chance.choice(plan.masters), length_s=length_s, number=number
+            )
 
 
 def _faults(plan: Plan, chance: Random) -> Iterator[Fault]:

@@ -25,8 +25,10 @@ from rucola.store.directory_reader import StoreReader
 from rucola.store.tools.check import check
 from simulation.cluster.clients import Program
 from simulation.cluster.etcd import Etcd
+from simulation.cluster.expiry import Expiry
 from simulation.cluster.growth import sizes
 from simulation.cluster.history import History, Position, group_of
+from simulation.cluster.operators import QUEUES, Operators
 from simulation.cluster.plan import Client, Fault, Plan
 from simulation.cluster.world import BROKER_PORT, Server, World, simulated_world
 from simulation.network import SimulatedLoop, current_machine, on_machine
@@ -41,11 +43,12 @@ MOST_KEPT = 100
 BOUNDED = {
     "PutDurations._last": "an item for each duration in milliseconds",
     "PutDurations._current": "the same",
+    "MappedFileQueue.files": "the log of a run in which files expire has small files",
     "TimerMessageService._near": "a slave keeps the next 16,384 timer messages, until it is master",
 }
 """What may have more items, and why."""
 LOOK_S = 5.0
-TOPICS = ("plain", "ordered")
+TOPICS = ("plain", "ordered", "passing")
 SETTINGS = {
     "transactionCheckInterval": ("2000", "9000"),
     "slaveTimeout": ("500", "5000"),
@@ -90,6 +93,17 @@ class Run:
         self.last_masters: dict[str, Server] = {}
         """Whom each slave followed at the end."""
         self._active_faults: Counter[str] = Counter()
+        self.closed_topics: set[str] = set()
+        """To which nobody sends, since an operator purges them."""
+        self.has_role_changes = not world.plan.elected and any(
+            fault.kind in ("promote", "switchover") for fault in world.plan.faults
+        )
+        self.expiry = Expiry(self)
+        self.operators = Operators(self)
+        if world.plan.reserved_s:
+            world.watches |= {"expire": self.expiry.expire, "delete_queue": self.expiry.delete_queue}
+        if self.has_role_changes:
+            world.watches["begin"] = self.operators.on_master
 
     def count(self, operation: str) -> None:
         """Count an operation, and its pairs with the faults that last."""
@@ -146,6 +160,7 @@ class Run:
         for task in faults:
             await task
         self.transcript.add("", "the last fault is healed")
+        await self.operators.settle_roles()
         await self._drain()
         for name, program in self.programs.items():
             self._check_sizes(name, program.using)
@@ -161,8 +176,10 @@ class Run:
     async def _create_topics(self) -> None:
         async with AdminClient(self.world.namesrv) as admin:
             for number in range(self.plan.groups):
-                for topic in TOPICS:
+                for topic in ("plain", "ordered"):
                     await self._create(admin, number, topic, self.plan.queues)
+                if any(client.topic == "passing" for client in self.plan.clients):
+                    await self._create(admin, number, "passing", QUEUES)
 
     async def _create(self, admin: AdminClient, number: int, topic: str, queues: int) -> None:
         config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
@@ -188,6 +205,7 @@ class Run:
         waiting: list[str] = []
         while self.loop.time() < begin_s + DRAIN_S:
             await asyncio.sleep(LOOK_S)
+            await self.operators.replace_slaves()
             waiting = self._waiting()
             if not waiting:
                 self.transcript.add("", f"everything is delivered after {self.loop.time() - begin_s:.0f} s")
@@ -202,10 +220,14 @@ class Run:
             if isinstance(server.server, Broker)
             and not server.server.store_config.is_slave
             and (not self.plan.elected or self._epoch(server.server) > 0)
+            and not self._is_fenced(server.server)
         ]
 
     def _epoch(self, broker: Broker) -> int:
         return 0 if broker.parts is None else broker.parts.storage.mastership.epoch
+
+    def _is_fenced(self, broker: Broker) -> bool:
+        return broker.parts is not None and broker.parts.storage.mastership.fenced_by > 0
 
     def _has_right(self, lease: WriteLease) -> None:
         """A broker may acknowledge: nobody else of its group may."""
@@ -226,8 +248,8 @@ class Run:
         """What clients still have to get."""
         self._read_logs()
         history, waiting = self.history, []
-        if not self._masters():
-            waiting.append("no broker is elected")
+        if len(self._masters()) < self.plan.groups:
+            waiting.append("a group has no master")
         for group, topic in dict.fromkeys((client.group, client.topic) for client in self.plan.clients if client.group):
             is_consumer = any(
                 client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull", "picky")
@@ -236,7 +258,7 @@ class Run:
             missing = history.missing(group, topic) if is_consumer else []
             if missing:
                 waiting.append(f"group {group} has not got {len(missing)} messages of {topic}, such as {missing[0]}")
-        bodies = set(history.log.values())
+        bodies = {*history.ever().values(), *history.gone}
         for sent in history.sent.values():
             if sent.acked_s is None or sent.body in bodies or history.may_be_lost(sent):
                 continue
@@ -257,14 +279,21 @@ class Run:
         if self.plan.elected and slave in self.plan.brokers:
             masters = [server for server in self.world.servers.values() if server.server in self._masters()]
             return None if not masters or masters[0].name == slave else masters[0]
-        return self.world.servers[slave.removesuffix("-slave")] if slave.endswith("-slave") else None
+        if not self.plan.has_slaves or slave not in self.plan.brokers:
+            return None
+        masters = [self.world.servers[broker] for broker in self._master_names() if group_of(broker) == group_of(slave)]
+        return None if not masters or masters[0].name == slave else masters[0]
+
+    def _master_names(self) -> list[str]:
+        masters = self._masters()
+        return [name for name, server in self.world.servers.items() if server.server in masters]
 
     def may_differ(self, slave: str) -> bool:
         """Whether a master may lack what its slave has: then the slave keeps that, and waits for an operator."""
         if self.plan.elected:
             return False
         # With SYNC_FLUSH as well: a slave gets what its master has not flushed yet.
-        return any(group == slave.removesuffix("-slave") for group, _ in self.history.power_cuts)
+        return any(group_of(broker) == group_of(slave) for broker, _ in self.history.power_cuts)
 
     def _read_logs(self) -> None:
         """Read the queues of the masters, without a request."""
@@ -313,9 +342,13 @@ class Run:
             "offsets": self._reset_offsets,
             "topic": self._change_topic,
             "lease": self._end_leases,
-            "switchover": self._switch_over,
+            "switchover": self.operators.switch_over,
             "redrive": self._redrive,
             "config": self._change_config,
+            "expire": self.operators.expire,
+            "usage": self.operators.use_disk,
+            "promote": self.operators.promote,
+            "purge": self.operators.purge,
         }
         self.transcript.add("FAULT", str(fault))
         self.counts[f"fault {fault.kind}"] += 1
@@ -342,16 +375,18 @@ class Run:
     async def _cut_power(self, fault: Fault, chance: Random) -> None:
         server = self.world.servers[fault.target]
         async with server.busy:
-            if not fault.target.endswith("-slave"):
+            ended = server.server
+            is_master = self.plan.elected > 0 or (isinstance(ended, Broker) and not ended.store_config.is_slave)
+            if is_master or self.has_role_changes:
                 self.history.power_cuts.append((fault.target, self.loop.time()))
-            before, ended = self._ends(server), server.server
+            before = self._ends(server)
             kind = server.lose_power(chance)
             self.transcript.add(fault.target, f"has lost its power; its disk keeps {kind}")
             await asyncio.sleep(fault.length_s)
             self.loop.power_on(fault.target)
             await server.start()
             for (topic, queue_id), end in before.items():
-                if (begin := server.recovered.get((topic, queue_id), 0)) < end and not fault.target.endswith("-slave"):
+                if (begin := server.recovered.get((topic, queue_id), 0)) < end and is_master:
                     self.history.replace((topic, group_of(fault.target), queue_id), begin, end)
                     self.transcript.add(fault.target, f"has lost {topic} {queue_id} from {begin} to {end}")
                     if not self.plan.is_sync_flush:
@@ -487,16 +522,6 @@ class Run:
         if isinstance(etcd.server, Etcd) and etcd.process:
             with on_machine(etcd.process):
                 self.transcript.add("etcd", f"ends {etcd.server.revoke_all()} leases")
-
-    async def _switch_over(self, fault: Fault, chance: Random) -> None:
-        target = self.world.servers[fault.target].server
-        assert isinstance(target, Broker)
-        async with AdminClient(self.world.namesrv) as admin:
-            try:
-                await admin.roles.switch_over(target.address)
-                self.transcript.add("operator", f"{fault.target} becomes master")
-            except MQError as error:
-                self.transcript.add("operator", f"cannot make {fault.target} master: {error}")
 
     async def _change_topic(self, fault: Fault, chance: Random) -> None:
         if fault.target != "plain":

@@ -32,16 +32,18 @@ from rucola.broker import coordination
 from rucola.broker.background import group_commit
 from rucola.broker.broker import Broker
 from rucola.broker.config import BrokerConfig
+from rucola.broker.mastership import Mastership
 from rucola.coordination.config import CoordinationConfig
 from rucola.coordination.write_lease import WriteLease
 from rucola.message import ids
 from rucola.namesrv.server import Namesrv
-from rucola.store import consume_queue, flusher, index, mapped_file
+from rucola.store import consume_queue, flusher, index, mapped_file, retention
 from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rucola.store.consume_queue import ConsumeQueue
 from rucola.store.kernel_flush import KernelFlush
 from rucola.store.message_store import MessageStore
 from rucola.store.retention import DiskUsage
+from simulation.cluster import expiry
 from simulation.cluster.etcd import ETCD_PORT, Etcd, EtcdData
 from simulation.cluster.plan import Plan
 from simulation.disk import SyncedDisk
@@ -77,6 +79,14 @@ FILES = {
     "clean_file_forcibly_enable": False,
     "message_delay_level": "1s 5s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s 10s",
 }
+
+EXPIRING = {
+    "mapped_file_size_commit_log": 8 * 1024,
+    "mapped_file_size_consume_queue": 400,
+    "clean_file_forcibly_enable": True,
+    "clean_resource_interval": round(expiry.ROUND_S * 1000),
+}
+"""What differs when files expire."""
 
 
 COORDINATION = CoordinationConfig(
@@ -144,6 +154,10 @@ class Machine:
         before = self._next_directory()
         return self.world.disk.crash_of(before, chance, self.directory)
 
+    def lose_disk(self) -> None:
+        """Let the next process find no files."""
+        self._next_directory()
+
     def _next_directory(self) -> Path:
         before, self._copies = self.directory, self._copies + 1
         self.directory = self.world.root / f"{self.name}.{self._copies}"
@@ -160,6 +174,10 @@ class Server(Machine):
     """The errno of calls that need disk space, or 0."""
     sync_error = 0
     """The errno of the next sync, or 0."""
+    disk_percent = 1
+    """Of the disk, in use."""
+    slave_id = 0
+    """The brokerId that an operator has given a former master, for its start as slave."""
 
     async def start(self) -> None:
         """Start the server, again after each failure."""
@@ -223,6 +241,7 @@ class Server(Machine):
             broker_id = int(member[0].replace("slave", "1")) if member else 0
             role = BrokerRole.SYNC_MASTER if plan.is_sync_master else BrokerRole.ASYNC_MASTER
             port = BROKER_PORT + 10 * int(number) + 3 * broker_id
+            broker_id = self.slave_id or broker_id
             config = BrokerConfig(
                 broker_name=f"broker-{number}",
                 bind_address=HOST,
@@ -239,13 +258,17 @@ class Server(Machine):
                 register_name_server_period=10_000,
                 coordination=COORDINATION if plan.elected else CoordinationConfig(),
             )
+            expiring: dict[str, object] = {}
+            if plan.reserved_s:
+                delete_when = expiry.ALL_HOURS if plan.is_always_expiring else expiry.NO_HOUR
+                expiring = EXPIRING | {"file_reserved_time": plan.reserved_s, "delete_when": delete_when}
             store = StoreConfig(
                 store_path_root_dir=self.directory,
                 broker_role=BrokerRole.SLAVE if broker_id else role,
                 flush_disk_type=FlushDiskType.SYNC_FLUSH if plan.is_sync_flush else FlushDiskType.ASYNC_FLUSH,
-                **FILES,  # type: ignore[arg-type]
+                **FILES | expiring,  # type: ignore[arg-type]
             )
-            return Broker(config, store, probe_disk=lambda path: DiskUsage(path, 1, 100))
+            return Broker(config, store, probe_disk=lambda path: DiskUsage(path, self.disk_percent, 100))
 
 
 class World:
@@ -262,6 +285,8 @@ class World:
         self.etcd = EtcdData()
         self.on_right: Callable[[WriteLease], None] = lambda lease: None
         """Called with the right to acknowledge of a broker, whenever that uses it."""
+        self.watches: dict[str, Callable[..., Any]] = {}
+        """By name of a method of the product, what its calls go through."""
         self.events: Counter[str] = Counter()
         root.mkdir(parents=True)
         self.disk = SyncedDisk(root)
@@ -457,6 +482,9 @@ def simulated_world(plan: Plan, root: Path) -> Iterator[World]:
         patch.setattr(ConsumeQueue, "__hash__", lambda queue: hash((queue.topic, queue.queue_id)))
         patch.setattr(MessageStore, "open", _opened(world, MessageStore.open))
         patch.setattr(WriteLease, "is_held", _watched(world, WriteLease.is_held))
+        for owner, method in ((MessageStore, "expire"), (MessageStore, "delete_queue"), (Mastership, "begin")):
+            patch.setattr(owner, method, expiry.watched(partial(world.watches.get, method), getattr(owner, method)))
+        patch.setattr(retention, "_HOUR_MS", expiry.HOUR_MS)
         patch.setattr(coordination, "boot_id", world.boot_id)
         patch.setitem(sys.modules, "sniffio", None)  # httpcore looks for it at each request, for Trio
         world.disk.recorded(patch)
