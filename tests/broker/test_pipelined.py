@@ -24,7 +24,8 @@ from rucola.protocol.command import RemotingCommand
 from rucola.protocol.frame import FrameDecoder
 from rucola.protocol.kv import KVTable
 from rucola.protocol.offset import QueueRequestHeader
-from rucola.store.config import BrokerRole, FlushDiskType, StoreConfig
+from rucola.protocol.pop import PopMessageRequestHeader
+from rucola.store.config import BrokerRole, FlushDiskType, PutMessageStatus, PutResult, StoreConfig
 from rucola.store.message_store import MessageStore
 from rucola.store.tools.check import check
 from support.broker_peer import broker_peer
@@ -76,6 +77,47 @@ async def test_a_pull_among_sends_finds_those_before_it(tmp_path: Path) -> None:
         pulled = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header(queue_offset=1)).encode()
         answers = await _answers(peer.broker, [_send(0), _send(1), pulled, _send(2), _send(3), pulled])
         assert [len(decode_many(answer.body)) for answer in answers if answer.body] == [2, 4]
+
+
+def _receive(**fields: Any) -> RemotingCommand:
+    header = {"consumer_group": "g", "topic": "T", "queue_id": -1, "max_msg_nums": 4, "invisible_time": 60_000}
+    return RemotingCommand.request(
+        RequestCode.POP_MESSAGE, PopMessageRequestHeader(**header | {"poll_time": 0} | fields)
+    )
+
+
+async def test_receives_of_one_read_take_each_message_once(tmp_path: Path) -> None:
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(b"creates the topic")
+        await _answers(peer.broker, [_send(number) for number in range(1, 50)])
+        pull_all = RemotingCommand.request(RequestCode.PULL_MESSAGE, pull_header())
+        requests = [_receive() for _ in range(20)]
+        requests[3:3] = [_receive(topic="unknown"), pull_all]
+        answers = await _answers(peer.broker, [request.encode() for request in requests])
+        by_opaque = {answer.opaque: answer for answer in answers}
+        found = [by_opaque[request.opaque] for request in requests]
+        assert [found[3].code, len(decode_many(found[4].body))] == [ResponseCode.TOPIC_NOT_EXIST, 32]
+        taken = [one.queue_offset for answer in found[:3] + found[5:] for one in decode_many(answer.body)]
+        assert taken == list(range(50))
+        assert [answer.code for answer in found[-7:]] == [ResponseCode.POLLING_TIMEOUT] * 7
+
+
+async def test_receives_of_one_read_that_are_not_recorded_are_not_answered_with_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(*arguments: object, **more: object) -> PutResult:
+        return PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
+
+    async with broker_peer(tmp_path) as peer:
+        await peer.send(b"creates the topic")
+        await _answers(peer.broker, [_receive(max_msg_nums=1).encode()], [_send(number) for number in range(9)])
+        receives = [_receive(attempt_id=attempt_id).encode() for attempt_id in "abc"]
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "put", put)
+            answers = await _answers(peer.broker, receives, receives)
+        assert [answer.code for answer in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 6
+        again = await _answers(peer.broker, receives)
+        assert sorted(one.queue_offset for answer in again for one in decode_many(answer.body)) == list(range(1, 10))
 
 
 def _odd(number: int) -> list[RemotingCommand]:
@@ -226,11 +268,12 @@ async def test_a_bug_is_logged_and_answered_and_no_send_succeeds(
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_sends_are_read_in_c_without_a_difference(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reader", ["read_sends", "read_fetch"])
+async def test_requests_are_read_in_c_without_a_difference(
+    tmp_path: Path, reader: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_c = await _outcome(tmp_path / "c", seed)
-    monkeypatch.setattr(speed, "read_sends", None)
+    monkeypatch.setattr(speed, reader, None)
     in_python = await _outcome(tmp_path / "python", seed)
     for ours, theirs in zip(in_c, in_python, strict=True):
         assert [one for one in ours if one not in theirs] == [one for one in theirs if one not in ours]

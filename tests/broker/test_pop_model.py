@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,18 @@ class PopMachine(RuleBasedStateMachine):
         self.pop.live_on()
         self.pop.die_at(calls, after=after)
 
-    @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([1, 10, 100]))
-    def receive(self, count: int, invisible_ms: int) -> None:
+    @rule(count=st.integers(1, 4), times=st.integers(0, 3), invisible_ms=st.sampled_from([1, 10, 100]))
+    def receive(self, count: int, times: int, invisible_ms: int) -> None:
+        """Once, or several times together."""
+
         def action() -> None:
-            for held in self.pop.receive(count, invisible_ms, is_ordered=self.is_ordered):
+            with self.pop.service.together() if times else nullcontext():
+                found = [
+                    held
+                    for _ in range(max(1, times))
+                    for held in self.pop.receive(count, invisible_ms, is_ordered=self.is_ordered)
+                ]
+            for held in found:
                 self.received(held, invisible_ms)
 
         def on_kill() -> None:

@@ -182,3 +182,44 @@ def test_no_state_changes_without_its_record(tmp_path: Path, monkeypatch: pytest
             assert pop.pop.revive(pop.now_ms) == pop.now_ms + 1000, "the copy is tried again"
         assert pop.store.put == put
         assert pop.ack(held).accepted == 1, "with the same handle"
+
+
+def test_receives_that_are_recorded_together_take_one_message_of_the_log(tmp_path: Path) -> None:
+    with pop_store(tmp_path) as pop:
+        for number in range(6):
+            pop.send(b"%d" % number)
+        with pop.service.together():
+            held = [*pop.receive(2), *pop.receive(2)]
+        assert pop.pop._log.end == 1
+        assert bodies(held) == [b"0", b"1", b"2", b"3"]
+        before = pop.state()
+        pop.restart()
+        assert pop.state() == before
+        assert pop.ack(*held).accepted == 4
+        assert bodies(pop.receive()) == [b"4", b"5"]
+
+
+def test_what_could_not_be_recorded_together_precedes_the_next_record_and_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pop_store(tmp_path) as pop:
+        for number in range(4):
+            pop.send(b"%d" % number)
+        (first,) = pop.receive(1)
+        with monkeypatch.context() as patch:
+            patch.setitem(
+                pop.store.__dict__, "put", lambda *_, **__: PutResult(PutMessageStatus.CREATE_MAPEDFILE_FAILED)
+            )
+            with raises(Refused) as refused, pop.service.together():
+                held = pop.receive(2)
+            assert refused.value.reason is Reason.UNAVAILABLE
+            with raises(Refused), pop.service.together():
+                raise AssertionError("nothing more is received before the record")
+        while not (done := pop.pop.roll_some(pop.store.max_physical_offset, pop.now_ms)):
+            assert done is None
+        pop.ack(first, held[0])
+        before = pop.state()
+        pop.restart()
+        assert pop.state() == before
+        assert list(before.outstanding) == [2]
+        assert bodies(pop.receive()) == [b"3"]

@@ -78,8 +78,8 @@ class ReadHooks(NamedTuple):
     """How a server serves several requests of one read together; by default their processors serve one by one."""
 
     reads: Sequence[ReadServer] = ()
-    """Called with an undecoded read until one has served requests at its start: returns responses, and the position
-    after these requests, or 0."""
+    """Called with an undecoded read, and with the rest of it, until none serves requests at its start: returns
+    responses, and the position after these requests, or 0."""
     runs: Mapping[int, RunServer] = {}
     """By request code: called, instead of a processor, with several requests that follow each other."""
 
@@ -402,16 +402,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._measured_times is not None:
             self._measured_times.on_received()
         data, budget = self._view[:nbytes], self._budget
-        is_usual = not (self._decoder.buffered or budget.paused) and self._view is self._buffer
-        for serve in self._reads if is_usual else ():
-            responses, served = serve(self, data)
-            if responses:
-                self._write(responses)
-            if served == nbytes:
+        if self._reads and not (self._decoder.buffered or budget.paused) and self._view is self._buffer:
+            data = self._serve_undecoded(data)
+            if not data:
                 return
-            if served:
-                data = data[served:]
-                break
         if self._is_damaged:
             return
         try:
@@ -432,6 +426,32 @@ class Connection(asyncio.BufferedProtocol):
             self._view = self._buffer
         if self._is_damaged and not self._kept:
             self.close()
+
+    def _serve_undecoded(self, data: memoryview) -> memoryview:
+        """Serve requests at the start of a read, write their responses together, and return the rest of the read."""
+        frames, size, turns, look_s = list[bytes](), 0, self._turns, 0.0
+        while data:
+            for serve in self._reads:
+                responses, served = serve(self, data)
+                if responses:
+                    frames.append(responses)
+                    size += len(responses)
+                if served:
+                    break
+            else:
+                break
+            data = data[served:]
+            if not data:
+                break
+            look_s = look_s or turns.begin()
+            if turns.now_s() > look_s and not (look_s := turns.look(self.descriptor)):
+                self._view = self._buffer[:SMALL_READ_SIZE]
+                self._wait_for_turn()
+            if size > WRITE_LIMIT or self._budget.paused:
+                break
+        if frames:
+            self._write(frames[0] if len(frames) == 1 else b"".join(frames))
+        return data
 
     def _may_decode(self) -> bool:
         """Whether Python may decode a header now; otherwise wait for a turn."""

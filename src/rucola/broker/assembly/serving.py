@@ -112,7 +112,9 @@ class Serving:
         runs = dict.fromkeys(processors, partial(sends.serve, processors))
         fetching: dict[int, Fetching] = {
             RequestCode.PULL_MESSAGE: Fetching(FetchRequest, checks_of(chain, Action.FETCH), pulls.fetch),
-            RequestCode.POP_MESSAGE: Fetching(PopRequest, checks_of(chain, Action.RECEIVE), pops.receive),
+            RequestCode.POP_MESSAGE: Fetching(
+                PopRequest, checks_of(chain, Action.RECEIVE), pops.receive, self.services.pop.together
+            ),
         }
         reads = (
             partial(sends.read, access.gate, checks_of(chain, Action.PUBLISH)),

@@ -25,8 +25,8 @@ import heapq
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from rucola.access import Reason, Refused
@@ -112,7 +112,9 @@ class PopConsumerService(Delivery[None]):
         self._unread: dict[tuple[str, int], list[_Due]] = {}
         """What is due and waits for the lake, by topic and queue id."""
         self._unrecorded: list[Entry] = []
-        """Messages that are copied, which a record must say before any other."""
+        """What a record must say before any other: messages that are copied, and what is recorded together."""
+        self._together: int | None = None
+        """Queue offset in the log of what is recorded together."""
         self._copies: dict[str, Counter[tuple[object, ...]]] = {}
         """Copies of messages that no record says are done, by topic: of those that are in the lake."""
 
@@ -285,21 +287,57 @@ class PopConsumerService(Delivery[None]):
         while self.states and self._snapshots[queue := next(iter(self.states))] < 0:  # after damage of the log
             if (why := self._write_snapshot(queue, now_ms)) is not None:
                 raise Refused(Reason.UNAVAILABLE, why)
-        entries: list[Entry] = self._unrecorded[:]
+        entries: list[Entry] = []
         for (topic, group, queue_id), record in changes:
             entries.append((topic, group, queue_id, record))
-        put = self._log.put(self._first(), entries, now_ms)
-        if isinstance(put, str):
-            raise Refused(Reason.UNAVAILABLE, f"POP cannot be recorded: {put}")
-        self._unrecorded = []
-        log_offset, end = put
+        if (log_offset := self._together) is not None:
+            self._unrecorded += entries
+            end = self._store.max_physical_offset
+        else:
+            log_offset, end = self._write(entries, now_ms)
         for queue, record in changes:
             self._apply(queue, record, log_offset)
+        if self._together is None:
+            self._renew_snapshots(log_offset, now_ms)
+        return end
+
+    @contextmanager
+    def together(self, now_ms: int) -> Iterator[None]:
+        """Write what is recorded within as one message of the log, at the end. Raises Refused.
+
+        Nobody may be told of the changes before. If it fails, they stay, and the next message of the log begins with
+        them. Messages whose time is over are delivered again before, not within.
+        """
+        self.revive(now_ms)
+        if self._unrecorded:
+            self._write((), now_ms)
+        self._together = self._log.end
+        try:
+            yield
+        finally:
+            self._together = None
+        if self._unrecorded:
+            log_offset, _ = self._write((), now_ms)
+            self._renew_snapshots(log_offset, now_ms)
+
+    def _write(self, entries: Sequence[Entry], now_ms: int) -> tuple[int, int]:
+        put = self._put(entries, now_ms)
+        if isinstance(put, str):
+            raise Refused(Reason.UNAVAILABLE, f"POP cannot be recorded: {put}")
+        return put
+
+    def _put(self, entries: Sequence[Entry], now_ms: int) -> tuple[int, int] | str:
+        """Put one message, after what is unrecorded; see `PopLog.put`."""
+        put = self._log.put(max(0, self._first()), [*self._unrecorded, *entries], now_ms)
+        if not isinstance(put, str):
+            self._unrecorded = []
+        return put
+
+    def _renew_snapshots(self, log_offset: int, now_ms: int) -> None:
         # Last: between copies and the record that their originals are done, no other record may come.
         for queue in list(itertools.islice(self.states, 2)):
             if self._snapshots[queue] <= log_offset - SNAPSHOT_INTERVAL:
                 self._write_snapshot(queue, now_ms)
-        return end
 
     def read_on(self, queue: PopQueue, next_offset: int) -> None:
         """Skip messages that no filter of the group accepts; a later record has the offset."""
@@ -369,7 +407,7 @@ class PopConsumerService(Delivery[None]):
             held = whole.outstanding[part * _SNAPSHOT_PART : (part + 1) * _SNAPSHOT_PART]
             record = Snapshot(whole.pop_time_ms, whole.next_offset, held, part, part == count - 1)
             # With the snapshot, later readers begin after it, if it is the only one that is as old.
-            put = self._log.put(max(0, self._first()), [(*queue, record)], now_ms)
+            put = self._put([(*queue, record)], now_ms)
             if isinstance(put, str):
                 return put
             begin = put[0] if begin < 0 else begin
@@ -381,6 +419,8 @@ class PopConsumerService(Delivery[None]):
 
     def revive(self, now_ms: int) -> int | None:
         """Deliver a batch of messages whose time is over again; return the time of the next call in ms, or None."""
+        if self._together is not None:
+            return None
         moved: dict[PopQueue, list[int]] = {}
         left, size = REVIVAL_BATCH, 0
         while left > 0 and size <= REVIVAL_BYTES and self._due and self._due[0][0] <= now_ms:

@@ -26,6 +26,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -127,6 +128,13 @@ class PopService:
             self._state.stats.record_get(request.group, request.topic, len(offsets), len(records))
         return popped
 
+    def together(self) -> AbstractContextManager[None]:
+        """Enclose receives that are recorded together; none of them may be answered before the end, or if that raises.
+
+        Raises Refused.
+        """
+        return self._pop.together(self._state.clock())
+
     def _check(self, caller: Caller, request: PopRequest) -> MessageFilter:
         if not 1 <= request.max_messages <= MAX_MESSAGES:
             raise Refused(refusals.POP_COUNT_ILLEGAL, count=request.max_messages, limit=MAX_MESSAGES)
@@ -215,7 +223,7 @@ class PopService:
 
     def acknowledge(self, group: str, acks: Iterable[Ack]) -> Acknowledged:
         """Finish messages. Raises Refused."""
-        done: dict[PopQueue, Sequence[int]] = {}
+        done: dict[PopQueue, list[Sequence[int]]] = {}
         accepted, stale = 0, []
         for ack in acks:
             offsets = ack.queue_offsets
@@ -231,11 +239,14 @@ class PopService:
             accepted += len(offsets) - len(refused)
             stale.append(refused)
             if held:
-                done[queue] = sorted({*done[queue], *held}) if queue in done else held
+                done.setdefault(queue, []).append(held)
         # One that is repeated may not be durable yet.
         end = self._store.max_physical_offset
         if done:
-            changes = [(queue, Done(tuple(offsets))) for queue, offsets in done.items()]
+            changes = [
+                (queue, Done(tuple(parts[0] if len(parts) == 1 else sorted(set(itertools.chain(*parts))))))
+                for queue, parts in done.items()
+            ]
             end = self._pop.record(changes, self._state.clock())
         return Acknowledged(accepted, stale, end)
 
