@@ -28,9 +28,13 @@ from rucola.client import (
 from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer import pop_fetcher
 from rucola.domain.pop import PopStatus
+from rucola.message.batch import encode_batch
 from rucola.protocol.body import decode_body
-from rucola.protocol.codes import RequestCode
-from rucola.protocol.pop import PollingInfoRequestHeader, PopStatusRequestHeader
+from rucola.protocol.codes import RequestCode, ResponseCode
+from rucola.protocol.command import RemotingCommand
+from rucola.protocol.pop import PollingInfoRequestHeader, PopMessageRequestHeader, PopStatusRequestHeader
+from rucola.remoting.connection import Connection
+from support.broker_peer import broker_peer
 from support.cluster import Cluster, Tally, cluster
 from support.consumers import cluster_with_topic, committed, consumer_of, send, take
 from support.errors import raises
@@ -92,6 +96,51 @@ async def test_every_message_of_many_is_acknowledged(tmp_path: Path) -> None:
         assert sorted(await take_all(consumer, 200)) == list(range(200))
         await until(lambda: all_committed(running))
         assert await left(running) == []
+
+
+async def test_while_the_broker_has_more_it_gets_several_receives_at_a_time(tmp_path: Path) -> None:
+    async with cluster(tmp_path / "c") as running, broker_peer(tmp_path / "b") as peer:
+        await peer.alter_topic(queues=4)
+        for number in range(10):
+            batch = [Message("T", b"%d" % (32 * number + each)) for each in range(32)]
+            assert (await peer.send_batch(encode_batch(batch), queue_id=number % 4)).code == ResponseCode.SUCCESS
+        receives: list[PopMessageRequestHeader] = []
+        most, in_flight = 0, 0
+
+        async def forward(_: Connection, command: RemotingCommand) -> RemotingCommand:
+            nonlocal most, in_flight
+            if is_receive := command.code == RequestCode.POP_MESSAGE:
+                receives.append(command.decode_header(PopMessageRequestHeader))
+                if len(receives) == 3:
+                    return command.response(ResponseCode.FLOW_CONTROL, remark="busy")
+            in_flight += is_receive
+            most = max(most, in_flight)
+            request = RemotingCommand.request(command.code, body=command.body)
+            request.ext = command.ext_fields
+            try:
+                answer = await peer.client.invoke(peer.broker.address, request, 30_000)
+            finally:
+                in_flight -= is_receive
+            answer.opaque, answer.ext = command.opaque, answer.ext_fields
+            return answer
+
+        codes = (RequestCode.POP_MESSAGE, RequestCode.ACK_MESSAGE, RequestCode.BATCH_ACK_MESSAGE)
+        await running.scripted_broker("broker-a", "T", dict.fromkeys(codes, forward), queues=4)
+        consumer = member(running)
+        seen = Tally[int]()
+
+        async def listen(message: MessageExt) -> None:
+            seen.add(int(message.body))
+
+        consumer.listen(listen)
+        async with consumer:
+            await seen.reach(320)
+            await until(lambda: in_flight == 1 and receives[-1].poll_time > 0)
+        assert sorted(seen.items) == list(range(320))
+        assert most > 1
+        assert receives[0].poll_time > 0, "nothing is known of the broker"
+        refused = receives[2].attempt_id
+        assert [one.attempt_id for one in receives].count(refused) == 2, "it may have taken messages"
 
 
 async def take_all(consumer: PushConsumer, count: int) -> list[int]:

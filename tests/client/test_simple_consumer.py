@@ -107,7 +107,7 @@ async def test_a_new_group_begins_at_the_end_if_it_says_so(tmp_path: Path) -> No
 async def test_messages_of_several_topics_and_far_apart_are_acknowledged_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pop_requests, "_MAX_BITS", 2)
+    monkeypatch.setattr(pop_requests, "_MAX_SPAN", 2)
     monkeypatch.setattr(simple_consumer, "MAX_ACKED", 3)
     async with cluster(tmp_path) as running:
         broker = await running.start_broker()

@@ -5,13 +5,16 @@ broker delivers later ones of the group only after these.
 
 Corresponds to `DefaultMQPushConsumerImpl.popMessage` of Apache RocketMQ 5. Deliberate differences: messages are
 invisible for the time that a listener may take, so that none is renewed; a receive whose response was lost gets the
-same messages again.
+same messages again; a broker with more messages gets several receives at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
+from collections.abc import Sequence
+from typing import cast
 
 from rucola.client.clock import now_ms, precise_monotonic_ms
 from rucola.client.consumer.acknowledgements import Acknowledgements
@@ -20,7 +23,7 @@ from rucola.client.consumer.context import ConsumerContext
 from rucola.client.consumer.fetcher import SUSPEND_MS, Fetcher
 from rucola.client.consumer.options import ConsumeFromWhere
 from rucola.client.consumer.pop_process_queue import THRESHOLD, PopProcessQueue
-from rucola.client.consumer.pop_requests import PopRequests
+from rucola.client.consumer.pop_requests import PopRequests, Received
 from rucola.client.consumer.ready_queue import ReadyQueue
 from rucola.client.consumer.retry import ConsumeRetry
 from rucola.client.stats import ConsumeCounters
@@ -72,54 +75,87 @@ class PopFetcher(Fetcher):
     async def _fetch(self, assigned: AssignedQueue) -> None:
         topic, process_queue = assigned.queue.topic, assigned.process_queue
         assert isinstance(process_queue, PopProcessQueue)
-        attempt_id = None
+        rest, attempts = 0, list[str]()
         while True:
             await self._wait_for_capacity(assigned)
             if (subscription := self._context.subscriptions.get(topic)) is None:
                 return
-            attempt_id = attempt_id or f"{self._member}-{next(self._attempts)}"
+            # While the broker has more, several at a time that do not wait; otherwise one that waits.
+            room = process_queue.room
+            size = min(self._context.options.pull_batch_size, MAX_MESSAGES, room)
+            count = 1 if self._context.options.orderly else max(1, min(room, rest) // size)
+            attempts += [f"{self._member}-{next(self._attempts)}" for _ in range(count - len(attempts))]
+            wait_ms = SUSPEND_MS if count == 1 else 0
+            headers = [self._header(subscription, size, wait_ms, attempt_id) for attempt_id in attempts[:count]]
             assigned.pulled_ms, begin_ms = now_ms(), precise_monotonic_ms()
-            header = self._header(subscription, process_queue.room, attempt_id)
-            self._receiving.add(assigned)
-            try:
-                received = await self._requests.pop(assigned.queue.broker_name, header)
-            except MQError as error:
-                self._receiving.discard(assigned)
-                await self._failed(assigned, error)
-                continue
-            finally:
-                self._receiving.discard(assigned)
-            messages = received.messages
+            outcomes = await self._receive(assigned, headers)
+            received = [one for one in outcomes if isinstance(one, Received)]
             if assigned.is_revoked:
-                offsets = [message.queue_offset for message in messages]
-                self._acknowledgements.give_back(zip(received.held, offsets, strict=True))
+                for one in received:
+                    offsets = [message.queue_offset for message in one.messages]
+                    self._acknowledgements.give_back(zip(one.held, offsets, strict=True))
                 await self._acknowledgements.commit()
                 return
-            attempt_id = None
-            self._succeeded(assigned, messages, begin_ms)
-            process_queue.receive(received)
-            if subscription.tags_set:
-                # The broker compares hashes.
-                for message in messages:
-                    if message.tags not in subscription.tags_set:
-                        process_queue.complete(message)
-                messages = [message for message in messages if process_queue.holds(message)]
-            if self._context.options.orderly:
-                for group in _message_groups(messages):
-                    self._ready_queue.put(assigned.part(), group)
-            else:
-                self._ready_queue.put(assigned, messages)
+            for one in received:
+                self._succeeded(assigned, one.messages, begin_ms)
+                self._add(assigned, process_queue, subscription, one)
+                rest = one.rest
+            # A receive that failed may have taken messages, which its attempt id gets again.
+            failed = [one for one in zip(attempts, outcomes, strict=False) if isinstance(one[1], MQError)]
+            attempts = [attempt_id for attempt_id, _ in failed] + attempts[count:]
+            for _, error in failed[:1]:
+                assert isinstance(error, MQError)
+                await self._failed(assigned, error)
 
-    def _header(self, subscription: SubscriptionData, room: int, attempt_id: str) -> PopMessageRequestHeader:
+    async def _receive(
+        self, assigned: AssignedQueue, headers: Sequence[PopMessageRequestHeader]
+    ) -> list[Received | MQError]:
+        """Send receives together; return what each has received, or why it failed."""
+        self._receiving.add(assigned)
+        try:
+            outcomes = await asyncio.gather(
+                *[self._requests.pop(assigned.queue.broker_name, header) for header in headers], return_exceptions=True
+            )
+        finally:
+            self._receiving.discard(assigned)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, MQError):
+                raise outcome
+        return cast("list[Received | MQError]", outcomes)
+
+    def _add(
+        self,
+        assigned: AssignedQueue,
+        process_queue: PopProcessQueue,
+        subscription: SubscriptionData,
+        received: Received,
+    ) -> None:
+        messages = received.messages
+        process_queue.receive(received)
+        if subscription.tags_set:
+            # The broker compares hashes.
+            for message in messages:
+                if message.tags not in subscription.tags_set:
+                    process_queue.complete(message)
+            messages = [message for message in messages if process_queue.holds(message)]
+        if self._context.options.orderly:
+            for group in _message_groups(messages):
+                self._ready_queue.put(assigned.part(), group)
+        else:
+            self._ready_queue.put(assigned, messages)
+
+    def _header(
+        self, subscription: SubscriptionData, size: int, wait_ms: int, attempt_id: str
+    ) -> PopMessageRequestHeader:
         options = self._context.options
         begins_at_end = options.consume_from is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
         return PopMessageRequestHeader(
             consumer_group=self._context.group,
             topic=subscription.topic,
             queue_id=-1,
-            max_msg_nums=min(options.pull_batch_size, MAX_MESSAGES, room),
+            max_msg_nums=size,
             invisible_time=int(options.consume_timeout_ms),
-            poll_time=SUSPEND_MS,
+            poll_time=wait_ms,
             born_time=now_ms(),
             init_mode=BEGIN_AT_END if begins_at_end else 0,
             exp_type=subscription.expression_type,

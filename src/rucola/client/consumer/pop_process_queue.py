@@ -13,14 +13,15 @@ from rucola.client.consumer.pop_requests import Held, Received
 from rucola.client.consumer.process_queue import ProcessQueue, PullLimits, ReadAhead
 from rucola.message import MessageExt
 
-THRESHOLD = 96
-"""Messages that are held at most, unless the listener has more calls at a time: popThresholdForQueue."""
+THRESHOLD = 256
+"""Messages that are held at most, unless the listener has more calls at a time: popThresholdForQueue, which is 96 with
+Apache, where a receive returns no more than 32 and costs as much as a hundred messages."""
 
 
 class PopProcessQueue(ProcessQueue):
     """The messages by identity, since they are of several queues. `acknowledge` gets each that is completed."""
 
-    __slots__ = ("_acknowledge", "_started", "_threshold", "_waiting")
+    __slots__ = ("_acknowledge", "_held", "_threshold", "_waiting")
 
     def __init__(
         self,
@@ -32,17 +33,19 @@ class PopProcessQueue(ProcessQueue):
         super().__init__(0, limits, read_ahead)
         self._acknowledge = acknowledge
         self._threshold = threshold
-        self._waiting: dict[int, tuple[MessageExt, Held, int]] = {}
-        """Each message that was not delivered yet, those that it was received with, and the size of its body then."""
-        self._started: dict[int, tuple[MessageExt, Held, int]] = {}
+        self._held: dict[int, tuple[MessageExt, Held, int]] = {}
+        """Each message, those that it was received with, and the size of its body then."""
+        self._waiting: set[int] = set()
+        """Those that were not delivered yet."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._started)
+        return len(self._held)
 
     def receive(self, received: Received) -> None:
         messages = received.messages
-        sizes = [len(message.body) for message in messages]
-        self._waiting.update(zip(map(id, messages), zip(messages, received.held, sizes, strict=True), strict=True))
+        keys, sizes = list(map(id, messages)), [len(message.body) for message in messages]
+        self._held.update(zip(keys, zip(messages, received.held, sizes, strict=True), strict=True))
+        self._waiting.update(keys)
         size = sum(sizes)
         self.size += size
         self._read_ahead.size += size
@@ -52,10 +55,10 @@ class PopProcessQueue(ProcessQueue):
         now_ms = precise_monotonic_ms()
         started = []
         for message in messages:
-            entry = self._waiting.pop(key := id(message), None) or self._started.get(key)  # if it was requeued
+            entry = self._held.get(key := id(message))
             if entry is None:
                 continue
-            self._started[key] = entry
+            self._waiting.discard(key)
             if entry[1].until_ms <= now_ms:
                 self.give_up(message)
             else:
@@ -63,7 +66,7 @@ class PopProcessQueue(ProcessQueue):
         return started
 
     def holds(self, message: MessageExt) -> bool:
-        return id(message) in self._started or id(message) in self._waiting
+        return id(message) in self._held
 
     def complete(self, message: MessageExt) -> bool:
         held = self.give_up(message)
@@ -74,9 +77,10 @@ class PopProcessQueue(ProcessQueue):
 
     def give_up(self, message: MessageExt) -> Held | None:
         """Return those that a message was received with, for the last time; None if it is complete already."""
-        entry = self._started.pop(key := id(message), None) or self._waiting.pop(key, None)
+        entry = self._held.pop(key := id(message), None)
         if entry is None:
             return None
+        self._waiting.discard(key)
         _, held, size = entry
         self.size -= size
         if not self.is_dropped:
@@ -85,19 +89,20 @@ class PopProcessQueue(ProcessQueue):
 
     def give_up_waiting(self) -> list[tuple[Held, int]]:
         """Give up what was not delivered."""
-        waiting = list(self._waiting.values())
+        waiting = [self._held[key] for key in self._held if key in self._waiting]
         for message, _, _ in waiting:
             self.give_up(message)
         return [(held, message.queue_offset) for message, held, _ in waiting]
 
     @property
     def room(self) -> int:
-        return min(self.limits.count, self._threshold) - len(self)
+        return min(self.limits.count, self._threshold) - len(self._held)
 
     @property
     def has_capacity(self) -> bool:
-        if not len(self):
+        held, limits = len(self._held), self.limits
+        if not held:
             return True
         # A receive for one message costs as much as one for a batch.
-        least = max(1, min(self.limits.count, self._threshold) // 2)
-        return self.room >= least and self.size < self.limits.size and not self.is_total_full
+        most = limits.count if limits.count < self._threshold else self._threshold
+        return held <= most // 2 and self.size < limits.size and not self.is_total_full

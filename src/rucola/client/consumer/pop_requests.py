@@ -32,11 +32,11 @@ from rucola.protocol.pop import (
 from rucola.remoting.deadline import Deadline
 
 REQUEST_TIMEOUT_MS: Final = 5000
-MAX_ACKED: Final = 256
+MAX_ACKED: Final = 1024
 """Messages of one acknowledgement."""
 _NOTHING: Final = (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND)
-_MAX_BITS: Final = 8 * (MAX_BITS // MAX_ACKED - 1)
-"""Messages in the bit set of one receive, so that those of a whole request are below MAX_BITS bytes."""
+_MAX_SPAN: Final = 2048
+"""Offsets of one receive and queue that are acknowledged together: a bit set of 256 bytes."""
 
 
 class Held:
@@ -58,6 +58,8 @@ class Received(NamedTuple):
     messages: list[MessageExt]
     held: list[Held]
     """Of each message, those that it was received with."""
+    rest: int = 0
+    """Messages that the group has not read yet, as the broker has counted them."""
 
 
 class PopRequests:
@@ -79,13 +81,14 @@ class PopRequests:
         until_ms = precise_monotonic_ms() + header.invisible_time
         held: list[Held] = []
         last: ExtraInfo | None = None
-        for handle in first_handles(messages, response.decode_header(PopMessageResponseHeader), broker):
+        popped = response.decode_header(PopMessageResponseHeader)
+        for handle in first_handles(messages, popped, broker):
             if handle is not last:
                 last, of_queue = handle, Held(header.topic, handle, until_ms)
             held.append(of_queue)
         for message, one in zip(messages[count:], held[count:], strict=True):
             await self.change_invisible(one, message.queue_offset, 0, suspend=True)
-        return Received(messages[:count], held[:count])
+        return Received(messages[:count], held[:count], popped.rest_num)
 
     async def ack(self, broker: str, messages: Mapping[Held, Sequence[int]]) -> None:
         """Finish messages of one broker by their queue offsets, at most MAX_ACKED. BrokerError, RemotingError.
@@ -173,15 +176,17 @@ def _batches(group: str, messages: Mapping[Held, Sequence[int]]) -> tuple[list[B
     """Return one entry for each receive and queue; and messages that are alone or too far from the first of theirs."""
     if sum(map(len, messages.values())) == 1:
         return [], [(held, offset) for held, offsets in messages.items() for offset in offsets]
-    acks, far = [], []
+    acks, far, room = [], [], MAX_BITS
     for held, offsets in messages.items():
-        handle, near = held.handle, 0
+        handle, near, span = held.handle, 0, min(_MAX_SPAN, 8 * room - 1)
         for offset in offsets:
-            if 0 <= (number := offset - handle.start_offset) < _MAX_BITS:
+            if 0 <= (number := offset - handle.start_offset) < span:
                 near |= 1 << number
             else:
                 far.append((held, offset))
         if near:
+            bits = near.to_bytes(near.bit_length() // 8 + 1, "little")
+            room -= len(bits)
             acks.append(
                 BatchAck(
                     consumer_group=group,
@@ -192,7 +197,7 @@ def _batches(group: str, messages: Mapping[Held, Sequence[int]]) -> tuple[list[B
                     revive_queue_id=handle.revive_qid,
                     pop_time=handle.pop_time,
                     invisible_time=handle.invisible_time,
-                    bit_set=near.to_bytes(near.bit_length() // 8 + 1, "little"),
+                    bit_set=bits,
                 )
             )
     return acks, far

@@ -121,7 +121,7 @@ class SimpleConsumer(GroupClient):
                 turn_ms = left_ms if len(brokers) == 1 else min(left_ms, TURN_MS)
                 header.poll_time = int(turn_ms) if is_waiting else 0
                 received = await self._requests.pop(broker, header)
-                for message, held in zip(*received, strict=True):
+                for message, held in zip(received.messages, received.held, strict=True):
                     add_handle(message, held.handle)
                 if received.messages:
                     return received.messages
