@@ -152,6 +152,42 @@ async def test_a_broker_that_contradicts_its_offsets_causes_no_busy_loop(
             assert pulled.items == [0, 5]
 
 
+async def test_a_queue_that_has_lost_its_end_goes_on_with_the_first_incomplete_message(tmp_path: Path) -> None:
+    """A crash takes the last two of four messages that were pulled, while the first one is consumed."""
+    pulled: Tally[int] = Tally()
+    end, may_go_on, delivered = 4, asyncio.Event(), Tally[int]()
+
+    def pull(connection: Connection, command: RemotingCommand) -> Reply:
+        nonlocal end
+        offset = command.decode_header(PullMessageRequestHeader).queue_offset
+        pulled.add(offset)
+        records = b"".join(record(number, b"%d" % number) for number in range(offset, end))
+        code = ResponseCode.SUCCESS if records else ResponseCode.PULL_NOT_FOUND
+        if offset == 4:
+            code, end = ResponseCode.PULL_OFFSET_MOVED, 2
+        header = PullMessageResponseHeader(
+            suggest_which_broker_id=0, next_begin_offset=end, min_offset=0, max_offset=end
+        )
+        return command.response(code, header, records)
+
+    async def listener(message: MessageExt) -> None:
+        delivered.add(message.queue_offset)
+        await may_go_on.wait()
+
+    broker = ScriptedBroker()
+    broker.processors[RequestCode.PULL_MESSAGE] = pull
+    async with cluster(tmp_path) as running:
+        await broker.start(running)
+        async with PushConsumer("g", running.namesrv, concurrency=1) as consumer:
+            consumer.subscribe("T")
+            consumer.listen(listener)
+            await pulled.reach(3)
+            may_go_on.set()
+            await delivered.reach(3)
+    assert pulled.items[:3] == [0, 4, 0]
+    assert delivered.items == [0, 0, 1]
+
+
 @asynccontextmanager
 async def consumed(
     path: Path, pull: Callable[[int, int], tuple[ResponseCode, int, bytes]]

@@ -2,12 +2,14 @@
 
 1. Wait while the consumer is suspended, and while the process queue has no capacity.
 2. Pull from `next_offset`. The broker holds the request until a message arrives, at most `SUSPEND_MS`.
-3. If the offset is outside the queue, reset the assigned queue to the nearest offset inside.
+3. If the offset is outside the queue, reset the assigned queue to the nearest offset inside, or to the first incomplete
+   message if that is still in the queue.
 4. Add the messages to the process queue, and those that are new to the ready queue.
 5. Pause if the broker neither held the pull nor moved its offset: it may be a slave that waits for its master.
 
 Corresponds to `PullMessageService` and `DefaultMQPushConsumerImpl.pullMessage` of Apache RocketMQ 4.9.8. Deliberate
-difference: an illegal offset is corrected immediately, not after 10 s.
+differences: an illegal offset is corrected immediately, not after 10 s, and incomplete messages that are still in the
+queue are pulled again, where Apache skips them.
 """
 
 from __future__ import annotations
@@ -218,13 +220,14 @@ class PullFetcher(Fetcher):
         return result
 
     async def _correct_offset(self, assigned: AssignedQueue, result: PullResult) -> None:
-        """Reset the queue to an offset inside. Its incomplete messages are no longer in the queue."""
-        illegal = assigned.process_queue.next_offset
+        """Reset the queue to an offset inside, but not beyond a message that is incomplete and still in the queue."""
+        illegal, begin = assigned.process_queue.next_offset, result.next_begin_offset
+        if illegal > result.max_offset:  # a crash took the end of the queue, and not all that was pulled
+            begin = min(begin, max(assigned.process_queue.commit_offset, result.min_offset))
         logger.warning(
             "group %s: %s has offsets %d to %d, not %d; continuing at %d",
-            self._context.group, assigned.queue, result.min_offset, result.max_offset, illegal,
-            result.next_begin_offset,
+            self._context.group, assigned.queue, result.min_offset, result.max_offset, illegal, begin,
         )  # fmt: skip
         # Commit immediately, so that a restarted group does not find the illegal offset again.
-        assigned.reset(result.next_begin_offset)
+        assigned.reset(begin)
         await self._offset_store.commit(assigned)
