@@ -51,7 +51,7 @@ def test_the_page_can_be_followed_with_one_broker(
                 assert (path.name, capsys.readouterr().out.strip()) == (path.name, promised(path))
         assert [record.getMessage() for record in caplog.records if "unacknowledged" in record.getMessage()] == []
         reader.interrupt()
-        reader.type("rucola store check data")
+        reader.type("rucola store check store")
 
 
 @pytest.mark.slow

@@ -24,4 +24,4 @@ def test_the_page_works_as_written(tmp_path: Path) -> None:
         reader.interrupt("uvicorn")
         reader.interrupt("python kitchen.py")
         reader.interrupt("rucola standalone")
-        reader.type("rucola store check data")
+        reader.type("rucola store check store")
