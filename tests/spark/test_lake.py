@@ -21,7 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 
 from rucola.errors import ConfigError, DirectoryNotShared, StoreCorrupt, StoreError
 from rucola.message.record import decode_many
@@ -233,9 +236,17 @@ def test_many_writers_lose_no_commit(tmp_path: Path) -> None:
     assert rows_in(opened(tmp_path).messages) == [0, 1, *(100 * n + 2 * step for n in range(1, 5) for step in range(3))]
 
 
-@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize(
+    ("lands", "error"),
+    [
+        (True, ConnectionError),
+        (False, ConnectionError),
+        (True, CommitFailedException),  # something on the way has repeated it, and met its own commit
+    ],
+)
 def test_a_commit_whose_answer_is_lost_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lands: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lands: bool, error: type[Exception], is_compacted: bool
 ) -> None:
     first_commit(tmp_path)
     commit_table = SqlCatalog.commit_table
@@ -243,7 +254,11 @@ def test_a_commit_whose_answer_is_lost_is_looked_for(
     def lose(*arguments: Any) -> None:
         if lands:
             commit_table(*arguments)
-        raise ConnectionError("lost")
+        if is_compacted:  # and expired, by another engine, before it is looked for
+            with monkeypatch.context() as patched:
+                patched.setattr(SqlCatalog, "commit_table", commit_table)
+                compact_elsewhere(tmp_path)
+        raise error("lost")
 
     monkeypatch.setattr(SqlCatalog, "commit_table", lose)
     own = opened(tmp_path)
@@ -285,6 +300,45 @@ def test_a_run_that_cannot_tell_whether_it_counts_fails_and_the_next_one_looks(
             archive.run(session, small_store.path, lake)
     assert archive.run(session, small_store.path, lake).rows == 0
     assert [len(lake.by_key([key]).messages) for key in ("k0", "k1")] == [1, 1]
+
+
+def test_metadata_that_is_there_is_not_replaced(tmp_path: Path) -> None:
+    first_commit(tmp_path)
+    for path in [*(tmp_path / "metadata").iterdir()]:
+        if path.name != "version-hint.text":
+            with pytest.raises(FileExistsError):
+                local_io.LocalFileIO().new_output(str(path)).create()
+
+
+def test_the_catalog_waits_for_other_processes(tmp_path: Path) -> None:
+    """Readers do not keep a writer away, and writers wait for each other longer than a commit takes."""
+    first_commit(tmp_path)
+    engine = opened(tmp_path).catalog.engine  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "busy_timeout")]
+    assert pragmas[0] == "wal"
+    assert pragmas[1] >= 30_000
+
+
+def test_a_compaction_marks_what_it_replaces(tmp_path: Path) -> None:
+    """An engine that expires snapshots finds the files by the snapshot that deleted them."""
+    first_commit(tmp_path)
+    with open_lake(tmp_path) as lake:
+        lake.publish(stage(lake, [2, 3]), {"a": ArchiveProgress(4)})
+    before = data_files(tmp_path)
+    assert Archive(tmp_path).compact(min_files=2).rows > 0
+    table = opened(tmp_path).messages
+    snapshots = {each.snapshot_id: each for each in table.metadata.snapshots}
+    deleted = {
+        entry.data_file.file_path: snapshots[entry.snapshot_id]
+        for snapshot in snapshots.values()
+        for manifest in snapshot.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+        if entry.status == ManifestEntryStatus.DELETED
+    }
+    replaced = {str(Path(path).relative_to(tmp_path)) for path in deleted}
+    assert replaced == {path for path in before if not path.startswith("_rucola")}
+    assert all(each.summary and each.summary.operation == Operation.OVERWRITE for each in deleted.values())
 
 
 def compact_elsewhere(root: Path) -> None:

@@ -33,6 +33,8 @@ class Deadly:
         return result
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        if instance is None:
+            return self
         return lambda *arguments, **named: self(instance, *arguments, **named)
 
 

@@ -12,7 +12,7 @@ import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 from rucola.errors import ConfigError
@@ -24,15 +24,24 @@ from rucola.spark.lake.storage import Directory
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.catalog.sql import SqlCatalog
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableResponse, Table
 
     from rucola.spark.lake.storage import Storage
+
+C = TypeVar("C", bound="Catalog")
 
 _LOCAL_IO: Final = {"py-io-impl": "rucola.spark.lake.local_io.LocalFileIO"}
 _PLACE: Final = "SELECT metadata_location FROM iceberg_tables WHERE table_namespace = ? AND table_name = ?"
 _NETWORK_FILE_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.glusterfs"}
 )
+
+
+class CommitRefused(Exception):
+    """The catalog has refused a commit, which may yet be in the table: a proxy that repeats a request meets its own.
+
+    It takes the place of CommitFailedException, for which pyiceberg deletes the metadata of the commit.
+    """
 
 
 def catalog_path(root: Path) -> Path:
@@ -57,7 +66,7 @@ def open_catalog(catalog: str, storage: Storage) -> Catalog:
             )
         properties = {**properties, "uri": uri}
     try:
-        return load_catalog(name, **properties)
+        return _refusing(load_catalog(name, **properties))
     except Exception as error:
         raise ConfigError(
             f"the catalog {catalog} cannot be used: {first_line(error)}; give its URI, or a name with properties in "
@@ -98,7 +107,21 @@ def open_embedded(root: Path, path: Path, *, creates: bool = False) -> SqlCatalo
         **_LOCAL_IO,
         "init_catalog_tables": str(creates).lower(),
     }
-    return SqlCatalog("rucola", **properties)
+    return _refusing(SqlCatalog("rucola", **properties))
+
+
+def _refusing(catalog: C) -> C:
+    """Let a catalog raise CommitRefused."""
+    from pyiceberg.exceptions import CommitFailedException
+
+    def commit_table(*arguments: Any) -> CommitTableResponse:
+        try:
+            return type(catalog).commit_table(catalog, *arguments)
+        except CommitFailedException as error:
+            raise CommitRefused(str(error)) from error
+
+    catalog.commit_table = commit_table  # type: ignore[method-assign, assignment]
+    return catalog
 
 
 class EmbeddedTables:

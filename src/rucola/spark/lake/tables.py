@@ -32,7 +32,14 @@ import pyarrow.parquet as pq
 
 from rucola.errors import ConfigError, MQError, StoreCorrupt, StoreError, missing_extra
 from rucola.files import check_inside, is_remote, local_path, open_inside, replace_file
-from rucola.spark.lake.catalogs import EmbeddedTables, catalog_path, create_embedded, open_catalog, open_embedded
+from rucola.spark.lake.catalogs import (
+    CommitRefused,
+    EmbeddedTables,
+    catalog_path,
+    create_embedded,
+    open_catalog,
+    open_embedded,
+)
 from rucola.spark.lake.data_files import MAX_LONG, MESSAGES, first_line, partition_directory
 from rucola.spark.lake.key_index import ENTRY
 from rucola.spark.lake.snapshot import (
@@ -422,7 +429,7 @@ class Tables:
         A commit of messages gets the tag `ARCHIVED`. Raises LakeInUse if another writer has archived
         messages of the same names, or replaced the same files.
         """
-        from pyiceberg.exceptions import CommitFailedException, ValidationException
+        from pyiceberg.exceptions import ValidationException
         from pyiceberg.table.update.snapshot import ManageSnapshots
 
         properties = {PROGRESS + name: msgspec.json.encode(each).decode() for name, each in (progress or {}).items()}
@@ -456,7 +463,7 @@ class Tables:
                 self._refresh(table, error)
                 if any(snapshot.snapshot_id == snapshot_id for snapshot in table.metadata.snapshots):
                     return
-                if not isinstance(error, CommitFailedException | ValidationException):
+                if not isinstance(error, CommitRefused | ValidationException):
                     raise StoreError(f"{self.storage.location}: the commit failed: {first_line(error)}") from error
                 if {key: table.properties.get(key) for key in properties} != before:
                     raise LakeInUse(
@@ -508,13 +515,11 @@ class Tables:
 
     def expire_table(self, table: Table, keep_replaced_ms: int) -> None:
         """Expire snapshots of one table."""
-        from pyiceberg.exceptions import CommitFailedException
-
         expired = _expirable(table, keep_replaced_ms)
         if expired:
             try:
                 self._expire(table, expired)
-            except CommitFailedException:
+            except CommitRefused:
                 return  # another run has changed the table; the next one expires
             self._delete_metadata(
                 table, min(keep_replaced_ms, _METADATA_GRACE_MS) if self.is_embedded else _UNLOCKED_GRACE_MS

@@ -47,6 +47,7 @@ from rucola.spark.bodies.decoded import (
     number_of,
     reason,
 )
+from rucola.spark.lake.catalogs import CommitRefused
 from rucola.spark.lake.compaction import MIN_FILES, SMALL_SIZE
 from rucola.spark.lake.data_files import MESSAGES, ROW_GROUP_SIZE, first_line, partition_directory
 from rucola.spark.lake.parquet_files import by_partition, read_file
@@ -327,8 +328,6 @@ def adapt_schema(table: Table, declared: pa.StructType | None) -> None:
 
     Another run may do the same at the same time: each looks at what the table has become.
     """
-    from pyiceberg.exceptions import CommitFailedException
-
     fields = [pa.field(_ERROR, pa.string())]
     if declared is not None and declared.num_fields:
         fields.insert(0, pa.field(_VALUE, declared))
@@ -350,7 +349,7 @@ def adapt_schema(table: Table, declared: pa.StructType | None) -> None:
             table.refresh()
             if not _changes(table.schema().as_struct(), wanted, _names(table.properties), ()):
                 return
-            if not isinstance(error, CommitFailedException):
+            if not isinstance(error, CommitRefused):
                 raise StoreError(f"{table.location()}: the schema cannot be changed: {first_line(error)}") from error
 
 
