@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.utils.config import Config
 
 from rucola.cli.main import main
@@ -239,19 +240,20 @@ def test_commits_at_once_lose_nothing_and_repeat_nothing(place: Place, monkeypat
     assert {name: each.physical_offset for name, each in snapshot.progress.items()} == {
         "a": 4, **{f"store {number}": 100 * number + 2 for number in range(1, 5)}
     }  # fmt: skip
-    # 3. A commit whose answer is lost is looked for.
+    # 3. A commit whose answer is lost is looked for, also if a proxy has repeated it, and met its own commit.
     commit_table: Callable[..., object] = place.catalog_class.commit_table
+    for offset, error in ((4, ConnectionError), (6, CommitFailedException)):
 
-    def lose(*arguments: Any) -> None:
-        commit_table(*arguments)
-        raise ConnectionError("lost")
+        def lose(*arguments: Any, error: type[Exception] = error) -> None:
+            commit_table(*arguments)
+            raise error("lost")
 
-    with monkeypatch.context() as patched, open_lake(place.location, place.catalog) as lake:
-        patched.setattr(place.catalog_class, "commit_table", lose)
-        lake.publish(stage(lake, [4, 5]), {"a": ArchiveProgress(6)})
-    found = place.snapshot()
-    assert sum(file.rows for file in found.rows) == len(everything) + 2
-    assert found.progress["a"].physical_offset == 6
+        with monkeypatch.context() as patched, open_lake(place.location, place.catalog) as lake:
+            patched.setattr(place.catalog_class, "commit_table", lose)
+            lake.publish(stage(lake, [offset, offset + 1]), {"a": ArchiveProgress(offset + 2)})
+        found = place.snapshot()
+        assert sum(file.rows for file in found.rows) == len(everything) + offset - 2
+        assert found.progress["a"].physical_offset == offset + 2
 
 
 def run_command(*arguments: object) -> Any:

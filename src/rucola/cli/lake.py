@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @click.group(cls=SuggestingGroup)
 def lake() -> None:
-    """Serve a lake to other engines, or move it; `rucola pipeline` writes and reads it.
+    """Serve a lake to other engines, or move it.
+
+    `rucola pipeline` writes and reads it; `rucola pipeline status --lake DIR` shows what it holds, and its lag.
 
     \b
     Examples:

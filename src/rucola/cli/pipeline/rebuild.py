@@ -47,9 +47,10 @@ def rebuild(
     use_spark: bool | None,
     as_json: bool,
 ) -> None:
-    """Rebuild ConsumeQueues and index of the store DIR from its CommitLog, on all cores.
+    """Rebuild ConsumeQueues and index of a store, or a store from a lake, on all cores.
 
-    Writes the same bytes as `rucola store rebuild`, which uses one core and needs no Java. No broker may serve DIR.
+    Of the store DIR, reads the CommitLog, and writes the same bytes as `rucola store rebuild`, which uses one core and
+    needs no Java. No broker may serve DIR.
 
     With --lake, writes a new store from archived messages, which get their offsets, ids and properties again. Name the
     broker.conf if the store had other file sizes than the defaults. The exit code is 0 even if the lake lacks messages:
