@@ -23,6 +23,7 @@ from rucola.spark.archive import Archive
 from rucola.spark.jobs import archive, rebuild
 from rucola.spark.session import AnySession, LazySession
 from rucola.store.config import StoreConfig
+from rucola.store.directory_reader import StoreReader
 from rucola.store.mapped_file import MappedFileQueue
 from rucola.store.scan import RecordRun, scan
 from rucola.store.tools.check import check
@@ -142,6 +143,31 @@ def test_messages_that_the_lake_lacks_are_named(small_store: SmallStore, tmp_pat
     assert check(out) == []
     topics = json.loads((out / "config" / "topics.json").read_text())["topicConfigTable"]
     assert topics["T"]["readQueueNums"] == 2
+
+
+def test_queues_begin_where_they_began(small_store: SmallStore, tmp_path: Path) -> None:
+    """The first file of the log was deleted before it was archived, and a topic was created again after that."""
+    for _ in range(50):
+        small_store.put("T")
+        small_store.put("U", 1)
+    (small_store.path / "commitlog" / f"{0:020d}").unlink()
+    archive.run(HERE, small_store.path, tmp_path / "lake")
+    del small_store.next_offsets["T", 0]
+    for _ in range(20):
+        small_store.put("T")
+    small_store.put("U", 1)
+    archive.run(HERE, small_store.path, tmp_path / "lake")
+    settings = StoreConfig(tmp_path, mapped_file_size_commit_log=FILE_SIZE)
+    done = rebuild.run_from_lake(HERE, tmp_path / "lake", tmp_path / "out", settings=settings)
+    assert (done.begin, done.end, done.left_out) == (FILE_SIZE, small_store.end, [])
+    assert check(tmp_path / "out") == []
+    expected = {at: record for at, (_, record) in records_of(small_store.path).items()}
+    assert {at: record for at, (_, record) in records_of(tmp_path / "out").items()} == expected
+    with StoreReader(tmp_path / "out") as reader:
+        queues = reader.queues()
+    assert queues["T", 0] == (0, 20)
+    assert queues["U", 1][0] > 0
+    assert queues["U", 1][1] == 51
 
 
 def test_a_body_that_does_not_fit_into_its_place_is_named(small_store: SmallStore, tmp_path: Path) -> None:
