@@ -344,17 +344,20 @@ async def test_a_full_disk_is_emptied_past_messages_that_cannot_be_rolled(tmp_pa
         assert {b"no room", b"beyond"} <= set(here.bodies())
 
 
-async def test_a_delayed_message_that_was_rolled_before_a_crash_is_delivered_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_copy_first", [False, True])
+async def test_a_delayed_message_that_was_rolled_before_a_crash_is_delivered_once(
+    tmp_path: Path, is_copy_first: bool
+) -> None:
     with delayed_store(tmp_path / "before") as here:
         here.send(T0, 3, b"waits", UNIQ_KEY="1")
         fill(here, T0, 4096)
         assert await roll(here.store, [here.delayed], lambda: T0)
         crashed_copy(here.store, tmp_path / "after")
-    with delayed_store(tmp_path / "after") as delayed:
-        delayed.delayed.deliver(T0 + 60_000)
     with timer_store(tmp_path / "after") as here:
-        here.deliver(T0 + 60_000)
-        assert here.bodies() == [b"waits"]
+        deliveries = [DelayedStore(here.store, DELAYS_MS).delayed.deliver, here.deliver]
+        for deliver in reversed(deliveries) if is_copy_first else deliveries:
+            deliver(T0 + 60_000)
+            assert here.bodies() == [b"waits"]
 
 
 async def test_a_full_disk_deletes_no_message_that_waits(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rucola.broker.delivery.pop import PopConsumerService
 from rucola.broker.delivery.pop_state import Begin, PopState
 from rucola.broker.delivery.timer import TimerMessageService
 from rucola.broker.delivery.transactions import TransactionalMessageService
+from rucola.broker.mastership import Mastership
 from rucola.broker.pull_request_hold import PullRequestHold
 from rucola.broker.replication.ha_service import HAService
 from rucola.broker.role import SwitchReason
@@ -452,7 +453,7 @@ def delivers_delayed_messages_again() -> None:
 
     def load(before: Callable[..., None], self: ScheduleMessageService) -> None:
         before(self)
-        self._check_duplicates_until_ms = 0
+        self._check_duplicates_before = 0
         for level in self._offsets:
             self._offsets[level] = 0
 
@@ -701,10 +702,14 @@ def offsets_outlive_their_queue() -> None:
     _patch(ConsumerOffsetTable, "remove_queue", lambda before, self, topic, queue_id: None)
 
 
-@mutation(lambda plan: plan.has_slaves and any(fault.kind == "switchover" for fault in plan.faults))
-def hands_over_before_the_slave_has_all() -> None:
-    """A master does not wait for the slave that replaces it."""
-    _patch(HAService, "wait_confirmed", lambda before, self, *arguments: asyncio.sleep(0))
+@mutation(
+    lambda plan: (
+        plan.has_slaves and not plan.is_sync_master and any(fault.kind == "switchover" for fault in plan.faults)
+    )
+)
+def goes_on_while_it_hands_over() -> None:
+    """A master takes messages until its slave is master."""
+    _patch(Mastership, "pause", lambda before, self, reason: None)
 
 
 @mutation(lambda plan: plan.has_slaves and _has("delayed", faults=("promote", "switchover"))(plan))

@@ -10,8 +10,8 @@ progress:
 A due message is put into its target queue. DELAY, REAL_TOPIC and REAL_QID stay among its properties, as in Apache.
 
 Delivery is at least once. The offsets are written every 10 s and at the stop, after a flush of the messages that they
-cover. After a crash, messages delivered since then are found in the index by their unique key and skipped; only those
-without a unique key or index are delivered twice.
+cover. After a start, messages that were stored before it are looked up in the index by their unique key, and skipped if
+they were delivered since then; only those without a unique key or index are delivered twice.
 
 Before a log file is deleted, its waiting messages are moved to the topic of timer messages (see
 `broker.delivery.rolling`), so a delay may exceed the retention. A failed put is retried with backoff while the offset
@@ -116,7 +116,8 @@ class ScheduleMessageService(DueDelivery[Mapping[int, int]]):
             queue = (SCHEDULE_TOPIC, level - 1)
             begin, end = self._store.min_offset(*queue), self._store.max_offset(*queue)
             self._offsets[level] = max(begin, min(stored.get(level, 0), end))  # retention may have deleted the begin
-        self._check_duplicates_until_ms = self._store.last_store_timestamp
+        # Whenever they are due: a crash may have left copies as timer messages, which may be delivered first.
+        self._check_duplicates_before = self._store.max_physical_offset
 
     def progress(self) -> Mapping[int, int]:
         """Return the queue offset of each level of which messages were delivered."""

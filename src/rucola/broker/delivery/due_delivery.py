@@ -48,6 +48,8 @@ class DueDelivery(Delivery[P]):
         self._topics = topics
         self._check_duplicates_until_ms = 0
         """Messages due until then may have been delivered before a crash, and are looked up in the index."""
+        self._check_duplicates_before = 0
+        """So are messages before this physical offset."""
 
     def on_arrival(self, end: int, due_times_ms: Sequence[int]) -> None:
         """Note the newest messages of a queue, whose end offset is `end`."""
@@ -74,7 +76,8 @@ class DueDelivery(Delivery[P]):
         if was_rolled and message.properties.get(properties.DELAY, "").strip("0").isdecimal():  # from a delay level
             message.properties.pop(properties.TIMER_OUT_MS, None)
         message.topic, message.queue_id = topic, self._topics.readable_queue(topic, queue_id)
-        if was_rolled or is_roll or due_ms <= self._check_duplicates_until_ms:
+        may_be_delivered = due_ms <= self._check_duplicates_until_ms or physical_offset < self._check_duplicates_before
+        if was_rolled or is_roll or may_be_delivered:
             candidates = indexed(self._store, topic, message.unique_key, 0 if was_rolled else physical_offset)
             if any(_identity(found) == _identity(message) for found in candidates):
                 return True
