@@ -61,6 +61,12 @@ def test_apaches_bodies_round_trip_byte_for_byte(golden: Path) -> None:
         ('{a:"\\\\"}', {"a": "\\"}),
         ('{a:"\\\\\\""}', {"a": '\\"'}),
         ("{a:18446744073709551616}", {"a": 2**64}),
+        ("{0:18446744073709551616,-1:-9223372036854775808}", {0: 2**64, -1: -(2**63)}),
+        ('{0:1,"a":2}', {0: 1, "a": 2}),
+        (
+            '{a:{"b":"}{"},c:{"d":[{},"}"]},e:{0:1},f:{0:1,}}',
+            {"a": {"b": "}{"}, "c": {"d": [{}, "}"]}, "e": {0: 1}, "f": {0: 1}},
+        ),
     ],
 )
 def test_documents_that_fastjson_accepts_are_accepted(text: str, value: Any) -> None:
@@ -184,10 +190,15 @@ def test_broken_utf8_names_its_byte() -> None:
         fastjson.loads(b'{"a":"\xff"}')
 
 
-@pytest.mark.parametrize("opening", ["[", "{a:", '{"a":', "{{a:1}:", "{"])
+@pytest.mark.parametrize("opening", ["[", "{a:", '{"a":', "{{a:1}:", "{", '{{"a":'])
 def test_deep_nesting_is_refused(opening: str) -> None:
     with pytest.raises(RemoteProtocolError):
         fastjson.loads(opening * 100_000)
+
+
+def test_deep_nesting_before_the_end_of_an_object_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        fastjson.loads('{a:{"b":' + "[" * 100_000 + "}")
 
 
 def test_nesting_up_to_the_limit_is_read() -> None:
