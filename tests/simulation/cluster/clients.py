@@ -82,6 +82,8 @@ class Program:
             "timed": self.produce_timed,
             "picky": self.consume,
         }
+        if self.run.shop is not None:
+            programs |= self.run.shop.programs(self)
         while not self.leaving.is_set():
             try:
                 await programs[self.client.kind]()
@@ -228,11 +230,16 @@ class Program:
 
     def _delivery(self, message: MessageExt, broker: str) -> Delivery:
         # A retried message has the topic of the first delivery, and the position of the retry.
-        is_retry = message.reconsume_times > 0 and self.client.kind != "orderly"
+        is_retry = message.reconsume_times > 0 and not self.is_orderly
         is_retry |= REDRIVEN_FROM in message.properties
         topic = f"%RETRY%{self.group}" if is_retry else message.topic
         position = Position((topic, broker, message.queue_id), message.queue_offset)
         return Delivery(self.group, self.process, position, message.body.decode(), self.now_s())
+
+    @property
+    def is_orderly(self) -> bool:
+        shop = self.run.shop
+        return self.client.kind == "orderly" or (shop is not None and self.group == shop.group and shop.is_orderly)
 
     @property
     def group(self) -> str:
@@ -242,7 +249,7 @@ class Program:
         return self.run.broker_at(message.store_host)
 
     async def consume(self) -> None:
-        is_orderly, is_picky = self.client.kind == "orderly", self.client.kind == "picky"
+        is_orderly, is_picky = self.is_orderly, self.client.kind == "picky"
 
         async def listen(message: MessageExt) -> None:
             delivery = self._delivery(message, self._broker_of(message))

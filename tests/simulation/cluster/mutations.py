@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
+from sqlalchemy import create_engine, delete, event, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from rucola.admin.redrive import Redrive, RedriveResult, RedriveStatus
 from rucola.broker.assembly import delivery as assembly_of_delivery
@@ -39,6 +43,13 @@ from rucola.client.consumer.queue_locks import QueueLocks
 from rucola.client.consumer.start_offsets import StartOffsets
 from rucola.coordination.write_lease import WriteLease
 from rucola.message import sysflag
+from rucola.reliable import policy, receipts, stub_checks, stub_claims
+from rucola.reliable.alerts import Alerts
+from rucola.reliable.batch_sender import BatchSender, SentBatch
+from rucola.reliable.idempotent import _Listener
+from rucola.reliable.outbox import Outbox
+from rucola.reliable.schema import CONFIRMED, Tables
+from rucola.reliable.stub_claims import Outcome
 from rucola.remoting.connection import Connection
 from rucola.store.config import GetMessageStatus, PutMessageStatus, PutResult
 from rucola.store.flusher import Flusher
@@ -597,6 +608,151 @@ def pop_forgets_acknowledgements_at_a_restart() -> None:
 def pop_revives_early() -> None:
     """The end of an invisible time comes nine seconds early, and the message is copied for others."""
     _patch(PopConsumerService, "revive", lambda before, self, now_ms: before(self, now_ms + 9900))
+
+
+# Databases, and the archive.
+
+
+def _sells(*faults: str, **changes: bool) -> Callable[[Plan], bool]:
+    """Whether a plan has clients with databases, and one of these faults; `changes` are fields that it has."""
+
+    def suits(plan: Plan) -> bool:
+        is_so = all(getattr(plan, name) == value for name, value in changes.items())
+        return is_so and plan.has_shop and (not faults or any(fault.kind in faults for fault in plan.faults))
+
+    return suits
+
+
+_loses = _sells("power", is_sync_flush=False, elected=0)
+
+
+@mutation(_sells())
+def an_outbox_ignores_a_rollback() -> None:
+    """A message of the outbox is written when its transaction ends, however that ends."""
+
+    def add(before: Any, self: Outbox, session: Session, row: dict[str, Any]) -> None:
+        path = session.get_bind(self._stub).url.database  # type: ignore[call-overload]
+
+        @event.listens_for(session, "after_transaction_end")
+        def ended(session: Session, transaction: Any) -> None:
+            if transaction.parent is None:
+                engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 0})
+                with suppress(DBAPIError), engine.begin() as connection:
+                    connection.execute(insert(self.tables.stub).values(due_at=0, created_at=0, **row))
+                engine.dispose()
+
+    _patch(Outbox, "_add_to_session", add)
+
+
+@mutation(_sells())
+def an_outbox_loses_a_message() -> None:
+    """Every thirtieth message is not put into the outbox."""
+    is_turn = _every(30)
+    _patch(Outbox, "_add_to_session", lambda before, self, *rest: None if is_turn() else before(self, *rest))
+
+
+@mutation(_sells())
+def a_relay_takes_a_message_for_sent() -> None:
+    """Every thirtieth message of an outbox counts as confirmed, and is not sent."""
+    is_turn = _every(30)
+
+    async def send(before: Any, self: BatchSender, rows: Any, *rest: Any) -> Any:
+        left = [row for row in rows if is_turn()]
+        sent = await before(self, [row for row in rows if row not in left], *rest)
+        sent.outcomes += [Outcome(row.seq, row.status, CONFIRMED, "broker-0", 0, 0) for row in left]
+        return sent
+
+    _patch(BatchSender, "send", send)
+
+
+@mutation(_loses)
+def a_lost_message_is_not_sent_again() -> None:
+    """A relay waits for the confirmation of a message that its queue has no more."""
+    _patch(stub_checks, "is_lost", lambda before, *arguments: False)
+    _patch(policy, "is_lost", lambda before, *arguments: False)
+
+
+@mutation(_loses)
+def an_alert_is_dropped() -> None:
+    """An alert counts as delivered, and is not."""
+
+    async def deliver(before: Any, self: Alerts, *arguments: Any) -> bool:
+        return True
+
+    _patch(Alerts, "_deliver", deliver)
+
+
+@mutation(_sells("crash"))
+def an_effect_is_not_recorded() -> None:
+    """The row that says that a message is done is missing."""
+
+    def insert_done(before: Any, connection: Any, *rest: Any) -> None:
+        before(connection, *rest)
+        connection.execute(delete(Tables().done))
+
+    _patch(receipts, "insert_done", insert_done)
+
+
+@mutation(_sells("crash"))
+def an_effect_is_committed_alone() -> None:
+    """The row that says that a message is done is in a transaction of its own, after the effect's."""
+
+    def finish(before: Any, self: Any, session: Session, delivery: Any) -> Any:
+        Session.commit(session)
+        return before(self, session, delivery)
+
+    _patch(_Listener, "_finish_session", finish)
+
+
+@mutation(_sells("crash", "pause", "cut", "half-cut", "power", "kill"))
+def a_relay_ignores_the_order_of_a_key() -> None:
+    """A message is sent although one before it, of the same key, has failed."""
+    _patch(stub_claims, "_blocked", lambda before, *arguments: {})
+
+    def failed(before: Any, self: SentBatch, *arguments: Any) -> None:
+        before(self, *arguments)
+        self._stopped_keys.clear()
+        self.unsent_keys.clear()
+
+    _patch(SentBatch, "failed", failed)
+
+
+def _archives(plan: Plan) -> bool:
+    return plan.has_archive
+
+
+@mutation(_archives)
+def an_archive_lacks_a_message() -> None:
+    """The job loses the last message of a batch."""
+    from rucola.spark.archive import ArchiveWriter
+
+    def append(before: Any, self: Any, batches: Any) -> Any:
+        return before(self, (batch.slice(0, len(batch) - 1) for batch in batches))
+
+    _patch(ArchiveWriter, "append", append)
+
+
+@mutation(_archives)
+def an_archive_forgets_its_progress() -> None:
+    """A commit of the job has its messages, and not how far it has come."""
+    from rucola.spark.lake.writer import LakeWriter
+
+    _patch(LakeWriter, "publish", lambda before, self, staged, progress=None, **named: before(self, staged, **named))
+
+
+@mutation(_archives)
+def an_archive_commits_twice() -> None:
+    """The job commits its messages first, and then how far it has come."""
+    from rucola.spark.lake.writer import LakeWriter
+
+    def publish(before: Any, self: Any, *staged: Any, **named: Any) -> Any:
+        if len(staged) < 2:
+            return before(self, *staged, **named)
+        added = before(self, staged[0], **named)
+        before(self, progress=staged[1])
+        return added
+
+    _patch(LakeWriter, "publish", publish)
 
 
 # Elections.

@@ -13,6 +13,11 @@ from random import Random
 LENGTH_S = 60.0
 """How long clients send and faults come; then everything is healed, and must drain."""
 
+ORDERS = "orders"
+"""The topic of the messages of the outbox."""
+PASSING = "passing"
+"""The topic that an operator deletes."""
+
 CLIENTS = {
     "producer": "sends messages one by one to any queue, some in batches",
     "keyed": "sends messages in order, by key, each after the one before",
@@ -25,7 +30,12 @@ CLIENTS = {
     "pop": "receives by POP, acknowledges, or leaves messages to others",
     "timed": "sends messages that are delivered at a time of their own",
     "picky": "consumes concurrently; what its listener never takes becomes a dead letter",
+    "outbox": "adds messages to an outbox, in transactions that are committed or rolled back",
+    "relay": "sends the messages of the outbox",
+    "billing": "consumes the messages of the outbox with an idempotent listener",
 }
+SHOP = ("outbox", "relay", "billing")
+"""The clients that use databases."""
 
 FAULTS = {
     "kill": "a server is ended by kill -9, and starts on its files after a while",
@@ -50,10 +60,12 @@ FAULTS = {
     "usage": "the disk of a broker is nearly full for a while: log files are deleted earlier, or messages refused",
     "promote": "a master is killed, an operator promotes its slave, and demotes the old master when that is back",
     "purge": "an operator deletes a topic, removes what is left of it, and creates it again",
+    "locked": "another program has a database locked for a while",
+    "archive": "the archive job archives the store of a broker, or is ended by kill -9 in the middle of that",
 }
 ELECTED = ("lease", "switchover")
 """These come only to groups with an election, in place of other faults."""
-OPERATIONS = ("redrive", "config", "expire", "usage", "promote", "purge")
+OPERATIONS = ("redrive", "config", "expire", "usage", "promote", "purge", "locked", "archive")
 """These come in addition to other faults."""
 FREQUENT = ("kill", "power", "power", "kill", "crash", "eio", "cut")
 """These come more often than others."""
@@ -108,6 +120,20 @@ class Plan:
     """fileReservedTime, of whose hours each takes a second; 0 with log files that are never full."""
     is_always_expiring: bool = False
     """Whether deleteWhen has all hours; else none."""
+
+    @property
+    def topics(self) -> list[str]:
+        more = {ORDERS: self.has_shop, PASSING: any(client.topic == PASSING for client in self.clients)}
+        return ["plain", "ordered", *(topic for topic, is_used in more.items() if is_used)]
+
+    @property
+    def has_shop(self) -> bool:
+        """Whether there are clients that use databases."""
+        return any(client.kind in SHOP for client in self.clients)
+
+    @property
+    def has_archive(self) -> bool:
+        return any(fault.kind == "archive" for fault in self.faults)
 
     @property
     def brokers(self) -> list[str]:
@@ -199,6 +225,12 @@ def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
     plan, more_faults = _with_retention(plan, Random(f"{seed}/retention"), len(faults))
     faults += more_faults
     faults += _promotions(plan, Random(f"{seed}/promotions"), len(faults))
+    orders = Random(f"{seed}/orders")
+    if shop := tuple(_shop(orders)):
+        plan = replace(plan, clients=plan.clients + shop)
+        faults += _shop_faults(plan, shop, orders, len(faults))
+    cuts = [fault for fault in faults if fault.kind == "power"]
+    faults += _archive_jobs(plan, cuts, Random(f"{seed}/archiver"), len(faults))
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
@@ -224,6 +256,42 @@ def _more_clients(chance: Random) -> Iterator[Client]:
         yield Client("picky", 0, "plain", "g-picky")
 
 
+def _shop(chance: Random) -> Iterator[Client]:
+    if chance.random() < 0.15:
+        yield Client("outbox", 0, ORDERS)
+        for kind in ("relay", "billing"):
+            for number in range(chance.choice((1, 2))):
+                yield Client(kind, number, ORDERS, "g-billing" if kind == "billing" else "")
+
+
+def _shop_faults(plan: Plan, shop: tuple[Client, ...], chance: Random, first: int) -> Iterator[Fault]:
+    """Faults of the clients that use databases, in addition to those of other clients."""
+    for number in range(first, first + chance.randrange(2, 9)):
+        kind = chance.choice(("crash", "crash", "crash", "leave", "pause", "cut", "half-cut", "clock", "locked"))
+        at_s, length_s = chance.uniform(2.0, plan.length_s), chance.choice((0.5, 3.0, 20.0)) * chance.uniform(0.5, 1.5)
+        target, other = chance.choice(shop).name, ""
+        if kind in ("cut", "half-cut"):
+            other = chance.choice(plan.servers)
+            if chance.random() < 0.5:
+                target, other = other, target
+        elif kind in ("clock", "locked"):
+            target = "database"
+            length_s = chance.choice((-30.0, -2.0, 2.0, 30.0)) if kind == "clock" else length_s
+        elif kind == "leave":
+            length_s = 0.0
+        yield Fault(at_s, kind, target, other, length_s, number)
+
+
+def _archive_jobs(plan: Plan, cuts: list[Fault], chance: Random, first: int) -> Iterator[Fault]:
+    if chance.random() < 0.15 and not plan.elected:
+        for number in range(first, first + chance.randrange(2, 7)):
+            at_s, target = chance.uniform(5.0, plan.length_s), chance.choice(plan.brokers)
+            if cuts and chance.random() < 0.4:  # what is archived there may not be synced
+                cut = chance.choice(cuts)
+                at_s, target = cut.at_s - chance.uniform(0.0, 0.5), cut.target
+            yield Fault(at_s, "archive", target, number=number)
+
+
 def _operations(plan: Plan, chance: Random, first: int) -> Iterator[Fault]:
     operations = []
     if any(client.kind == "picky" for client in plan.clients):
@@ -242,13 +310,13 @@ def _with_retention(plan: Plan, chance: Random, first: int) -> tuple[Plan, list[
     plan = replace(plan, reserved_s=chance.choice((3, 10, 30)), is_always_expiring=chance.random() < 0.5)
     kinds = ["expire"] * chance.randrange(1, 3) + ["usage"] * chance.randrange(3)
     if plan.reserved_s < 30 and chance.random() < 0.4:
-        clients = Client("producer", 9, "passing"), Client("push", 9, "passing", "g-passing")
+        clients = Client("producer", 9, PASSING), Client("push", 9, PASSING, "g-passing")
         plan = replace(plan, clients=plan.clients + clients)
         kinds.append("purge")
     faults = []
     for number, kind in enumerate(kinds, first):
         at_s = chance.uniform(3.0, plan.length_s / (5 if kind == "purge" else 1))
-        target = "passing" if kind == "purge" else chance.choice(plan.masters if kind == "expire" else plan.brokers)
+        target = PASSING if kind == "purge" else chance.choice(plan.masters if kind == "expire" else plan.brokers)
         length_s = {"usage": chance.uniform(3.0, 20.0), "purge": chance.uniform(20.0, 35.0)}.get(kind, 0.0)
         faults.append(Fault(at_s, kind, target, length_s=length_s, number=number))
     return plan, faults

@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from rucola.admin import AdminClient
 from rucola.broker.broker import Broker
@@ -29,9 +31,13 @@ from simulation.cluster.expiry import Expiry
 from simulation.cluster.growth import sizes
 from simulation.cluster.history import History, Position, group_of
 from simulation.cluster.operators import QUEUES, Operators
-from simulation.cluster.plan import Client, Fault, Plan
+from simulation.cluster.plan import PASSING, Client, Fault, Plan
 from simulation.cluster.world import BROKER_PORT, Server, World, simulated_world
 from simulation.network import SimulatedLoop, current_machine, on_machine
+
+if TYPE_CHECKING:
+    from simulation.cluster.archiver import Archiver
+    from simulation.cluster.shop import Shop
 
 DRAIN_S = 240.0
 """After the last fault, how long at most until everything is delivered."""
@@ -48,7 +54,9 @@ BOUNDED = {
 }
 """What may have more items, and why."""
 LOOK_S = 5.0
-TOPICS = ("plain", "ordered", "passing")
+MOST_JOB_CALLS = 45_000
+"""Calls of functions after which an archive job may be ended; most jobs need fewer."""
+CONSUMERS = ("push", "orderly", "broadcast", "pop", "pull", "picky", "billing")
 SETTINGS = {
     "transactionCheckInterval": ("2000", "9000"),
     "slaveTimeout": ("500", "5000"),
@@ -104,6 +112,9 @@ class Run:
             world.watches |= {"expire": self.expiry.expire, "delete_queue": self.expiry.delete_queue}
         if self.has_role_changes:
             world.watches["begin"] = self.operators.on_master
+        self.archiver: Archiver | None = None
+        self.shop: Shop | None = None
+        """The databases of a run that has such clients."""
 
     def count(self, operation: str) -> None:
         """Count an operation, and its pairs with the faults that last."""
@@ -137,7 +148,12 @@ class Run:
         elif task.exception() is not None:
             raise task.exception()  # type: ignore[misc]
         self.loop.end(machine.process)
-        self.history.ended(machine.process)
+        self._ended(machine.process)
+
+    def _ended(self, process: str) -> None:
+        self.history.ended(process)
+        if self.shop is not None:
+            self.shop.ended(process)
 
     # The run.
 
@@ -170,16 +186,18 @@ class Run:
         for name, server in world.servers.items():
             self._check_sizes(name, server.server)
         self._read_logs()  # until its end a client may have read what came after everything was delivered
+        if self.shop is not None:
+            self.history.broken += self.shop.check()
         self.last_masters = {name: master for name in world.servers if (master := self.master_of(name)) is not None}
         await self._stop_servers()
+        if self.archiver is not None:
+            self._archive_all(self.archiver)
 
     async def _create_topics(self) -> None:
         async with AdminClient(self.world.namesrv) as admin:
             for number in range(self.plan.groups):
-                for topic in ("plain", "ordered"):
-                    await self._create(admin, number, topic, self.plan.queues)
-                if any(client.topic == "passing" for client in self.plan.clients):
-                    await self._create(admin, number, "passing", QUEUES)
+                for topic in self.plan.topics:
+                    await self._create(admin, number, topic, QUEUES if topic == PASSING else self.plan.queues)
 
     async def _create(self, admin: AdminClient, number: int, topic: str, queues: int) -> None:
         config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
@@ -251,14 +269,14 @@ class Run:
         if len(self._masters()) < self.plan.groups:
             waiting.append("a group has no master")
         for group, topic in dict.fromkeys((client.group, client.topic) for client in self.plan.clients if client.group):
-            is_consumer = any(
-                client.group == group and client.kind in ("push", "orderly", "broadcast", "pop", "pull", "picky")
-                for client in self.plan.clients
-            )
+            is_consumer = any(client.group == group and client.kind in CONSUMERS for client in self.plan.clients)
             missing = history.missing(group, topic) if is_consumer else []
             if missing:
                 waiting.append(f"group {group} has not got {len(missing)} messages of {topic}, such as {missing[0]}")
         bodies = {*history.ever().values(), *history.gone}
+        if self.shop is not None:
+            waiting += self.shop.waiting()
+        bodies = set(history.log.values())
         for sent in history.sent.values():
             if sent.acked_s is None or sent.body in bodies or history.may_be_lost(sent):
                 continue
@@ -304,7 +322,7 @@ class Run:
             if broker.parts is None:
                 continue
             store = broker.parts.storage.store
-            for topic in TOPICS:
+            for topic in self.plan.topics:
                 for queue_id in range(64):
                     self._read_queue(store, (topic, broker.config.broker_name, queue_id), log)
             self._read_queue(store, ("%DLQ%g-picky", broker.config.broker_name, 0), dead)
@@ -349,6 +367,8 @@ class Run:
             "usage": self.operators.use_disk,
             "promote": self.operators.promote,
             "purge": self.operators.purge,
+            "locked": self._lock_databases,
+            "archive": self._archive,
         }
         self.transcript.add("FAULT", str(fault))
         self.counts[f"fault {fault.kind}"] += 1
@@ -411,7 +431,7 @@ class Run:
             async with machine.busy:
                 process = machine.process
                 machine.end()
-                self.history.ended(process)
+                self._ended(process)
                 await asyncio.sleep(fault.length_s)
                 self.start_client(client)
 
@@ -517,6 +537,33 @@ class Run:
             except MQError as error:
                 self.transcript.add("operator", f"cannot set {key} at {address}: {error}")
 
+    async def _lock_databases(self, fault: Fault, chance: Random) -> None:
+        if self.shop is not None:  # else the plan was made smaller
+            await self.shop.lock(fault.length_s)
+
+    async def _archive(self, fault: Fault, chance: Random) -> None:
+        server = self.world.servers[fault.target]
+        last_call = chance.choice((0, chance.randrange(1, MOST_JOB_CALLS)))
+        is_compacting = chance.random() < 0.2
+        assert self.archiver is not None
+        if is_compacting:
+            self._archived(self.archiver.compact(last_call))
+        elif server.process and isinstance(server.server, Broker) and server.server.parts is not None:
+            self._archived(self.archiver.archive(fault.target, server.directory, last_call))
+
+    def _archived(self, said: str) -> None:
+        self.transcript.add("archiver", said.replace(str(self.world.root), ""))
+
+    def _archive_all(self, archiver: Archiver) -> None:
+        """Archive what is left, and look at the table."""
+        stores = {name: self.world.servers[name].directory for name in self.plan.brokers}
+        for name, store in stores.items():
+            self._archived(archiver.archive(name, store))
+        cut = {group_of(broker) for broker, _ in self.history.power_cuts}
+        wrong = sorted(name for name in archiver.refused if group_of(name) not in cut)
+        self.history.broken += [f"archive: the log of {name} is not archived any more" for name in wrong]
+        self.history.broken += archiver.check(stores)
+
     async def _end_leases(self, fault: Fault, chance: Random) -> None:
         etcd = self.world.servers["etcd"]
         if isinstance(etcd.server, Etcd) and etcd.process:
@@ -561,8 +608,16 @@ def simulate(plan: Plan, root: Path, *, log_level: int = logging.WARNING) -> Out
     """Run a plan. `root` must not exist, and is removed at the end."""
     began_s = time.process_time()
     logger = logging.getLogger("rucola")
-    with simulated_world(plan, root) as world:
+    with simulated_world(plan, root) as world, pytest.MonkeyPatch.context() as patch:
         run = Run(world)
+        if plan.has_shop:
+            from simulation.cluster.shop import Shop
+
+            run.shop = Shop(run, patch)
+        if plan.has_archive:
+            from simulation.cluster.archiver import Archiver
+
+            run.archiver = Archiver(root / "lake", plan.seed)
         handler = _Log(world, log_level)
         logger.addHandler(handler)
         logger.setLevel(log_level)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from simulation.cluster.plan import Plan
+from simulation.cluster.plan import SHOP, Plan
 from simulation.cluster.run import Outcome, simulate
 
 MOST_S = 60
@@ -51,11 +51,28 @@ def _directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None))
 
 
+def _loaded(plan: Plan) -> Plan:
+    """Import what only some plans need, before runs are forked; return the plan without what is not installed."""
+    try:
+        if plan.has_shop:
+            import simulation.cluster.shop
+    except ModuleNotFoundError as error:
+        print(f"seed {plan.seed} runs without databases: {error}", file=sys.stderr)
+        plan = replace(plan, clients=tuple(client for client in plan.clients if client.kind not in SHOP))
+    try:
+        if plan.has_archive:
+            import simulation.cluster.archiver  # noqa: F401
+    except ModuleNotFoundError as error:
+        print(f"seed {plan.seed} runs without the archive job: {error}", file=sys.stderr)
+        plan = replace(plan, faults=tuple(fault for fault in plan.faults if fault.kind != "archive"))
+    return plan
+
+
 class _Child:
     """A process with one run; its outcome comes through a pipe."""
 
     def __init__(self, plan: Plan, prepare: Callable[[], object]) -> None:
-        self.plan = plan
+        self.plan = plan = _loaded(plan)
         self._root = _directory()
         self._root.rmdir()
         self.pipe, writing = os.pipe()
