@@ -222,15 +222,17 @@ def draw(seed: int, length_s: float = LENGTH_S) -> Plan:
     plan = replace(plan, clients=tuple(clients))
     faults = [*_faults(plan, Random(f"{seed}/faults"))]
     faults += _operations(plan, Random(f"{seed}/operations"), len(faults))
-    plan, more_faults = _with_retention(plan, Random(f"{seed}/retention"), len(faults))
-    faults += more_faults
-    faults += _promotions(plan, Random(f"{seed}/promotions"), len(faults))
     orders = Random(f"{seed}/orders")
     if shop := tuple(_shop(orders)):
         plan = replace(plan, clients=plan.clients + shop)
         faults += _shop_faults(plan, shop, orders, len(faults))
     cuts = [fault for fault in faults if fault.kind == "power"]
-    faults += _archive_jobs(plan, cuts, Random(f"{seed}/archiver"), len(faults))
+    jobs = _archive_jobs(plan, cuts, Random(f"{seed}/archiver"), len(faults))
+    faults += jobs
+    if not shop and not jobs:
+        plan, more_faults = _with_retention(plan, Random(f"{seed}/retention"), len(faults))
+        faults += more_faults
+        faults += _promotions(plan, Random(f"{seed}/promotions"), len(faults))
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 

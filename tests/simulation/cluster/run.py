@@ -273,10 +273,9 @@ class Run:
             missing = history.missing(group, topic) if is_consumer else []
             if missing:
                 waiting.append(f"group {group} has not got {len(missing)} messages of {topic}, such as {missing[0]}")
-        bodies = {*history.ever().values(), *history.gone}
         if self.shop is not None:
             waiting += self.shop.waiting()
-        bodies = set(history.log.values())
+        bodies = {*history.ever().values(), *history.gone}
         for sent in history.sent.values():
             if sent.acked_s is None or sent.body in bodies or history.may_be_lost(sent):
                 continue
