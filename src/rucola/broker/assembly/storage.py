@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from rucola.broker.assembly.environment import BrokerEnvironment
@@ -87,7 +88,10 @@ class Storage:
         """Measure the disks, then schedule flush, checkpoint and retention (callables: see `RetentionTask`)."""
         config = self._environment.store_config
         clock, probe_disk = self._environment.clock, self._environment.probe_disk
-        retention = RetentionTask(config, self.store, clock, probe_disk, prepare_delete, delete_unused_queues)
+        checkpoint = partial(self.group_commit.checkpoint, None)
+        retention = RetentionTask(
+            config, self.store, clock, probe_disk, prepare_delete, checkpoint, delete_unused_queues
+        )
         await retention.check_disks()
         scheduler.every(config.flush_interval_commit_log, "flush", self.group_commit.start_flush)
         scheduler.every(CHECKPOINT_INTERVAL_MS, "checkpoint", self.group_commit.checkpoint)

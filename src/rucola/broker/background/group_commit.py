@@ -149,10 +149,10 @@ class GroupCommit:
             self._idle.clear()
             self._begin_at_iteration_end(0, 0)
 
-    async def checkpoint(self) -> None:
-        """Flush log, index and QUEUES_PER_CHECKPOINT queues at most, then write the checkpoint; flushes may run."""
+    async def checkpoint(self, max_queues: int | None = QUEUES_PER_CHECKPOINT) -> None:
+        """Flush log, index and `max_queues` queues at most, then write the checkpoint; flushes may run."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, QUEUES_PER_CHECKPOINT)
+        await loop.run_in_executor(self._checkpoint_thread, self._store.checkpoint, max_queues)
 
     async def stop(self) -> None:
         """Wait for the running flush and checkpoint, then end both threads without blocking the loop."""

@@ -44,6 +44,8 @@ class RetentionTask:
     """Applies the retention of one store. All methods must be called in its event loop.
 
     `prepare_delete` moves messages out of the file to delete; if it returns False, no file is deleted in this round.
+    `checkpoint` makes all queues durable before that: after a power failure, a queue that lacks units of deleted
+    records would not continue with the log.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RetentionTask:
         clock: Callable[[], int],
         probe_disk: DiskUsageProbe,
         prepare_delete: Callable[[], Awaitable[bool]],
+        checkpoint: Callable[[], Awaitable[None]],
         delete_unused_queues: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
@@ -60,6 +63,7 @@ class RetentionTask:
         self._clock = clock
         self._probe_disk = probe_disk
         self._prepare_delete = prepare_delete
+        self._checkpoint = checkpoint
         self._delete_unused_queues = delete_unused_queues
         self._cleaned_begin = -1
         """The log start offset at the last deletion of queues."""
@@ -84,8 +88,10 @@ class RetentionTask:
         while True:
             now_ms = self._clock()
             is_due = self._store.will_expire(now_ms)
-            if is_due and not await self._prepare_delete():
-                return
+            if is_due:
+                if not await self._prepare_delete():
+                    return
+                await self._checkpoint()
             if not self._store.expire(now_ms, is_due=is_due):
                 return
             await in_thread(self._store.delete_expired)
