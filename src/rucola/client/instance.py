@@ -26,7 +26,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -244,10 +244,21 @@ class ClientInstance(Lifecycle):
         or_slave: bool = False,
     ) -> RemotingCommand:
         """Return the response of the queue's master, regardless of its code; for `or_slave` see `master_address`."""
+        return (await self.invoke_master_all(queue, [command], timeout_ms, or_slave=or_slave))[0]
+
+    async def invoke_master_all(
+        self,
+        queue: MessageQueue,
+        commands: Sequence[RemotingCommand],
+        timeout_ms: float = REQUEST_TIMEOUT_MS,
+        *,
+        or_slave: bool = False,
+    ) -> list[RemotingCommand]:
+        """`invoke_master` for requests that are sent in one write, within one timeout."""
         deadline = Deadline(timeout_ms)
         try:
             address = await self.master_address(queue, timeout_ms, or_slave=or_slave)
-            return await self.remoting.invoke(address, command, deadline.left_ms)
+            return await self.remoting.invoke_all(address, commands, deadline.left_ms)
         except UNREACHABLE:
             self.refresh_route_soon(queue.topic)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,14 +57,21 @@ class RemotingClient:
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS
     ) -> RemotingCommand:
         """Send a request and return its response, with any code. RemotingConnectError, RemotingTimeout."""
+        return (await self.invoke_all(address, [command], timeout_ms))[0]
+
+    async def invoke_all(
+        self, address: str, commands: Sequence[RemotingCommand], timeout_ms: float = REQUEST_TIMEOUT_MS
+    ) -> list[RemotingCommand]:
+        """`invoke` for requests that are sent in one write, within one timeout."""
         deadline = Deadline(timeout_ms)
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
             connection = await self.connect(address, timeout_ms)
-        answer = await connection.request(command, deadline)
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            answer.remark = misdirected(command.code, address) or answer.remark
-        return answer
+        answers = await connection.request_all(commands, deadline)
+        for command, answer in zip(commands, answers, strict=True):
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                answer.remark = misdirected(command.code, address) or answer.remark
+        return answers
 
     async def invoke_ok(
         self, address: str, command: RemotingCommand, timeout_ms: float = REQUEST_TIMEOUT_MS

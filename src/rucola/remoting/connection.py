@@ -230,20 +230,30 @@ class Connection(asyncio.BufferedProtocol):
 
     async def request(self, command: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """Send a request, not after the deadline, and return its response. RemotingTimeout, RemotingConnectError."""
+        return (await self.request_all([command], deadline))[0]
+
+    async def request_all(self, commands: Sequence[RemotingCommand], deadline: Deadline) -> list[RemotingCommand]:
+        """Send requests in one write, and return their responses. Errors as `request`, if any of them fails."""
+        name = name_of(commands[0].code)
         if not (waited_ms := deadline.left_ms):
-            raise RemotingTimeout(f"no time was left to send {name_of(command.code)} to {self.peer}", subject=self.peer)
-        answer = self.post(command)
+            raise RemotingTimeout(f"no time was left to send {name} to {self.peer}", subject=self.peer)
+        if len(commands) > 1:
+            self.send_at_iteration_end(b"")  # what is posted follows it
+        answers = [self.post(command) for command in commands]
+        if len(commands) > 1:
+            self._write_outgoing()
         try:
             async with deadline.scope():
-                return await answer
+                return [await answers[0]] if len(answers) == 1 else await asyncio.gather(*answers)
         except TimeoutError:
-            self.timed_out(command, waited_ms)
+            for command in commands:
+                self.timed_out(command, waited_ms)
             raise RemotingTimeout(
-                f"{self.peer} sent no response to {name_of(command.code)} within {deadline.timeout_ms:.0f} ms",
-                subject=self.peer,
+                f"{self.peer} sent no response to {name} within {deadline.timeout_ms:.0f} ms", subject=self.peer
             ) from None
         finally:
-            self._in_flight.pop(command.opaque, None)
+            for command in commands:
+                self._in_flight.pop(command.opaque, None)
 
     def post(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Return a future of the response or RemotingConnectError. To stop waiting, call `forget` or `timed_out`."""

@@ -10,11 +10,8 @@ same messages again; a broker with more messages gets several receives at a time
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import uuid
-from collections.abc import Sequence
-from typing import cast
 
 from rucola.client.clock import now_ms, precise_monotonic_ms
 from rucola.client.consumer.acknowledgements import Acknowledgements
@@ -88,7 +85,13 @@ class PopFetcher(Fetcher):
             wait_ms = SUSPEND_MS if count == 1 else 0
             headers = [self._header(subscription, size, wait_ms, attempt_id) for attempt_id in attempts[:count]]
             assigned.pulled_ms, begin_ms = now_ms(), precise_monotonic_ms()
-            outcomes = await self._receive(assigned, headers)
+            self._receiving.add(assigned)
+            try:
+                outcomes = await self._requests.pop(assigned.queue.broker_name, headers)
+            except MQError as error:
+                outcomes = [error] * count
+            finally:
+                self._receiving.discard(assigned)
             received = [one for one in outcomes if isinstance(one, Received)]
             if assigned.is_revoked:
                 for one in received:
@@ -103,25 +106,9 @@ class PopFetcher(Fetcher):
             # A receive that failed may have taken messages, which its attempt id gets again.
             failed = [one for one in zip(attempts, outcomes, strict=False) if isinstance(one[1], MQError)]
             attempts = [attempt_id for attempt_id, _ in failed] + attempts[count:]
-            for _, error in failed[:1]:
-                assert isinstance(error, MQError)
-                await self._failed(assigned, error)
-
-    async def _receive(
-        self, assigned: AssignedQueue, headers: Sequence[PopMessageRequestHeader]
-    ) -> list[Received | MQError]:
-        """Send receives together; return what each has received, or why it failed."""
-        self._receiving.add(assigned)
-        try:
-            outcomes = await asyncio.gather(
-                *[self._requests.pop(assigned.queue.broker_name, header) for header in headers], return_exceptions=True
-            )
-        finally:
-            self._receiving.discard(assigned)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, MQError):
-                raise outcome
-        return cast("list[Received | MQError]", outcomes)
+            for _, failure in failed[:1]:
+                assert isinstance(failure, MQError)
+                await self._failed(assigned, failure)
 
     def _add(
         self,

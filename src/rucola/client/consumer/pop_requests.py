@@ -11,7 +11,7 @@ from rucola.client.clock import precise_monotonic_ms
 from rucola.client.consumer.decoding import decoded
 from rucola.client.instance import ClientInstance
 from rucola.domain.queue import MessageQueue
-from rucola.errors import BrokerError, ConfigError
+from rucola.errors import BrokerError, ConfigError, MQError
 from rucola.message import MessageExt, properties
 from rucola.protocol.body import encode_body
 from rucola.protocol.codes import RequestCode, ResponseCode
@@ -67,12 +67,24 @@ class PopRequests:
         self._group = group
         self._instance = instance
 
-    async def pop(self, broker: str, header: PopMessageRequestHeader) -> Received:
-        """Return messages, with those that each is held with; none after `poll_time`. BrokerError, RemotingError."""
-        request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
-        queue = MessageQueue(header.topic, broker, 0)
-        timeout_ms = REQUEST_TIMEOUT_MS + header.poll_time
-        response = await self._instance.invoke_master(queue, request, timeout_ms)
+    async def pop(self, broker: str, headers: Sequence[PopMessageRequestHeader]) -> list[Received | MQError]:
+        """Send receives of one topic together; return what each has received, nothing after `poll_time`, or its error.
+
+        RemotingError if the broker does not answer them.
+        """
+        requests = [RemotingCommand.request(RequestCode.POP_MESSAGE, header) for header in headers]
+        queue = MessageQueue(headers[0].topic, broker, 0)
+        timeout_ms = REQUEST_TIMEOUT_MS + max(header.poll_time for header in headers)
+        responses = await self._instance.invoke_master_all(queue, requests, timeout_ms)
+        outcomes: list[Received | MQError] = []
+        for header, response in zip(headers, responses, strict=True):
+            try:
+                outcomes.append(await self._received(broker, header, response))
+            except MQError as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def _received(self, broker: str, header: PopMessageRequestHeader, response: RemotingCommand) -> Received:
         if response.code in _NOTHING:
             return Received([], [])
         _check(response, broker)

@@ -27,6 +27,7 @@ from rucola.client.consumer.pop_requests import MAX_ACKED, PopRequests, held_by_
 from rucola.client.group_client import GroupClient
 from rucola.client.instance import ClientInstance
 from rucola.domain.subscription import SUB_ALL
+from rucola.errors import MQError
 from rucola.message import MessageExt, properties
 from rucola.message.topics import check_tags, check_topic
 from rucola.protocol.pop import BEGIN_AT_END, PopMessageRequestHeader, add_handle
@@ -120,7 +121,9 @@ class SimpleConsumer(GroupClient):
                 left_ms = max(0, deadline_ms - monotonic_ms())
                 turn_ms = left_ms if len(brokers) == 1 else min(left_ms, TURN_MS)
                 header.poll_time = int(turn_ms) if is_waiting else 0
-                received = await self._requests.pop(broker, header)
+                (received,) = await self._requests.pop(broker, [header])
+                if isinstance(received, MQError):
+                    raise received
                 for message, held in zip(received.messages, received.held, strict=True):
                     add_handle(message, held.handle)
                 if received.messages:
