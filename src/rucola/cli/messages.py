@@ -23,7 +23,6 @@ from rucola.cli.output import LAYOUT, printable
 from rucola.client import ConsumeFromWhere, Message, MessageExt, MessageQueue, Producer, PullConsumer, PushConsumer
 from rucola.client.instance import UNREACHABLE
 from rucola.errors import InvalidMessage
-from rucola.message.topics import check_topic
 from rucola.name_server_addresses import DEFAULT_NAMESRV
 
 MAX_LINE: Final = 16 * 1024 * 1024
@@ -89,7 +88,6 @@ def produce(
       rucola produce Photos -p @photo.jpg -H camera=7
       rucola consume Orders --from-beginning --no-follow --json | rucola produce Copies --json
     """
-    check_topic(topic)
     if body == "":
         raise click.UsageError("-p is empty, and no broker accepts an empty body")
     if body is not None and as_json:
@@ -108,13 +106,16 @@ def produce(
         return Message(topic, content, tags or one.tags, keys or one.keys, given)
 
     lines = _lines(sys.stdin.buffer) if body is None else _once(_content(body))
-    asyncio.run(_produce(namesrv, lines, message_of_json if as_json else message))
+    asyncio.run(_produce(namesrv, topic, lines, message_of_json if as_json else message))
 
 
-async def _produce(namesrv: str, chunks: AsyncIterator[list[bytes]], message: Callable[[bytes], Message]) -> None:
+async def _produce(
+    namesrv: str, topic: str, chunks: AsyncIterator[list[bytes]], message: Callable[[bytes], Message]
+) -> None:
     sent = number = empty = 0
     try:
         async with Producer(TOOLS_PRODUCER, namesrv, linger_ms=LINGER_MS) as producer:
+            await producer.queues(topic)  # a bad name, or no name server, is an error before anything is read
             async for chunk in chunks:
                 messages = []
                 for line in chunk:
