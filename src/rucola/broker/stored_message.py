@@ -32,7 +32,8 @@ def decoded(record: bytes | None, physical_offset: int) -> MessageExt:
 
 def is_another(message: MessageExt, msg_id: str | None) -> bool:
     """Return whether an id from a client is of another message. Clients that do not know it send any text, or none."""
-    return msg_id is not None and is_id(msg_id) and msg_id not in (message.unique_key, message.offset_msg_id)
+    own = message.unique_key
+    return own is not None and msg_id not in (None, own, message.offset_msg_id) and is_id(msg_id)
 
 
 def renewed(message: MessageExt) -> MessageInner:
