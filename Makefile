@@ -41,11 +41,11 @@ setup: $(STAMP) $(VENV)/.speed ## make .venv with the locked dependencies and fi
 demo: setup ## send a year of flights through all parts; ARGS="--flights 20000" for a short run
 	@$(VENV)/bin/rucola demo $(ARGS)
 
-# Modules run in the order of their names, so that short ones are last; the tests of a module share servers and a JVM, which
-# need a core for each worker. When a worker crashes, as with a test that hangs (faulthandler_timeout), the run ends and names
-# the test: xdist would wait for ever, or repeat it in worker after worker.
-WORKERS := --dist loadfile --max-worker-restart 0
-PARALLEL := -n auto --maxprocesses 4 --no-loadscope-reorder $(WORKERS)
+# Modules run in the order of their names, so that short ones are last; the tests of a module share servers and a JVM. Tests
+# without Spark wait for half of their time, so there is one worker more than cores. When a worker crashes, as with a test that
+# hangs (faulthandler_timeout), the run ends and names the test: xdist would wait for ever, or repeat it in worker after worker.
+WORKERS := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --max-worker-restart 0
+PARALLEL := --maxprocesses 4 --no-loadscope-reorder $(WORKERS)
 
 # The areas are the whole suite, each test once (tests/test_house.py). The times are those of two cores.
 TESTS :=
@@ -73,7 +73,7 @@ test-e2e: ## clients of others, in JavaScript, C++ and Python: 1.5 minutes
 test-e2e: TESTS := tests/e2e
 
 .PHONY: test $(AREAS)
-test: ## run all tests, modules in parallel: 30 minutes; ARGS="tests/store -x" selects some
+test: ## run all tests, modules in parallel: 33 minutes; ARGS="tests/store -x" selects some
 test $(AREAS): setup
 	@.ci/setup node
 	@.ci/setup browser
@@ -82,13 +82,10 @@ test $(AREAS): setup
 	@.ci/setup prometheus
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
-# The markers are described in pyproject.toml; tests/conftest.py sets `external`, and has the profile of hypothesis. These
-# tests wait for a part of their time, so one worker more than cores: 76 s instead of 102 on two cores.
-QUICK := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-
+# The markers are described in pyproject.toml; tests/conftest.py sets `external`, and has the profile of hypothesis.
 .PHONY: quick
 quick: lint ## lint, and on all cores every test that takes neither Spark, another server nor long: about a minute
-	@$(VENV)/bin/python -m pytest $(QUICK) $(WORKERS) -m "not spark and not external and not slow" --hypothesis-profile quick $(ARGS)
+	@$(VENV)/bin/python -m pytest $(WORKERS) -m "not spark and not external and not slow" --hypothesis-profile quick $(ARGS)
 
 # Versions that are not at hand are named and left out. PYTHONS=/path/to/python:/another adds interpreters.
 .PHONY: pythons
