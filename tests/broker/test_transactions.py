@@ -459,24 +459,32 @@ async def test_an_open_half_message_outlives_its_log_file(tmp_path: Path, outcom
         assert (b"open" in found) == (outcome == COMMIT)
 
 
-async def test_a_commit_without_its_op_message_outlives_its_log_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with transaction_store(tmp_path / "before") as here:
-        half, other = here.prepare(T0, b"body", UNIQ_KEY="U"), here.prepare(T0, b"other", UNIQ_KEY="V")
+def crashed_after_a_commit(
+    path: Path, monkeypatch: pytest.MonkeyPatch, **pairs: str
+) -> tuple[TransactionStore, PutResult, PutResult]:
+    """Return the store after a crash that took the op message of the first of two half messages, and these."""
+    with transaction_store(path / "before") as here:
+        half = here.prepare(T0, b"body", UNIQ_KEY="U", **pairs)
+        other = here.prepare(T0, b"other", UNIQ_KEY="V", **pairs)
         failed = PutResult(PutMessageStatus.UNKNOWN_ERROR)
         monkeypatch.setattr(here.transactions, "_put_op", lambda *place, **kind: failed)
         assert here.end(half, COMMIT) is None
-        crashed = stores.crashed_copy(here.store, tmp_path / "after")
+        crashed = stores.crashed_copy(here.store, path / "after")
     crashed.open(T0)
-    here = TransactionStore(crashed)
+    return TransactionStore(crashed), half, other
+
+
+async def test_a_commit_without_its_op_message_outlives_its_log_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _, other = crashed_after_a_commit(tmp_path, monkeypatch)
     while here.store.max_physical_offset < 8192:
         here.store.put(stores.inner(body=bytes(1000)), T0)
     assert await roll(here.store, [here.transactions], lambda: T0 + 1)
     stores.force_deletion(here.store)
     assert here.store.min_physical_offset > other.physical_offset
     assert [checked_body(question) for question in here.check(T0 + 1_000_000)] == [b"other"]
-    crashed.close()
+    here.store.close()
     assert check(tmp_path / "after") == []
 
 
@@ -639,21 +647,13 @@ def test_a_crash_before_progress_was_written_loses_no_end(tmp_path: Path) -> Non
 def test_a_power_failure_between_a_commit_and_its_op_message_delivers_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: dict[str, str], is_checked: bool
 ) -> None:
-    with transaction_store(tmp_path / "before") as here:
-        half = here.prepare(T0, b"body", UNIQ_KEY="U", **delay)
-        other = here.prepare(T0, b"other", UNIQ_KEY="V", **delay)
-        failed = PutResult(PutMessageStatus.UNKNOWN_ERROR)
-        monkeypatch.setattr(here.transactions, "_put_op", lambda *place, **kind: failed)
-        assert here.end(half, COMMIT) is None
-        crashed = stores.crashed_copy(here.store, tmp_path / "after")
-    crashed.open(T0)
-    here = TransactionStore(crashed)
+    here, half, other = crashed_after_a_commit(tmp_path, monkeypatch, **delay)
     ends = here.check(T0 + TIMEOUT_MS) if is_checked else [half, other]
     for each in (*ends, *ends):
         assert here.end(each, COMMIT) is None
     assert here.bodies(SCHEDULE_TOPIC if delay else "T") == [b"body", b"other"]
     assert len(here.messages(TRANS_OP_HALF_TOPIC)) == 2
-    crashed.close()
+    here.store.close()
     assert check(tmp_path / "after") == []
 
 
